@@ -1,0 +1,45 @@
+// One error regime: exceptions, rooted at Error. Each class is a Python class of the same name (dcoll.DcollError for
+// Error), made in bind/errors.cc. A message says what was got, what is allowed and what to do.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace dcoll {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The caller passed something that can never work (bad root, average of bool). Nothing was sent; the job goes on.
+class ArgumentError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Ranks called different collectives. Found before any data moved; raised on every rank; the job can go on.
+class MismatchError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A deadline passed; the message names the ranks waited for. The communicator has failed.
+class TimeoutError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A peer died, closed its communicator, or reported a failure. The communicator has failed.
+class PeerError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The medium failed (MPI error, mmap, socket), or a message broke the protocol. The communicator has failed.
+class TransportError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace dcoll

@@ -1,0 +1,60 @@
+// The vocabulary every layer shares: element types, reduction operators, and the sizes that follow from them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace dcoll {
+
+// Values are part of the Python boundary (dcoll/_C.pyi) and of the fingerprint ranks compare: append, never renumber.
+enum class DType : uint8_t {
+  kFloat16 = 0,
+  kBFloat16 = 1,
+  kFloat32 = 2,
+  kFloat64 = 3,
+  kInt8 = 4,
+  kUInt8 = 5,
+  kInt32 = 6,
+  kInt64 = 7,
+  kBool = 8,
+};
+inline constexpr int kNumDTypes = 9;
+
+// Average is a sum whose last reduction is scaled by 1/size; it is not a separate kernel.
+enum class ReduceOp : uint8_t {
+  kSum = 0,
+  kAverage = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+};
+inline constexpr int kNumReduceOps = 5;
+
+constexpr size_t dtype_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kFloat64:
+    case DType::kInt64:
+      return 8;
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kBool:
+      return 1;
+  }
+  return 0;  // unreachable: every enumerator is handled above, and -Wswitch keeps it so
+}
+
+constexpr bool is_floating(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;
+}
+
+std::string_view dtype_name(DType dtype);
+std::string_view op_name(ReduceOp op);
+
+}  // namespace dcoll

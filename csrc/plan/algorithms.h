@@ -1,0 +1,42 @@
+// Every algorithm of the library: pure functions (number of ranks, rank) -> Schedule. One file per algorithm family.
+// Peers are ranks of the communicator. All builders work for every n >= 1 up to 65,535.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "plan/schedule.h"
+
+namespace dcoll::plan {
+
+// What the collective promises, so that verify() knows what to check.
+//   kAllReduce      in: C chunks, out: C chunks; out[c] = reduction over ranks of in[c], on every rank
+//   kReduceScatter  in: k*n chunks, out: k chunks on each rank; out[j] on rank r = reduction of in[r*k + j]
+//   kAllGather      in: k chunks, out: n*k chunks; out[r*k + j] = rank r's in[j]
+//   kBroadcast      in, out: C chunks (in is read on the root only); out = root's in
+//   kAllToAll       in: n chunks, out: n chunks; out[s] on rank r = rank s's in[r]
+enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kAllToAll };
+
+Schedule ring_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels = 1);        // ring.cc
+Schedule ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t num_channels = 1);    // ring.cc
+Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels = 1);        // ring.cc
+Schedule tree_all_reduce(uint32_t n, uint32_t rank);                                   // tree.cc: double binary tree
+Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root);                     // tree.cc
+Schedule direct_all_reduce(uint32_t n, uint32_t rank);                                 // direct.cc: rank-order reduction
+Schedule pairwise_all_to_all(uint32_t n, uint32_t rank);                               // pairwise.cc
+
+// The registry: what DCOLL_ALGO and algo= accept, with the reason each exists.
+struct Algorithm {
+  Collective collective;
+  std::string_view name;    // "ring", "tree", "direct", "pairwise"
+  std::string_view reason;  // one line
+  Schedule (*build)(uint32_t n, uint32_t rank, uint32_t root);  // root is ignored where there is none
+};
+std::span<const Algorithm> algorithms();
+const Algorithm* find_algorithm(Collective collective, std::string_view name);  // nullptr when unknown
+// The names for a collective, "ring, tree, direct", for error messages.
+std::string algorithm_names(Collective collective);
+
+}  // namespace dcoll::plan

@@ -1,0 +1,79 @@
+// How slices move between ranks. One implementation per medium: mapped memory (mapped.h; ranks as threads in local.h,
+// processes of a node in shm.h) and MPI messages (mpi.h). Router (router.h) picks one per peer.
+//
+// Contract
+//   - Messages are FIFO per (sender, receiver, channel). Channels 0 .. kMaxChannels-1 carry schedules.
+//   - A message is at most max_message_bytes() long and never empty.
+//   - post_* never block. All calls of one Transport are made under the owner's lock: no implementation locks for itself.
+//   - post_send: the transport may read `data` until sent(peer, channel) has counted that message; only then may the
+//     memory be written or freed. Sends on one (peer, channel) complete in order.
+//   - acquire_send/commit_send: the caller composes the message in the transport's own memory (one at a time per
+//     (peer, channel)); nothing of the caller's is pinned.
+//   - post_recv states the exact length of the next message; front() returns the oldest posted receive's bytes once they
+//     have all arrived, and pop() lets go of them. Bytes received into transport memory are valid until pop().
+//   - Memory order: whatever a rank wrote before post_send/commit_send is visible to the receiver after front() returned
+//     that message (release/acquire for mapped memory, MPI's own guarantee elsewhere).
+//   - Errors throw TransportError or PeerError naming the peer.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace dcoll {
+
+inline constexpr int kMaxChannels = 8;
+// Channel used by the engine's own handshakes and small exchanges, never by schedules.
+inline constexpr int kControlChannel = kMaxChannels;
+inline constexpr int kAllChannels = kMaxChannels + 1;
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const char* name() const = 0;  // "local", "shm", "mpi"
+  // The longest message this transport carries; the engine's slices are no longer than the least over all peers and ranks.
+  virtual size_t max_message_bytes() const = 0;
+
+  // False when there is no room now; nothing happened, try again later.
+  virtual bool post_send(int peer, int channel, const void* data, size_t bytes) = 0;
+  // Room for a message of `bytes` in the transport's memory, or nullptr when there is none now. Calling again before
+  // commit_send returns the same room.
+  virtual std::byte* acquire_send(int peer, int channel, size_t bytes) = 0;
+  virtual void commit_send(int peer, int channel) = 0;
+  // Messages ever posted or committed to (peer, channel), and how many of them no longer need the caller's memory.
+  virtual uint64_t posted(int peer, int channel) const = 0;
+  virtual uint64_t sent(int peer, int channel) = 0;
+
+  // False when too many receives are posted already. dst == nullptr: keep the bytes in the transport's memory.
+  virtual bool post_recv(int peer, int channel, void* dst, size_t bytes) = 0;
+  // The oldest posted receive's bytes (dst, if one was given), or nullptr while they have not all arrived.
+  virtual const std::byte* front(int peer, int channel) = 0;
+  virtual void pop(int peer, int channel) = 0;
+
+  // Moves things along where the medium needs it (MPI). Cheap when there is nothing to do.
+  virtual void progress() = 0;
+
+  // Sleeping. prepare_wait() returns a ticket; if the caller then finds nothing to do it calls wait(ticket, limit), which
+  // returns when any peer acted towards this rank after the ticket was drawn, or `limit` passed, or wake() was called
+  // (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
+  virtual uint32_t prepare_wait() = 0;
+  virtual void wait(uint32_t ticket, std::chrono::microseconds limit) = 0;
+  // Ends a wait() of this rank's from another thread of this process. Needs no lock.
+  virtual void wake() = 0;
+
+  // Throws PeerError if a peer is known to be gone (its process ended, its socket closed). Called rarely (~10 times/s
+  // while waiting).
+  virtual void check_peers() = 0;
+
+  // Failure notices: the first cause travels to everyone, once, best effort, without waiting.
+  virtual void post_failure(const std::string& text) = 0;
+  // A peer's failure text, or an empty string. Cheap: called in every progress loop.
+  virtual std::string poll_failure() = 0;
+};
+
+}  // namespace dcoll

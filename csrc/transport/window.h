@@ -1,0 +1,56 @@
+// Memory of peers, mapped here: what the direct collectives read and write in place.
+//
+// Every rank of a node owns one arena (a large sparse mapping); every other rank of the node maps it too. A buffer is
+// then (rank, offset), and offsets are meaningful everywhere, so allocating needs no agreement between ranks.
+//
+// The board is one cache-line-aligned record per local rank, for posting "my operand is at offset X, for collective number
+// S with fingerprint F" and waiting until everybody did. Memory order: a rank's writes before board_post(seq) are visible
+// to every rank that saw board_seq(rank) >= seq (release store / acquire load).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace dcoll {
+
+struct alignas(128) BoardEntry {
+  std::atomic<uint64_t> posted{0};   // sequence number of the last collective this rank entered
+  std::atomic<uint64_t> finished{0}; // ... whose data it no longer reads or writes (or: phase counter)
+  // Double buffered by sequence parity: a fast rank may post collective s+1 while a slow one still reads s.
+  struct Post {
+    uint64_t fingerprint;
+    uint64_t offset_in;   // in this rank's arena; kUnmapped when the buffer is not in it
+    uint64_t offset_out;
+    uint64_t value;       // free for the collective (e.g. a count for ragged all-gather)
+  } post[2];
+};
+
+class Window {
+ public:
+  static constexpr uint64_t kUnmapped = ~uint64_t{0};
+  virtual ~Window() = default;
+
+  virtual int local_rank() const = 0;
+  virtual int local_size() const = 0;
+  virtual std::byte* base(int local_rank) const = 0;  // of that rank's arena, in this process's address space
+  virtual size_t arena_bytes() const = 0;             // the same on every rank
+  virtual BoardEntry& board(int local_rank) = 0;
+  // Wakes every peer that sleeps in Transport::wait. Call after posting on the board.
+  virtual void notify_all() = 0;
+
+  // Own arena: page-aligned blocks. alloc throws TransportError when full, saying how large it is and which setting
+  // enlarges it. free returns the pages to the system.
+  virtual std::byte* alloc(size_t bytes) = 0;
+  virtual void free(std::byte* block) = 0;
+
+  // Offset of p in the own arena, or kUnmapped if [p, p+bytes) does not lie in it.
+  uint64_t offset_of(const void* p, size_t bytes) const {
+    const auto* b = static_cast<const std::byte*>(p);
+    const std::byte* own = base(local_rank());
+    if (b < own || b + bytes > own + arena_bytes()) return kUnmapped;
+    return static_cast<uint64_t>(b - own);
+  }
+};
+
+}  // namespace dcoll

@@ -1,0 +1,208 @@
+"""The compiled core, as Python sees it.
+
+Buffers cross this boundary as (address, element count, dtype code): the core knows neither torch nor NumPy. Callers keep
+the memory alive until the handle is done. Every method that can wait releases the GIL.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+__version__: str
+cuda_built: bool
+"""True when the CUDA kernels were compiled in (nccl-style `cuda_built`)."""
+
+class DcollError(RuntimeError): ...
+class ArgumentError(DcollError, ValueError): ...
+class MismatchError(DcollError): ...
+class TimeoutError(DcollError): ...  # noqa: A001
+class PeerError(DcollError): ...
+class TransportError(DcollError): ...
+
+# dtype codes (csrc/base/types.h)
+FLOAT16: int
+BFLOAT16: int
+FLOAT32: int
+FLOAT64: int
+INT8: int
+UINT8: int
+INT32: int
+INT64: int
+BOOL: int
+# reduce op codes
+SUM: int
+AVERAGE: int
+MIN: int
+MAX: int
+PRODUCT: int
+
+def settings() -> list[tuple[str, str, str, str, str]]:
+    """Every DCOLL_* setting: (name, default, allowed values, help, value in force now)."""
+
+def algorithms() -> list[tuple[str, str, str]]:
+    """The registry: (collective, name, reason)."""
+
+@final
+class Buffer:
+    """Memory owned by the core: supports the (writable) buffer protocol as flat bytes; freed when collected."""
+
+    address: int
+    nbytes: int
+    mapped: bool
+    """True when the node's other ranks have it mapped too."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
+@final
+class Handle:
+    def poll(self) -> bool:
+        """True when finished, successfully or not. Never raises, never waits."""
+    def wait(self, timeout: float = -1.0) -> None:
+        """Wait until finished; raise what the collective failed with.
+
+        timeout in seconds; negative: no limit beyond the core's own deadline (DCOLL_TIMEOUT). When it passes, TimeoutError
+        is raised and the collective goes on: wait again.
+        """
+    def output(self) -> Buffer:
+        """Ragged collectives (allgather, alltoall): the received bytes, in rank order. After wait()."""
+    def counts(self) -> list[int]:
+        """Ragged collectives: rows received from each rank. After wait()."""
+
+@final
+class Communicator:
+    """An ordered set of ranks. Collectives are matched by the order of the calls, which must be the same on every rank."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    num_nodes: int
+    nodes: list[int]
+    """The node index of every rank."""
+    transports: list[str]
+    """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
+
+    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages only ("" is fine),
+    # but is part of what ranks compare.
+    def allreduce(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        count: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        algo: str = "",
+    ) -> Handle: ...
+    def allreduce_sync(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        count: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        algo: str = "",
+    ) -> None:
+        """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
+    def allgather(self, in_ptr: int, rows: int, row_bytes: int, dtype: int, name: str = "") -> Handle:
+        """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts."""
+    def reducescatter(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        rows: int,
+        row_elems: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle:
+        """rows of row_elems elements are reduced; rank r keeps rows // size of them, the first rows % size ranks one more."""
+    def alltoall(self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = "") -> Handle:
+        """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
+    def barrier(self, name: str = "") -> Handle: ...
+    def alloc(self, nbytes: int) -> Buffer:
+        """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
+    def split(self, color: int, key: int) -> Communicator:
+        """Not in this version's core: reserved."""
+    def fail(self, text: str) -> None:
+        """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
+    def failure(self) -> str:
+        """The first cause this communicator failed with, or ""."""
+    def close(self) -> None:
+        """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
+
+@final
+class Mpi:
+    """What load_mpi() found out about MPI."""
+
+    rank: int
+    size: int
+    library_version: str
+    library_path: str
+    thread_level: int
+    """0 single .. 3 multiple"""
+    def finalize(self) -> None: ...
+    def abort(self, exit_code: int) -> None: ...
+
+def load_mpi(plugin_path: str) -> Mpi:
+    """Load libdcoll_mpi.so, initialise MPI unless it is already."""
+
+def connect_world(mpi: Mpi | None) -> Communicator:
+    """The communicator of all ranks of the job; None: a communicator of this process alone."""
+
+def connect_local(n: int) -> list[Communicator]:
+    """n communicators of one world inside this process, one for each of n threads (tests)."""
+
+@final
+class Reducer:
+    """Fused gradient buckets (csrc/engine/bucket.h).
+
+    Parameters are numbered 0..P-1 in the order given, all must be listed identically on all ranks. Initially buckets are
+    filled in reverse order (gradients become ready back to front); rebuild() re-fills them in the order observed on rank 0.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        numels: Sequence[int],
+        dtypes: Sequence[int],
+        names: Sequence[str],
+        op: int,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None: ...
+    def num_buckets(self) -> int: ...
+    def bucket_of(self, param: int) -> int: ...
+    def bucket_params(self, bucket: int) -> list[int]: ...
+    def bucket_buffer(self, bucket: int) -> Buffer: ...
+    def offset_bytes(self, param: int) -> int:
+        """Where the parameter's gradient lies in its bucket's buffer."""
+    def mark_ready(self, param: int) -> bool:
+        """The gradient is in the bucket. Submits every bucket that became full (in bucket order).
+
+        Returns False when the parameter was ready already (a second backward before finish()): nothing is done then.
+        """
+    def finish(self) -> list[int]:
+        """End of backward: parameters not ready contribute zeros; submit the rest, wait for all buckets.
+
+        Returns the parameters that no rank had a gradient for (their slots hold zeros): their .grad should stay None.
+        Resets readiness for the next backward.
+        """
+    def missing(self) -> list[int]:
+        """Parameters not marked ready since the last finish()."""
+    def order(self) -> list[int]:
+        """Parameters in the order they became ready in the last finished backward (missing ones last)."""
+    def rebuild(self, order: Sequence[int]) -> None:
+        """Lay the buckets out anew in this order (the same on all ranks). Old buffers stay valid while referenced."""
+    def wait_seconds(self) -> float:
+        """Total time spent waiting in finish() so far: communication that backward did not hide."""
