@@ -5,7 +5,7 @@ the memory alive until the handle is done. Every method that can wait releases t
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 __version__: str
 cuda_built: bool
@@ -130,8 +130,6 @@ class Communicator:
     def barrier(self, name: str = "") -> Handle: ...
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
-    def split(self, color: int, key: int) -> Communicator:
-        """Not in this version's core: reserved."""
     def fail(self, text: str) -> None:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
     def failure(self) -> str:
@@ -206,3 +204,92 @@ class Reducer:
         """Lay the buckets out anew in this order (the same on all ranks). Old buffers stay valid while referenced."""
     def wait_seconds(self) -> float:
         """Total time spent waiting in finish() so far: communication that backward did not hide."""
+
+class kernels:  # noqa: N801 (a submodule)
+    """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""
+
+    @staticmethod
+    def active_isa() -> str: ...
+    @staticmethod
+    def set_isa(isa: str) -> bool:
+        """Use "generic", "avx2" or "avx512" from now on. False, changing nothing, when this CPU or build lacks it."""
+    @staticmethod
+    def reduce2(dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
+    @staticmethod
+    def reduce_n(dst: int, srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
+    @staticmethod
+    def reduce_n_to_n(
+        dsts: Sequence[int], srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0
+    ) -> None: ...
+    @staticmethod
+    def scale(dst: int, src: int, count: int, dtype: int, scale: float) -> None: ...
+    @staticmethod
+    def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int) -> None: ...
+    @staticmethod
+    def pack(flat: int, segments: Sequence[tuple[int, int, int]]) -> None:
+        """segments: (address, offset in bytes, bytes); address 0 packs zeros."""
+    @staticmethod
+    def unpack(segments: Sequence[tuple[int, int, int]], flat: int) -> None: ...
+
+class cuda:  # noqa: N801 (a submodule)
+    """The CUDA kernels, by device address, on the current device; stream is a cudaStream_t (0: the default stream).
+
+    A build without CUDA has available, device_count and unavailable_reason only.
+    """
+
+    @staticmethod
+    def available() -> bool: ...
+    @staticmethod
+    def device_count() -> int: ...
+    @staticmethod
+    def unavailable_reason() -> str:
+        """Why available() is False; "" when it is True."""
+    @staticmethod
+    def device_name(device: int = 0) -> str: ...
+    @staticmethod
+    def reduce2(dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0) -> None: ...
+    @staticmethod
+    def reduce_n(
+        dst: int, srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
+    ) -> None: ...
+    @staticmethod
+    def reduce_n_to_n(
+        dsts: Sequence[int], srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
+    ) -> None: ...
+    @staticmethod
+    def scale(dst: int, src: int, count: int, dtype: int, scale: float, stream: int = 0) -> None: ...
+    @staticmethod
+    def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int, stream: int = 0) -> None: ...
+    @staticmethod
+    def pack(flat: int, segments: Sequence[tuple[int, int, int]], stream: int = 0) -> None: ...
+    @staticmethod
+    def unpack(segments: Sequence[tuple[int, int, int]], flat: int, stream: int = 0) -> None: ...
+
+@final
+class plan:  # noqa: N801 (a submodule)
+    """Schedules as data (csrc/plan): build, verify, select. Nothing here communicates."""
+
+    @staticmethod
+    def algorithms() -> list[tuple[str, str, str]]:
+        """(collective, name, reason)"""
+    @staticmethod
+    def build(collective: str, algo: str, n: int, rank: int, root: int = 0) -> list[list[dict[str, Any]]]:
+        """The channels of one rank, each a list of steps: op, src, src_chunk, dst, chunk, receives_from, sends_to (a rank
+        or None), send_channel (the number its messages are posted on, or None), finalize, text.
+        """
+    @staticmethod
+    def verify(
+        collective: str,
+        algo: str,
+        n: int,
+        slot_depth: int = 1,
+        rounds: int = 2,
+        in_place: bool = False,
+        root: int = 0,
+    ) -> str:
+        """Empty when right, else what is wrong, naming rank, channel and step."""
+    @staticmethod
+    def select(
+        collective: str, n: int, bytes: int, ranks_per_node: int = 0, slice_bytes: int = 262144
+    ) -> dict[str, Any]:
+        """name, reason, why, candidates: (name, predicted us), fastest first. ranks_per_node 0: all on one node."""

@@ -1,11 +1,13 @@
 // Every algorithm of the library: pure functions (number of ranks, rank) -> Schedule. One file per algorithm family.
 // Peers are ranks of the communicator. All builders work for every n >= 1 up to 65,535.
+// They throw ArgumentError for a rank, root or channel number out of range.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plan/schedule.h"
 
@@ -19,23 +21,30 @@ namespace dcoll::plan {
 //   kAllToAll       in: n chunks, out: n chunks; out[s] on rank r = rank s's in[r]
 enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kAllToAll };
 
-Schedule ring_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels = 1);        // ring.cc
-Schedule ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t num_channels = 1);    // ring.cc
-Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels = 1);        // ring.cc
-Schedule tree_all_reduce(uint32_t n, uint32_t rank);                                   // tree.cc: double binary tree
-Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root);                     // tree.cc
-Schedule direct_all_reduce(uint32_t n, uint32_t rank);                                 // direct.cc: rank-order reduction
-Schedule pairwise_all_to_all(uint32_t n, uint32_t rank);                               // pairwise.cc
+// "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"
+std::string_view collective_name(Collective collective);
+// Throws ArgumentError listing the names when there is no such collective.
+Collective parse_collective(std::string_view name);
+
+Schedule ring_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels = 1);      // ring.cc
+Schedule ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t num_channels = 1);  // ring.cc
+Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels = 1);      // ring.cc
+Schedule tree_all_reduce(uint32_t n, uint32_t rank);                                 // tree.cc: double binary tree
+Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root);                   // tree.cc
+Schedule direct_all_reduce(uint32_t n, uint32_t rank);                               // direct.cc: rank-order reduction
+Schedule pairwise_all_to_all(uint32_t n, uint32_t rank);                             // pairwise.cc
 
 // The registry: what DCOLL_ALGO and algo= accept, with the reason each exists.
 struct Algorithm {
   Collective collective;
-  std::string_view name;    // "ring", "tree", "direct", "pairwise"
-  std::string_view reason;  // one line
+  std::string_view name;                                        // "ring", "tree", "direct", "pairwise"
+  std::string_view reason;                                      // one line
   Schedule (*build)(uint32_t n, uint32_t rank, uint32_t root);  // root is ignored where there is none
 };
 std::span<const Algorithm> algorithms();
 const Algorithm* find_algorithm(Collective collective, std::string_view name);  // nullptr when unknown
+// The programs of all n ranks, in rank order: what verify() and predict_us() take.
+std::vector<Schedule> build_all(const Algorithm& algorithm, uint32_t n, uint32_t root = 0);
 // The names for a collective, "ring, tree, direct", for error messages.
 std::string algorithm_names(Collective collective);
 

@@ -19,10 +19,10 @@ struct alignas(128) BoardEntry {
   std::atomic<uint64_t> finished{0}; // ... whose data it no longer reads or writes (or: phase counter)
   // Double buffered by sequence parity: a fast rank may post collective s+1 while a slow one still reads s.
   struct Post {
-    uint64_t fingerprint;
-    uint64_t offset_in;   // in this rank's arena; kUnmapped when the buffer is not in it
-    uint64_t offset_out;
-    uint64_t value;       // free for the collective (e.g. a count for ragged all-gather)
+    uint64_t fingerprint = 0;
+    uint64_t offset_in = 0;   // in this rank's arena; kUnmapped when the buffer is not in it
+    uint64_t offset_out = 0;
+    uint64_t value = 0;       // free for the collective (e.g. a count for ragged all-gather)
   } post[2];
 };
 

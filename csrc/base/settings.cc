@@ -1,0 +1,92 @@
+#include "base/settings.h"
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace dcoll {
+namespace {
+
+constexpr std::array kTable = {
+    SettingInfo{"DCOLL_TRANSPORT", "auto", "auto, mpi", "auto: shared memory inside a node, MPI between; mpi: MPI always"},
+    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, direct", "the all-reduce algorithm"},
+    SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0", "a wait without progress for this long fails and names the ranks"},
+    SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks", "how long a wait spins before it sleeps"},
+    SettingInfo{"DCOLL_ARENA_MB", "0", "MiB >= 16, 0 = physical memory", "address space per rank for mapped buffers"},
+    SettingInfo{"DCOLL_SLICE_KB", "64", "KiB, 1 to 4096", "longest message between two ranks (pipelining unit)"},
+    SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},
+    SettingInfo{"DCOLL_BUCKET_MB", "25", "MiB > 0", "size of a gradient bucket"},
+    SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
+    SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512, avx2, generic", "instruction set of the CPU kernels"},
+    SettingInfo{"DCOLL_LOG_LEVEL", "warning", "debug, info, warning, error", "what is written to standard error"},
+};
+
+const SettingInfo& info(std::string_view name) {
+  for (const SettingInfo& entry : kTable) {
+    if (entry.name == name) return entry;
+  }
+  throw Error("internal: no setting " + std::string(name));
+}
+
+std::string text(std::string_view name) {
+  const char* value = std::getenv(std::string(name).c_str());
+  return value != nullptr && *value != '\0' ? value : std::string(info(name).fallback);
+}
+
+[[noreturn]] void reject(std::string_view name, const std::string& value) {
+  throw ArgumentError(std::string(name) + "='" + value + "' is not valid: allowed are " +
+                      std::string(info(name).allowed) + ". Change or unset the variable on every rank.");
+}
+
+double number(std::string_view name, double low, double high) {
+  const std::string value = text(name);
+  char* end = nullptr;
+  const double parsed = std::strtod(value.c_str(), &end);
+  if (end == value.c_str() || *end != '\0' || !std::isfinite(parsed) || parsed < low || parsed > high) {
+    reject(name, value);
+  }
+  return parsed;
+}
+
+int64_t integer(std::string_view name, int64_t low, int64_t high) {
+  const double parsed = number(name, static_cast<double>(low), static_cast<double>(high));
+  if (parsed != std::floor(parsed)) reject(name, text(name));
+  return static_cast<int64_t>(parsed);
+}
+
+// One of the words listed in the table's "allowed" column.
+std::string choice(std::string_view name) {
+  const std::string value = text(name);
+  std::stringstream allowed{std::string(info(name).allowed)};
+  for (std::string word; std::getline(allowed, word, ',');) {
+    if (word.substr(word.find_first_not_of(' ')) == value) return value;
+  }
+  reject(name, value);
+}
+
+}  // namespace
+
+std::span<const SettingInfo> setting_table() { return kTable; }
+
+Settings Settings::from_env() {
+  constexpr double kSmallest = 1e-3;  // "greater than zero", in the unit of the setting
+  Settings s;
+  s.transport = choice("DCOLL_TRANSPORT");
+  s.algo = choice("DCOLL_ALGO");
+  s.timeout_s = number("DCOLL_TIMEOUT", kSmallest, 1e9);
+  s.spin_us = number("DCOLL_SPIN_US", -1, 1e9);
+  s.arena_mb = integer("DCOLL_ARENA_MB", 0, int64_t{1} << 26);
+  if (s.arena_mb != 0 && s.arena_mb < 16) reject("DCOLL_ARENA_MB", text("DCOLL_ARENA_MB"));
+  s.slice_kb = integer("DCOLL_SLICE_KB", 1, 4096);
+  s.slots = integer("DCOLL_SLOTS", 1, 64);
+  s.bucket_mb = number("DCOLL_BUCKET_MB", kSmallest, 1e6);
+  s.first_bucket_mb = number("DCOLL_FIRST_BUCKET_MB", kSmallest, 1e6);
+  s.simd = choice("DCOLL_SIMD");
+  s.log_level = choice("DCOLL_LOG_LEVEL");
+  return s;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,25 @@
+// The parts of the compiled module; dcoll/_C.pyi is their documentation.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "engine/communicator.h"
+#include "engine/memory.h"
+
+namespace dcoll::bind {
+
+void bind_errors(pybind11::module_& m);
+void bind_memory(pybind11::module_& m);
+void bind_communicator(pybind11::module_& m);
+void bind_world(pybind11::module_& m);
+void bind_reducer(pybind11::module_& m);
+
+// Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
+void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);
+
+}  // namespace dcoll::bind
+
+// In files of their own beside the layers they show.
+void bind_kernels(pybind11::module_& m);
+void bind_cuda(pybind11::module_& m);
+void bind_plan(pybind11::module_& m);

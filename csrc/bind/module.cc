@@ -1,0 +1,63 @@
+// The compiled module dcoll._C.
+#include <pybind11/stl.h>
+
+#include <cstdlib>
+
+#include "base/settings.h"
+#include "base/types.h"
+#include "bind/bind.h"
+#include "plan/algorithms.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Row = std::tuple<std::string, std::string, std::string, std::string, std::string>;
+
+std::vector<Row> settings_rows() {
+  std::vector<Row> rows;
+  for (const dcoll::SettingInfo& info : dcoll::setting_table()) {
+    const char* value = std::getenv(std::string(info.name).c_str());
+    rows.emplace_back(info.name, info.fallback, info.allowed, info.help,
+                      value != nullptr && *value != '\0' ? value : std::string(info.fallback));
+  }
+  return rows;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The compiled core of dcoll. See dcoll/_C.pyi.";
+  m.attr("__version__") = DCOLL_VERSION;
+  m.attr("cuda_built") = DCOLL_CUDA != 0;
+
+  using dcoll::DType;
+  const std::pair<const char*, DType> dtypes[] = {
+      {"FLOAT16", DType::kFloat16}, {"BFLOAT16", DType::kBFloat16}, {"FLOAT32", DType::kFloat32},
+      {"FLOAT64", DType::kFloat64}, {"INT8", DType::kInt8},         {"UINT8", DType::kUInt8},
+      {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool}};
+  for (const auto& [name, dtype] : dtypes) m.attr(name) = static_cast<int>(dtype);
+  using dcoll::ReduceOp;
+  const std::pair<const char*, ReduceOp> ops[] = {{"SUM", ReduceOp::kSum},
+                                                  {"AVERAGE", ReduceOp::kAverage},
+                                                  {"MIN", ReduceOp::kMin},
+                                                  {"MAX", ReduceOp::kMax},
+                                                  {"PRODUCT", ReduceOp::kProduct}};
+  for (const auto& [name, op] : ops) m.attr(name) = static_cast<int>(op);
+
+  m.def("settings", &settings_rows);
+  m.def("algorithms", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> rows;
+    for (const auto& a : dcoll::plan::algorithms()) rows.emplace_back(dcoll::plan::collective_name(a.collective), a.name, a.reason);
+    return rows;
+  });
+
+  dcoll::bind::bind_errors(m);
+  dcoll::bind::bind_memory(m);
+  dcoll::bind::bind_communicator(m);
+  dcoll::bind::bind_world(m);
+  dcoll::bind::bind_reducer(m);
+  bind_kernels(m);
+  bind_cuda(m);
+  bind_plan(m);
+}

@@ -1,0 +1,109 @@
+// Schedules, their proof and their cost, for Python: dcoll._C.plan. Nothing here communicates.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/error.h"
+#include "plan/algorithms.h"
+#include "plan/describe.h"
+#include "plan/select.h"
+#include "plan/verify.h"
+
+namespace {
+
+namespace py = pybind11;
+using namespace dcoll;
+
+const plan::Algorithm& algorithm_named(const std::string& collective_text, const std::string& name) {
+  const plan::Collective collective = plan::parse_collective(collective_text);
+  const plan::Algorithm* algorithm = plan::find_algorithm(collective, name);
+  if (algorithm == nullptr) {
+    throw ArgumentError("no algorithm for " + collective_text + " is called '" + name + "': use one of " +
+                        plan::algorithm_names(collective));
+  }
+  return *algorithm;
+}
+
+py::dict to_dict(const plan::Step& step, uint32_t send_channel) {
+  py::dict dict;
+  dict["op"] = std::string(plan::step_op_name(step.op));
+  dict["src"] = std::string(plan::buffer_name(step.src));
+  dict["src_chunk"] = step.src_chunk;
+  dict["dst"] = std::string(plan::buffer_name(step.dst));
+  dict["chunk"] = step.chunk;
+  dict["receives_from"] = plan::receives(step.op) ? py::object(py::int_(step.peer)) : py::none();
+  dict["sends_to"] = plan::sends(step.op) ? py::object(py::int_(plan::destination(step))) : py::none();
+  dict["send_channel"] = plan::sends(step.op) ? py::object(py::int_(send_channel)) : py::none();
+  dict["finalize"] = step.finalize;
+  dict["text"] = plan::describe(step);
+  return dict;
+}
+
+py::list build(const std::string& collective, const std::string& algo, uint32_t n, uint32_t rank, uint32_t root) {
+  const plan::Schedule schedule = algorithm_named(collective, algo).build(n, rank, root);
+  py::list channels;
+  for (uint32_t c = 0; c < schedule.channels.size(); ++c) {
+    const plan::Channel& channel = schedule.channels[c];
+    py::list steps;
+    for (const plan::Step& step : channel.steps) steps.append(to_dict(step, plan::send_channel(channel, c)));
+    channels.append(steps);
+  }
+  return channels;
+}
+
+std::string verify(const std::string& collective, const std::string& algo, uint32_t n, uint32_t slot_depth,
+                   uint32_t rounds, bool in_place, uint32_t root) {
+  const plan::Algorithm& algorithm = algorithm_named(collective, algo);
+  plan::VerifyOptions options;
+  options.slot_depth = slot_depth;
+  options.rounds = rounds;
+  options.in_place = in_place;
+  options.root = root;
+  py::gil_scoped_release unlocked;
+  return plan::verify(plan::build_all(algorithm, n, root), algorithm.collective, options).message;
+}
+
+py::dict choose(const std::string& collective, uint32_t n, uint64_t bytes, uint32_t ranks_per_node,
+                uint64_t slice_bytes) {
+  if (n == 0) throw ArgumentError("there must be at least one rank, got n = 0");
+  const uint32_t per_node = ranks_per_node == 0 ? n : ranks_per_node;
+  const plan::Collective kind = plan::parse_collective(collective);
+  plan::Choice choice;
+  {
+    py::gil_scoped_release unlocked;
+    choice = plan::select(kind, bytes, plan::Topology::blocks(n, per_node), slice_bytes);
+  }
+  py::list candidates;
+  for (const plan::Candidate& candidate : choice.candidates) {
+    candidates.append(py::make_tuple(std::string(candidate.algorithm->name), candidate.predicted_us));
+  }
+  py::dict dict;
+  dict["name"] = std::string(choice.algorithm->name);
+  dict["reason"] = std::string(choice.algorithm->reason);
+  dict["why"] = choice.why;
+  dict["candidates"] = candidates;
+  return dict;
+}
+
+std::vector<std::tuple<std::string, std::string, std::string>> algorithms() {
+  std::vector<std::tuple<std::string, std::string, std::string>> rows;
+  for (const plan::Algorithm& algorithm : plan::algorithms()) {
+    rows.emplace_back(plan::collective_name(algorithm.collective), algorithm.name, algorithm.reason);
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  py::module_ sub = m.def_submodule("plan", "Schedules as data: build, verify, select. Nothing here communicates.");
+  sub.def("algorithms", &algorithms);
+  sub.def("build", &build, py::arg("collective"), py::arg("algo"), py::arg("n"), py::arg("rank"), py::arg("root") = 0);
+  sub.def("verify", &verify, py::arg("collective"), py::arg("algo"), py::arg("n"), py::arg("slot_depth") = 1,
+          py::arg("rounds") = 2, py::arg("in_place") = false, py::arg("root") = 0);
+  sub.def("select", &choose, py::arg("collective"), py::arg("n"), py::arg("bytes"), py::arg("ranks_per_node") = 0,
+          py::arg("slice_bytes") = plan::kDefaultSliceBytes);
+}

@@ -1,0 +1,67 @@
+#include "engine/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dcoll {
+
+uint64_t Board::post(const BoardEntry::Post& post) {
+  BoardEntry& mine = window_.board(window_.local_rank());
+  const uint64_t ticket = ++ticket_;
+  mine.post[ticket % 2] = post;
+  mine.posted.store(ticket, std::memory_order_release);
+  window_.notify_all();
+  return ticket;
+}
+
+bool BoardWait::poll(bool& moved) {
+  while (next_ < board_.size() && board_.seen(next_, ticket_)) {
+    ++next_;
+    moved = true;
+  }
+  return next_ == board_.size();
+}
+
+void BoardWait::waiting_for(std::vector<int>& ranks) const {
+  for (int rank = next_; rank < board_.size(); ++rank) {
+    if (!board_.seen(rank, ticket_)) ranks.push_back(rank);
+  }
+}
+
+Dissemination::Dissemination(Transport& transport, uint64_t fingerprint)
+    : transport_(transport), state_{fingerprint, fingerprint} {}
+
+int Dissemination::peer(int sign) const {
+  const int size = transport_.size();
+  return ((transport_.rank() + sign * distance_) % size + size) % size;
+}
+
+bool Dissemination::poll(bool& moved) {
+  while (distance_ < transport_.size()) {
+    if (!posted_) posted_ = transport_.post_recv(peer(-1), kControlChannel, nullptr, sizeof(State));
+    if (!told_) {
+      std::byte* room = transport_.acquire_send(peer(+1), kControlChannel, sizeof(State));
+      if (room == nullptr) return false;
+      std::memcpy(room, &state_, sizeof(State));
+      transport_.commit_send(peer(+1), kControlChannel);
+      told_ = moved = true;
+    }
+    const std::byte* message = posted_ ? transport_.front(peer(-1), kControlChannel) : nullptr;
+    if (message == nullptr) return false;
+    State theirs;
+    std::memcpy(&theirs, message, sizeof(State));
+    transport_.pop(peer(-1), kControlChannel);
+    state_.least = std::min(state_.least, theirs.least);
+    state_.greatest = std::max(state_.greatest, theirs.greatest);
+    distance_ *= 2;
+    told_ = posted_ = false;
+    moved = true;
+  }
+  return true;
+}
+
+void Dissemination::waiting_for(std::vector<int>& ranks) const {
+  if (distance_ < transport_.size()) ranks.push_back(told_ ? peer(-1) : peer(+1));
+}
+
+}  // namespace dcoll

@@ -1,0 +1,75 @@
+// The handshake every collective begins with: all ranks show a fingerprint of what they called, and nothing is moved
+// before all were seen to be equal. So a mismatch is found before it can do harm, and the job can go on.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/task.h"
+#include "transport/transport.h"
+#include "transport/window.h"
+
+namespace dcoll {
+
+// The board of a node as one rank uses it: numbered posts, the same numbers on every rank because every rank makes the
+// same sequence of them. Post t may be overwritten by post t+2: a rank that makes post t+2 has seen all ranks make t+1,
+// and a rank makes t+1 only after it has read everything of t.
+class Board {
+ public:
+  explicit Board(Window& window) : window_(window), size_(window.local_size()) {}
+
+  // Publishes this rank's next post and rings the peers. Everything this rank wrote before is visible to a rank that has
+  // seen the post (release store). Returns its number.
+  uint64_t post(const BoardEntry::Post& post);
+  // Acquire load: what `rank` wrote before its post `ticket` is visible after this returned true.
+  bool seen(int rank, uint64_t ticket) {
+    return window_.board(rank).posted.load(std::memory_order_acquire) >= ticket;
+  }
+  uint64_t next_ticket() const { return ticket_ + 1; }
+  const BoardEntry::Post& at(int rank, uint64_t ticket) { return window_.board(rank).post[ticket % 2]; }
+  int size() const { return size_; }
+  Window& window() { return window_; }
+
+ private:
+  Window& window_;
+  int size_;
+  uint64_t ticket_ = 0;
+};
+
+// Until every rank of the board has made post `ticket`: a barrier.
+class BoardWait final : public Pollable {
+ public:
+  BoardWait(Board& board, uint64_t ticket) : board_(board), ticket_(ticket) {}
+  bool poll(bool& moved) override;
+  void waiting_for(std::vector<int>& ranks) const override;
+
+ private:
+  Board& board_;
+  uint64_t ticket_;
+  int next_ = 0;  // ranks before this one have posted
+};
+
+// The same by messages, for ranks that share no memory: the dissemination barrier of Hensgen, Finkel and Manber ("Two
+// algorithms for barrier synchronization", 1988), carrying the least and the greatest fingerprint seen. ceil(log2 n)
+// rounds; in round k rank r tells r + 2^k. Min and max are idempotent, so n need not be a power of two.
+class Dissemination final : public Pollable {
+ public:
+  Dissemination(Transport& transport, uint64_t fingerprint);
+  bool poll(bool& moved) override;
+  void waiting_for(std::vector<int>& ranks) const override;
+  bool equal() const { return state_.least == state_.greatest; }
+
+ private:
+  struct State {
+    uint64_t least;
+    uint64_t greatest;
+  };
+  int peer(int sign) const;
+
+  Transport& transport_;
+  State state_;
+  int distance_ = 1;  // 2^k
+  bool told_ = false;
+  bool posted_ = false;
+};
+
+}  // namespace dcoll

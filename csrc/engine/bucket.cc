@@ -1,0 +1,198 @@
+#include "engine/bucket.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "kernels/cast.h"
+
+namespace dcoll {
+namespace {
+
+constexpr size_t align(size_t bytes) { return (bytes + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment; }
+
+// 0 or 1 in the bucket's dtype.
+void write_flag(std::byte* flag, DType dtype, bool value) {
+  const float number = value ? 1.0f : 0.0f;
+  kernels::cast(flag, dtype, &number, DType::kFloat32, 1);
+}
+
+bool is_zero(const std::byte* element, DType dtype) {
+  const std::array<std::byte, sizeof(double)> zero{};
+  return std::memcmp(element, zero.data(), dtype_bytes(dtype)) == 0;
+}
+
+}  // namespace
+
+Reducer::Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options)
+    : comm_(std::move(comm)),
+      params_(std::move(params)),
+      options_(options),
+      place_(params_.size()),
+      ready_(params_.size(), 0) {
+  if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+    throw ArgumentError("Gradients can be reduced with sum or average; got " + std::string(op_name(options.op)) + ".");
+  }
+  for (const ParamInfo& param : params_) {
+    if (!is_floating(param.dtype)) {
+      throw ArgumentError("Parameter '" + param.name + "' is " + std::string(dtype_name(param.dtype)) +
+                          "; gradients are reduced in float16, bfloat16, float32 or float64. Leave it out.");
+    }
+  }
+  std::vector<size_t> order(params_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;  // backward runs from the last layer
+  fill_buckets(order);
+  observed_ = order;
+}
+
+// Fills buckets greedily in the given order, one open bucket per dtype. The first bucket closed is the small one.
+void Reducer::fill_buckets(const std::vector<size_t>& order) {
+  std::vector<Bucket> filled;
+  std::map<DType, Bucket> open;
+  std::map<DType, size_t> open_bytes;
+  for (const size_t param : order) {
+    const ParamInfo& info = params_[param];
+    const size_t bytes = info.count * dtype_bytes(info.dtype);
+    Bucket& bucket = open[info.dtype];
+    size_t& used = open_bytes[info.dtype];
+    const size_t limit = filled.empty() ? options_.first_bucket_bytes : options_.bucket_bytes;
+    if (!bucket.slots.empty() && used + bytes > limit) {
+      filled.push_back(std::move(bucket));
+      bucket = Bucket{};
+      used = 0;
+    }
+    bucket.dtype = info.dtype;
+    bucket.slots.push_back({param, used});
+    used = align(used + bytes);
+  }
+  for (auto& [dtype, bucket] : open) filled.push_back(std::move(bucket));
+  buckets_ = std::move(filled);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b].name = "bucket " + std::to_string(b);
+    close_bucket(buckets_[b]);
+    for (size_t s = 0; s < buckets_[b].slots.size(); ++s) place_[buckets_[b].slots[s].param] = {b, s};
+  }
+}
+
+// All parameters are known: place the flags and allocate.
+void Reducer::close_bucket(Bucket& bucket) {
+  const Bucket::Slot& last = bucket.slots.back();
+  const size_t elem = dtype_bytes(bucket.dtype);
+  bucket.flags_offset_bytes = align(last.offset_bytes + params_[last.param].count * elem);
+  bucket.count = bucket.flags_offset_bytes / elem + bucket.slots.size();
+  bucket.memory = comm_->alloc(bucket.count * elem);
+}
+
+size_t Reducer::offset_bytes(size_t param) const {
+  const Place& place = place_.at(param);
+  return buckets_[place.bucket].slots[place.slot].offset_bytes;
+}
+
+bool Reducer::mark_ready(size_t param) {
+  if (ready_.at(param)) return false;
+  ready_[param] = 1;
+  arrived_.push_back(param);
+  const Place& place = place_[param];
+  Bucket& bucket = buckets_[place.bucket];
+  write_flag(bucket.flag(place.slot), bucket.dtype, true);
+  if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
+  return true;
+}
+
+void Reducer::submit_full() {
+  while (next_ < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size()) submit(buckets_[next_++]);
+}
+
+void Reducer::submit(Bucket& bucket) {
+  bucket.operation = comm_->submit({.kind = Kind::kAllReduce,
+                                    .in = bucket.memory->data(),
+                                    .out = bucket.memory->data(),
+                                    .count = bucket.count,
+                                    .dtype = bucket.dtype,
+                                    .op = options_.op,
+                                    .prescale = options_.prescale,
+                                    .postscale = options_.postscale,
+                                    .name = bucket.name},
+                                   Communicator::Start::kInBackground, bucket.memory);
+}
+
+void Reducer::flush() {
+  for (; next_ < buckets_.size(); ++next_) {
+    Bucket& bucket = buckets_[next_];
+    for (size_t s = 0; s < bucket.slots.size(); ++s) {
+      const size_t param = bucket.slots[s].param;
+      if (ready_[param]) continue;
+      std::memset(bucket.gradient(s), 0, params_[param].count * dtype_bytes(bucket.dtype));
+      write_flag(bucket.flag(s), bucket.dtype, false);
+    }
+    submit(bucket);
+  }
+}
+
+bool Reducer::wait_bucket(size_t index, double timeout_s) {
+  Operation& operation = *buckets_.at(index).operation;
+  if (!comm_->wait_for(operation, timeout_s)) return false;
+  if (operation.error) {
+    const std::exception_ptr error = operation.error;
+    reset();
+    std::rethrow_exception(error);
+  }
+  return true;
+}
+
+std::vector<size_t> Reducer::collect() {
+  std::vector<size_t> unused;
+  for (const size_t param : missing()) {
+    const Place& place = place_[param];
+    const Bucket& bucket = buckets_[place.bucket];
+    if (is_zero(bucket.flag(place.slot), bucket.dtype)) unused.push_back(param);
+  }
+  observed_ = arrived_;
+  for (const size_t param : missing()) observed_.push_back(param);
+  reset();
+  return unused;
+}
+
+std::vector<size_t> Reducer::finish() {
+  flush();
+  for (size_t b = 0; b < buckets_.size(); ++b) wait_bucket(b, -1);
+  return collect();
+}
+
+void Reducer::reset() {
+  std::fill(ready_.begin(), ready_.end(), uint8_t{0});
+  arrived_.clear();
+  for (Bucket& bucket : buckets_) bucket.ready = 0;
+  next_ = 0;
+}
+
+std::vector<size_t> Reducer::missing() const {
+  std::vector<size_t> params;
+  if (arrived_.size() == params_.size()) return params;
+  for (size_t p = 0; p < params_.size(); ++p) {
+    if (!ready_[p]) params.push_back(p);
+  }
+  return params;
+}
+
+std::vector<size_t> Reducer::order() const { return observed_; }
+
+void Reducer::rebuild(const std::vector<size_t>& order) {
+  std::vector<uint8_t> seen(params_.size(), 0);
+  for (const size_t param : order) {
+    if (param >= params_.size() || seen[param]++) {
+      throw ArgumentError("rebuild: the order must name each parameter 0.." + std::to_string(params_.size()) +
+                          " once; got " + std::to_string(param) + " twice or out of range.");
+    }
+  }
+  if (order.size() != params_.size()) {
+    throw ArgumentError("rebuild: the order names " + std::to_string(order.size()) + " of " +
+                        std::to_string(params_.size()) + " parameters.");
+  }
+  if (!arrived_.empty()) throw ArgumentError("rebuild: a backward is in progress; call finish() first.");
+  fill_buckets(order);
+}
+
+}  // namespace dcoll

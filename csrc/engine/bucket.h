@@ -1,0 +1,111 @@
+// Fused gradient buckets. Parameters are laid out one after the other in a few flat buffers; the gradients *are* views of
+// them, so nothing is packed or unpacked. A bucket is submitted as soon as all its gradients are there, while backward
+// still computes the next ones.
+//
+// Order: buckets are submitted in index order on every rank (bucket i waits for bucket i-1), so no coordinator is needed.
+// Indices follow the order in which gradients become ready: guessed as the reverse of the parameters' order at first,
+// then as observed (rebuild).
+//
+// Unused parameters: behind its parameters a bucket holds one element per parameter, 1 where this rank had a gradient and
+// 0 where not. It is reduced with the rest, so after the reduction every rank knows which parameters nobody used, at no
+// extra message.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "engine/communicator.h"
+#include "engine/memory.h"
+#include "engine/operation.h"
+
+namespace dcoll {
+
+struct ReducerOptions {
+  ReduceOp op = ReduceOp::kAverage;  // sum or average
+  size_t bucket_bytes = size_t{25} << 20;
+  size_t first_bucket_bytes = size_t{1} << 20;  // small, so that communication starts early
+  double prescale = 1.0;
+  double postscale = 1.0;
+};
+
+struct ParamInfo {
+  size_t count = 0;
+  DType dtype = DType::kFloat32;
+  std::string name;
+};
+
+// One bucket: its parameters in one buffer.
+struct Bucket {
+  struct Slot {
+    size_t param;
+    size_t offset_bytes;
+  };
+  DType dtype = DType::kFloat32;
+  std::vector<Slot> slots;
+  size_t flags_offset_bytes = 0;
+  size_t count = 0;  // elements, flags included
+  std::shared_ptr<Memory> memory;
+  std::string name;
+  size_t ready = 0;
+  std::shared_ptr<Operation> operation;  // since it was submitted
+
+  std::byte* gradient(size_t slot) const { return memory->data() + slots[slot].offset_bytes; }
+  std::byte* flag(size_t slot) const { return memory->data() + flags_offset_bytes + slot * dtype_bytes(dtype); }
+};
+
+// Not thread-safe: called by one thread at a time (from Python, under the interpreter lock).
+class Reducer {
+ public:
+  Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options);
+
+  size_t num_buckets() const { return buckets_.size(); }
+  const Bucket& bucket(size_t index) const { return buckets_.at(index); }
+  size_t bucket_of(size_t param) const { return place_.at(param).bucket; }
+  size_t offset_bytes(size_t param) const;
+
+  // The gradient is in its bucket. False when it was ready already; then nothing is done.
+  bool mark_ready(size_t param);
+  // Submits what is not submitted yet: parameters that are not ready contribute zeros. Then call finish() to wait.
+  void flush();
+  // flush(), wait for every bucket; the parameters no rank had a gradient for. Ready for the next backward afterwards,
+  // also when it throws.
+  std::vector<size_t> finish();
+  std::vector<size_t> missing() const;
+  std::vector<size_t> order() const;
+  void rebuild(const std::vector<size_t>& order);
+
+  Communicator& communicator() const { return *comm_; }
+  void add_wait_seconds(double seconds) { wait_seconds_ += seconds; }
+  double wait_seconds() const { return wait_seconds_; }
+  // Waits for bucket `index`; false when timeout_s passed first. Throws what it failed with.
+  bool wait_bucket(size_t index, double timeout_s);
+  // After all buckets were waited for: see finish().
+  std::vector<size_t> collect();
+
+ private:
+  struct Place {
+    size_t bucket;
+    size_t slot;
+  };
+  void fill_buckets(const std::vector<size_t>& order);
+  void close_bucket(Bucket& bucket);
+  void submit_full();
+  void submit(Bucket& bucket);
+  void reset();
+
+  std::shared_ptr<Communicator> comm_;
+  std::vector<ParamInfo> params_;
+  ReducerOptions options_;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> place_;      // per parameter
+  std::vector<uint8_t> ready_;    // per parameter, in this backward
+  std::vector<size_t> arrived_;   // parameters in the order they became ready in this backward
+  std::vector<size_t> observed_;  // ... in the last finished one
+  size_t next_ = 0;               // the next bucket to submit
+  double wait_seconds_ = 0;
+};
+
+}  // namespace dcoll

@@ -1,0 +1,306 @@
+#include "engine/collective.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "engine/executor.h"
+#include "kernels/reduce.h"
+#include "plan/algorithms.h"
+#include "plan/select.h"
+
+namespace dcoll {
+
+using plan::Collective;
+
+std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, const std::string& algorithm, int root) {
+  for (const Cached& entry : cache_) {
+    if (entry.collective == collective && entry.algorithm == algorithm && entry.root == root) return entry.schedule;
+  }
+  const plan::Algorithm* found = plan::find_algorithm(collective, algorithm);
+  if (found == nullptr) {
+    throw ArgumentError("No algorithm '" + algorithm + "' for this collective; allowed are " +
+                        plan::algorithm_names(collective) + ".");
+  }
+  auto built = std::make_shared<const plan::Schedule>(
+      found->build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
+  cache_.push_back({collective, algorithm, root, built});
+  return built;
+}
+
+// Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
+const std::string& Fabric::fastest_all_reduce(size_t bytes) {
+  const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
+  std::string& known = fastest_[std::countr_zero(rounded)];
+  if (known.empty()) known = plan::select(Collective::kAllReduce, rounded, topology, slice_bytes).algorithm->name;
+  return known;
+}
+
+namespace {
+
+// At or below this size an all-reduce over mapped memory goes through the slots in one barrier, wherever the buffers lie.
+constexpr size_t kOneShotBytes = 16 << 10;
+
+double postscale_of(const Request& r, int size) {
+  return r.op == ReduceOp::kAverage ? r.postscale / size : r.postscale;
+}
+
+ReduceJob job_of(const Request& r, int size) {
+  return {static_cast<const std::byte*>(r.in), static_cast<std::byte*>(r.out), r.count, r.dtype, r.op, r.prescale,
+          postscale_of(r, size)};
+}
+
+// An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
+// needed (sizes of ragged collectives between nodes, the report of a mismatch).
+struct RecordExchange {
+  RecordExchange(Fabric& fabric, const void* mine, size_t bytes)
+      : own(static_cast<const std::byte*>(mine), static_cast<const std::byte*>(mine) + bytes),
+        all(bytes * fabric.size),
+        executor(*fabric.transport, fabric.schedule(Collective::kAllGather, "ring", 0),
+                 {.input = own.data(),
+                  .output = all.data(),
+                  .input_layout = Layout::even(bytes, 1),
+                  .output_layout = Layout::even(bytes * fabric.size, fabric.size)},
+                 fabric.slice_bytes) {}
+  std::vector<std::byte> own, all;
+  Executor executor;
+};
+
+constexpr size_t kDescriptionBytes = 256;
+
+std::array<char, kDescriptionBytes> description_record(const Request& request) {
+  std::array<char, kDescriptionBytes> record{};
+  const std::string text = request.describe();
+  std::memcpy(record.data(), text.data(), std::min(text.size(), kDescriptionBytes - 1));
+  return record;
+}
+
+std::string join_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+std::string mismatch_text(const std::vector<std::byte>& records, int size) {
+  std::map<std::string, std::vector<int>> callers;
+  for (int rank = 0; rank < size; ++rank) {
+    callers[reinterpret_cast<const char*>(records.data() + rank * kDescriptionBytes)].push_back(rank);
+  }
+  std::vector<std::pair<std::vector<int>, std::string>> by_rank;
+  for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what);
+  std::sort(by_rank.begin(), by_rank.end());
+  std::string text = "The ranks called different collectives: ";
+  for (size_t i = 0; i < by_rank.size(); ++i) {
+    text += (i ? "; " : "") + join_ranks(by_rank[i].first) + " called " + by_rank[i].second;
+  }
+  return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
+}
+
+// What this rank shows when it enters a collective over the board.
+BoardEntry::Post post_of(const Fabric& fabric, const Request& r) {
+  BoardEntry::Post post{r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count};
+  if (r.kind == Kind::kAllReduce && r.prescale == 1.0) {
+    const size_t bytes = r.count * dtype_bytes(r.dtype);
+    post.offset_in = fabric.window->offset_of(r.in, bytes);
+    post.offset_out = fabric.window->offset_of(r.out, bytes);
+  }
+  return post;
+}
+
+bool fingerprints_equal(Board& board, uint64_t ticket) {
+  for (int rank = 1; rank < board.size(); ++rank) {
+    if (board.at(rank, ticket).fingerprint != board.at(0, ticket).fingerprint) return false;
+  }
+  return true;
+}
+
+int count_mapped(Board& board, uint64_t ticket) {
+  int mapped = 0;
+  for (int rank = 0; rank < board.size(); ++rank) {
+    const BoardEntry::Post& post = board.at(rank, ticket);
+    mapped += post.offset_in != Window::kUnmapped && post.offset_out != Window::kUnmapped;
+  }
+  return mapped;
+}
+
+// Whether an all-reduce takes the fused path over mapped memory rather than a schedule.
+bool use_direct(const Fabric& fabric, const Request& r) {
+  if (r.kind != Kind::kAllReduce || fabric.board == nullptr || fabric.size == 1) return false;
+  const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+  return algo == "auto" || algo == "direct";
+}
+
+std::string choose_algorithm(Fabric& fabric, const Request& r) {
+  const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+  return algo == "auto" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+}
+
+std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
+  const Layout layout = Layout::even(rows, size);
+  std::vector<size_t> lengths;
+  for (int rank = 0; rank < size; ++rank) lengths.push_back(layout.chunk(rank).len * row_elems);
+  return lengths;
+}
+
+std::vector<size_t> scaled(const std::vector<int64_t>& counts, size_t factor) {
+  std::vector<size_t> lengths;
+  for (const int64_t count : counts) lengths.push_back(static_cast<size_t>(count) * factor);
+  return lengths;
+}
+
+size_t sum(const std::vector<size_t>& values) {
+  size_t total = 0;
+  for (const size_t value : values) total += value;
+  return total;
+}
+
+// The schedule and the buffers of the data phase. Allocates the result of ragged collectives, whose sizes are known now.
+struct DataPhase {
+  std::shared_ptr<const plan::Schedule> schedule;
+  Binding binding;
+  std::shared_ptr<Memory> prescaled;
+};
+
+DataPhase data_phase(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  DataPhase phase;
+  Binding& b = phase.binding;
+  b.input = static_cast<const std::byte*>(r.in);
+  b.output = static_cast<std::byte*>(r.out);
+  switch (r.kind) {
+    case Kind::kAllReduce:
+      phase.schedule = f.schedule(Collective::kAllReduce, choose_algorithm(f, r), 0);
+      b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
+      break;
+    case Kind::kReduceScatter: {
+      phase.schedule = f.schedule(Collective::kReduceScatter, "ring", 0);
+      const std::vector<size_t> lengths = split_rows(r.count, f.size, r.row_elems);
+      b.input_layout = Layout::of(lengths);
+      b.output_layout = Layout::of({lengths[f.rank]});
+      break;
+    }
+    case Kind::kBroadcast:
+      phase.schedule = f.schedule(Collective::kBroadcast, "tree", r.root);
+      b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
+      break;
+    case Kind::kAllGather: {
+      phase.schedule = f.schedule(Collective::kAllGather, "ring", 0);
+      const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      op.output = Memory::plain(sum(lengths));
+      b.output = op.output->data();
+      b.input_layout = Layout::of({lengths[f.rank]});
+      b.output_layout = Layout::of(lengths);
+      break;
+    }
+    case Kind::kAllToAll: {
+      phase.schedule = f.schedule(Collective::kAllToAll, "pairwise", 0);
+      const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      op.output = Memory::plain(sum(lengths));
+      b.output = op.output->data();
+      b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
+      b.output_layout = Layout::of(lengths);
+      break;
+    }
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+      break;
+  }
+  if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
+    b.dtype = r.dtype;
+    b.op = r.op;
+    b.postscale = postscale_of(r, f.size);
+    if (r.prescale != 1.0) {
+      const size_t count = r.count * (r.kind == Kind::kReduceScatter ? r.row_elems : 1);
+      phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
+      kernels::scale(phase.prescaled->data(), r.in, count, r.dtype, r.prescale);
+      b.input = phase.prescaled->data();
+    }
+  }
+  return phase;
+}
+
+}  // namespace
+
+Task run_collective(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  const ReduceJob job = job_of(r, f.size);
+  const bool direct = use_direct(f, r);
+  uint64_t ticket = 0;
+  bool in_slot = false;  // this rank's operand (or its first piece) was in its slot when it posted
+  bool equal = true;
+
+  // 0. Once: where everybody's slots are.
+  if (f.slots_posted != 0) {
+    BoardWait everybody(*f.board, f.slots_posted);
+    co_await everybody;
+    f.slots->learn(f.slots_posted);
+    f.slots_posted = 0;
+  }
+
+  // 1. Everybody shows what it called. Small operands ride along, so that this is all there is to wait for.
+  if (f.size > 1 && f.board != nullptr) {
+    const BoardEntry::Post post = post_of(f, r);
+    const bool mapped = post.offset_in != Window::kUnmapped && post.offset_out != Window::kUnmapped;
+    in_slot = direct && (job.bytes() <= kOneShotBytes || !mapped);
+    const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(r.dtype));
+    if (in_slot) f.slots->fill(f.board->next_ticket(), job, 0, first);
+    ticket = f.board->post(post);
+    BoardWait everybody(*f.board, ticket);
+    co_await everybody;
+    equal = fingerprints_equal(*f.board, ticket);
+  } else if (f.size > 1) {
+    Dissemination everybody(*f.transport, r.fingerprint());
+    co_await everybody;
+    equal = everybody.equal();
+  }
+  if (!equal) {
+    const auto record = description_record(r);
+    RecordExchange calls(f, record.data(), record.size());
+    co_await calls.executor;
+    throw MismatchError(mismatch_text(calls.all, f.size));
+  }
+  if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown) co_return;
+
+  // 2. Ragged collectives: how many rows come from whom.
+  if (r.kind == Kind::kAllGather) {
+    const auto rows = static_cast<int64_t>(r.count);
+    RecordExchange sizes(f, &rows, sizeof rows);
+    co_await sizes.executor;
+    op.counts.resize(f.size);
+    std::memcpy(op.counts.data(), sizes.all.data(), sizes.all.size());
+  } else if (r.kind == Kind::kAllToAll) {
+    const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
+    op.counts.resize(f.size);
+    const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
+    Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, "pairwise", 0),
+                   {.input = reinterpret_cast<const std::byte*>(mine.data()),
+                    .output = reinterpret_cast<std::byte*>(op.counts.data()),
+                    .input_layout = one_each,
+                    .output_layout = one_each},
+                   f.slice_bytes);
+    co_await sizes;
+  }
+
+  // 3. The data.
+  if (direct) {
+    const int mapped = count_mapped(*f.board, ticket);
+    if (job.bytes() <= kOneShotBytes) {
+      f.slots->reduce(ticket, job, 0, job.count);
+    } else if (mapped == f.size) {
+      TwoShot two_shot(*f.board, ticket, job);
+      co_await two_shot;
+    } else {
+      Staged staged(*f.board, *f.slots, job, mapped == 0 ? ticket : 0);
+      co_await staged;
+    }
+  } else {
+    DataPhase phase = data_phase(f, op);
+    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
+    co_await executor;
+  }
+}
+
+}  // namespace dcoll

@@ -1,0 +1,53 @@
+// Every collective, as one coroutine: agree on what is called, exchange sizes where they may differ, then move the data
+// by the path that suits the memory and the topology.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/agreement.h"
+#include "engine/direct.h"
+#include "engine/operation.h"
+#include "engine/task.h"
+#include "plan/algorithms.h"
+#include "plan/schedule.h"
+#include "plan/topology.h"
+#include "transport/transport.h"
+
+namespace dcoll {
+
+// What a communicator's collectives work with. `board` and `slots` exist where all ranks share mapped memory.
+struct Fabric {
+  Transport* transport = nullptr;
+  std::shared_ptr<Window> window;
+  std::unique_ptr<Board> board;
+  std::unique_ptr<Slots> slots;
+  uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
+  plan::Topology topology;
+  int rank = 0;
+  int size = 1;
+  size_t slice_bytes = 64 << 10;
+  std::string algo;  // configured: "auto" or a name
+
+  // The schedule of this rank, built once per (collective, algorithm, root).
+  std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
+  // The name of the algorithm the cost model predicts to be fastest.
+  const std::string& fastest_all_reduce(size_t bytes);
+
+ private:
+  struct Cached {
+    plan::Collective collective;
+    std::string algorithm;
+    int root;
+    std::shared_ptr<const plan::Schedule> schedule;
+  };
+  std::vector<Cached> cache_;
+  std::array<std::string, 64> fastest_;  // per power of two
+};
+
+Task run_collective(Fabric& fabric, Operation& operation);
+
+}  // namespace dcoll

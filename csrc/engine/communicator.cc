@@ -1,0 +1,340 @@
+#include "engine/communicator.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/error.h"
+#include "engine/failure.h"
+
+namespace dcoll {
+namespace {
+
+constexpr auto kLongestSleep = std::chrono::milliseconds(20);
+constexpr double kPeerCheckSeconds = 0.1;
+
+std::string join(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+Communicator::Communicator(Members members, const Settings& settings)
+    : members_(std::move(members)),
+      settings_(settings),
+      log_{log_level_from(settings.log_level), members_.rank},
+      // A microsecond or so of spinning costs nothing even on a shared core; more only where the core is ours.
+      spin_s_((settings.spin_us >= 0 ? settings.spin_us : members_.own_core ? 2000.0 : 0.0) * 1e-6) {
+  fabric_.transport = members_.transport.get();
+  fabric_.window = members_.window;
+  fabric_.rank = members_.rank;
+  fabric_.size = members_.size;
+  fabric_.algo = settings.algo;
+  fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
+  fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
+  fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
+  if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1) connect_slots();
+}
+
+// All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
+void Communicator::connect_slots() {
+  fabric_.board = std::make_unique<Board>(*members_.window);
+  fabric_.slots = std::make_unique<Slots>(members_.window, *fabric_.board);
+  fabric_.slots_posted = fabric_.board->post({.value = fabric_.slots->own_offset()});
+}
+
+Communicator::~Communicator() {
+  stop_ = true;
+  members_.transport->wake();
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_filled_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Communicator::check_open() const {
+  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
+  if (closing_) {
+    throw Error("This communicator was closed (dcoll.shutdown()); no collective can be started. Call dcoll.init() first.");
+  }
+}
+
+std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+  request.validate(members_.size);
+  auto operation = std::make_shared<Operation>(std::move(request));
+  operation->keep = std::move(keep);
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    check_open();
+    inbox_.push_back(operation);
+    pending_.store(true, std::memory_order_release);
+  }
+  if (start == Start::kInBackground) hand_over();
+  return operation;
+}
+
+// Lets the background thread look after what is pending, unless somebody waits and thereby drives.
+void Communicator::hand_over() {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
+    inbox_filled_.notify_one();
+  }
+  members_.transport->wake();  // whoever drives may be asleep, and must see that there is more to do
+}
+
+void Communicator::wait(Operation& operation, double timeout_s) {
+  if (!wait_for(operation, timeout_s)) {
+    throw TimeoutError(operation.request.describe() + " is not finished after " + std::to_string(timeout_s) +
+                       " s. It goes on: wait again, or raise the timeout.");
+  }
+  if (operation.error) std::rethrow_exception(operation.error);
+}
+
+bool Communicator::wait_for(Operation& operation, double timeout_s) {
+  if (!operation.done.load(std::memory_order_acquire)) {
+    struct Waiter {  // tells the background thread to stand back, and gives it its work back
+      explicit Waiter(Communicator& c) : comm(c) {
+        comm.waiters_.fetch_add(1);
+        if (comm.has_thread_.load()) comm.members_.transport->wake();
+      }
+      ~Waiter() {
+        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.hand_over();
+      }
+      Communicator& comm;
+    } waiter(*this);
+    const auto deadline = timeout_s < 0 ? Clock::time_point::max()
+                                        : Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                             std::chrono::duration<double>(timeout_s));
+    drive(operation.done, Spin::kAllowed, deadline);
+  }
+  return operation.done.load(std::memory_order_acquire);
+}
+
+// Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
+void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
+  const double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  Clock::time_point idle_since = Clock::now();
+  bool idle = false;
+  while (!done.load(std::memory_order_acquire)) {
+    // In the background there is only something to do while nobody else drives.
+    if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load())) return;
+    const bool sleepy = idle && seconds_between(idle_since, Clock::now()) >= spin_s;
+    // The ticket is drawn before the last look, so whatever happens after that look ends the sleep at once.
+    const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
+    bool moved = false;
+    {
+      const std::lock_guard lock(drive_mutex_);
+      step(moved);
+      if (sleepy && !moved) watch(Clock::now());
+    }
+    if (moved || done.load(std::memory_order_acquire)) {
+      idle = false;
+      continue;
+    }
+    if (!idle) {
+      idle = true;
+      idle_since = Clock::now();
+    }
+    if (!sleepy) {
+      cpu_relax();
+      continue;
+    }
+    const auto now = Clock::now();
+    if (now >= deadline) return;
+    const auto limit = std::min<Clock::duration>(kLongestSleep, deadline - now);
+    members_.transport->wait(ticket, std::chrono::duration_cast<std::chrono::microseconds>(limit) +
+                                         std::chrono::microseconds(1));
+  }
+}
+
+// One look at everything. Drive lock held. Throws nothing: failures end in the operations.
+void Communicator::step(bool& moved) {
+  take_inbox();
+  if (members_.size > 1 && !failed_.load(std::memory_order_relaxed)) {
+    try {
+      members_.transport->progress();
+      const std::string notice = members_.transport->poll_failure();
+      if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
+    } catch (...) {
+      fail_with(std::current_exception(), /*tell_peers=*/true);
+    }
+  }
+  while (!queue_.empty() && advance_front(moved)) {
+  }
+}
+
+void Communicator::take_inbox() {
+  if (!pending_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(inbox_mutex_);
+  for (auto& operation : inbox_) queue_.push_back(std::move(operation));
+  inbox_.clear();
+  pending_.store(!queue_.empty(), std::memory_order_release);
+}
+
+// Advances the running operation. True when it ended and the next one may start.
+bool Communicator::advance_front(bool& moved) {
+  const std::shared_ptr<Operation> operation = queue_.front();
+  if (failed_.load(std::memory_order_acquire)) {
+    finish(operation, failure_);
+    return true;
+  }
+  try {
+    if (!operation->started) {
+      operation->task = run_collective(fabric_, *operation);
+      operation->started = true;
+      operation->last_moved = Clock::now();
+    }
+    bool advanced = false;
+    const bool ended = operation->task.advance(advanced);
+    if (advanced) {
+      moved = true;
+      operation->last_moved = Clock::now();
+    }
+    if (!ended) return false;
+    finish(operation, nullptr);
+  } catch (const MismatchError&) {
+    finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
+  moved = true;
+  return true;
+}
+
+void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) {
+  if (failed_.load() && operation->started) abandoned_.push_back(operation);
+  if (!queue_.empty() && queue_.front() == operation) queue_.pop_front();
+  operation->error = error;
+  operation->done.store(true, std::memory_order_release);
+  if (queue_.empty()) {
+    const std::lock_guard lock(inbox_mutex_);
+    pending_.store(!inbox_.empty(), std::memory_order_release);
+  }
+  if (waiters_.load() > 1) members_.transport->wake();
+}
+
+// The watchdog, called when a look brought nothing and the driver is about to sleep. Drive lock held.
+void Communicator::watch(Clock::time_point now) {
+  if (queue_.empty() || failed_.load() || members_.size == 1) return;
+  const Operation& running = *queue_.front();
+  if (!running.started) return;
+  try {
+    if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
+      last_peer_check_ = now;
+      members_.transport->check_peers();
+    }
+    const double idle = seconds_between(running.last_moved, now);
+    if (idle > settings_.timeout_s) throw TimeoutError(stall_text(running, idle));
+  } catch (...) {
+    // A peer that left may have done its part first: one more look decides.
+    const std::exception_ptr error = std::current_exception();
+    bool moved = false;
+    step(moved);
+    if (!moved) fail_with(error, /*tell_peers=*/true);
+  }
+}
+
+std::string Communicator::stall_text(const Operation& operation, double seconds) const {
+  std::vector<int> missing = operation.task.waiting_for();
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
+         " s, waiting for " + (missing.empty() ? "the network" : join(missing)) + " of " +
+         std::to_string(members_.size) +
+         ". Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
+         std::to_string(settings_.timeout_s) + ").";
+}
+
+// Drive lock held. The first failure wins; it ends everything that is queued, here and (told_peers) everywhere.
+void Communicator::fail_with(std::exception_ptr error, bool tell_peers) {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (failed_.load()) return;
+    failure_ = error;
+    failure_text_ = failure_text(error);
+    failed_.store(true, std::memory_order_release);
+  }
+  log_(LogLevel::kDebug, "failed: " + failure_text_);
+  if (tell_peers && members_.size > 1) {
+    try {
+      members_.transport->post_failure(encode_failure(error, members_.rank));
+      members_.transport->progress();
+    } catch (const Error& e) {
+      log_(LogLevel::kWarning, std::string("could not tell the other ranks of a failure: ") + e.what());
+    }
+  }
+  while (!queue_.empty()) finish(queue_.front(), failure_);
+}
+
+void Communicator::fail(const std::string& text) {
+  const std::lock_guard lock(drive_mutex_);
+  take_inbox();
+  fail_with(std::make_exception_ptr(PeerError(text)), /*tell_peers=*/true);
+  members_.transport->wake();
+}
+
+std::string Communicator::failure() const {
+  const std::lock_guard lock(inbox_mutex_);
+  return failure_text_;
+}
+
+void Communicator::background() {
+  while (!stop_) {
+    {
+      std::unique_lock lock(inbox_mutex_);
+      inbox_filled_.wait(lock, [this] { return stop_ || (pending_.load() && waiters_.load() == 0); });
+    }
+    drive(stop_, Spin::kNever, Clock::time_point::max());
+  }
+}
+
+std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
+  if (members_.window != nullptr && members_.window->local_size() > 1) return Memory::mapped(members_.window, bytes);
+  return Memory::plain(bytes);
+}
+
+void Communicator::close() {
+  std::shared_ptr<Operation> farewell;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (closing_) return;
+    if (!failed_.load() && members_.size > 1) {
+      farewell = std::make_shared<Operation>(Request{.kind = Kind::kShutdown});
+      inbox_.push_back(farewell);
+      pending_.store(true, std::memory_order_release);
+    }
+    closing_ = true;
+  }
+  if (farewell != nullptr) {
+    try {
+      wait(*farewell);
+    } catch (const Error& e) {
+      log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
+    }
+  }
+  stop_ = true;
+  members_.transport->wake();
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_filled_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+int Communicator::local_rank() const {
+  const auto begin = members_.node_of_rank.begin();
+  return static_cast<int>(std::count(begin, begin + members_.rank, node()));
+}
+
+int Communicator::local_size() const {
+  return static_cast<int>(std::count(members_.node_of_rank.begin(), members_.node_of_rank.end(), node()));
+}
+
+int Communicator::num_nodes() const {
+  return 1 + *std::max_element(members_.node_of_rank.begin(), members_.node_of_rank.end());
+}
+
+}  // namespace dcoll

@@ -1,0 +1,87 @@
+// Runs one rank's Schedule over a transport: each channel is a cursor (round, step) that moves on whenever the message it
+// waits for has arrived and the slot it sends through is free. Nothing here knows which algorithm it runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/types.h"
+#include "engine/layout.h"
+#include "engine/task.h"
+#include "plan/schedule.h"
+#include "transport/transport.h"
+
+namespace dcoll {
+
+struct Binding {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;  // may equal input
+  Layout input_layout;
+  Layout output_layout;
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  double postscale = 1.0;  // applied where a step is marked `finalize`
+};
+
+class Executor final : public Pollable {
+ public:
+  // slice_bytes: at most the transport's max_message_bytes(), and the same on every rank.
+  Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding, size_t slice_bytes);
+
+  bool poll(bool& moved) override;
+  void waiting_for(std::vector<int>& ranks) const override;
+
+ private:
+  struct Cursor {
+    size_t round = 0;
+    size_t step = 0;
+  };
+  struct ChannelState {
+    Cursor at;           // the step being executed
+    Cursor posted;       // receives before this one are posted
+    bool reduced = false;  // a fused step has done its receive half and waits for room to send
+    int send_on = 0;       // the channel its messages are posted on
+    std::unique_ptr<std::byte[]> scratch;  // one slice
+  };
+  // Memory of ours that a transport may still read: (peer, channel) must have sent `ticket` messages before we write it.
+  struct Pin {
+    const std::byte* begin;
+    size_t bytes;
+    int peer;
+    int channel;
+    uint64_t ticket;
+  };
+
+  bool run_channel(int channel, bool& moved);
+  bool run_step(int channel, const plan::Step& step, ChannelState& state, size_t bytes);
+  bool run_send(const ChannelState& state, const std::byte* data, int to, size_t bytes);
+  bool run_fused_forward(int channel, const plan::Step& step, const ChannelState& state, size_t bytes);
+  bool receive_into(int channel, const plan::Step& step, const ChannelState& state, size_t bytes);
+  bool run_local(const plan::Step& step, const ChannelState& state, size_t bytes);
+  void post_receives(int channel);
+  static void next(Cursor& cursor, const plan::Channel& program);
+  bool finished(const Cursor& cursor) const;
+
+  ChunkRange slice(const plan::Step& step, size_t round) const;
+  ChunkRange slice(plan::BufferId buffer, uint32_t chunk, size_t round) const;
+  const std::byte* source(const ChannelState& state, const plan::Step& step) const;
+  std::byte* target(const ChannelState& state, const plan::Step& step) const;
+  const std::byte* locate(const ChannelState& state, plan::BufferId buffer, uint32_t chunk) const;
+  bool may_write(const std::byte* begin, size_t bytes);
+  bool pins_released();
+
+  static constexpr int kReceivesAhead = 4;
+
+  Transport& transport_;
+  std::shared_ptr<const plan::Schedule> schedule_;
+  Binding binding_;
+  size_t elem_bytes_;
+  size_t slice_elems_;
+  size_t rounds_;
+  std::vector<ChannelState> channels_;
+  std::vector<Pin> pins_;
+};
+
+}  // namespace dcoll

@@ -1,0 +1,40 @@
+#include "engine/failure.h"
+
+#include "base/error.h"
+
+namespace dcoll {
+
+std::string failure_text(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+std::string encode_failure(std::exception_ptr error, int rank) {
+  const std::string text = "rank " + std::to_string(rank) + ": " + failure_text(error);
+  try {
+    std::rethrow_exception(error);
+  } catch (const TimeoutError&) {
+    return "T" + text;
+  } catch (const TransportError&) {
+    return "X" + text;
+  } catch (const std::exception&) {
+    return "P" + text;
+  }
+}
+
+std::exception_ptr decode_failure(const std::string& notice) {
+  const std::string text = notice.substr(1);
+  switch (notice.front()) {
+    case 'T':
+      return std::make_exception_ptr(TimeoutError(text));
+    case 'X':
+      return std::make_exception_ptr(TransportError(text));
+    default:  // not an enum: whatever else a peer sends is a peer's failure
+      return std::make_exception_ptr(PeerError(text));
+  }
+}
+
+}  // namespace dcoll

@@ -1,0 +1,35 @@
+// A block of memory with an owner: the node's shared arena or plain aligned memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "transport/window.h"
+
+namespace dcoll {
+
+class Memory {
+ public:
+  static constexpr size_t kAlignment = 64;  // a cache line, and the widest SIMD register
+
+  // Zeroed, in the arena of `window`; peers of the node can read and write it.
+  static std::shared_ptr<Memory> mapped(std::shared_ptr<Window> window, size_t bytes);
+  // Zeroed, private.
+  static std::shared_ptr<Memory> plain(size_t bytes);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  bool is_mapped() const { return window_ != nullptr; }
+
+ private:
+  Memory(std::shared_ptr<Window> window, std::byte* data, size_t bytes)
+      : window_(std::move(window)), data_(data), bytes_(bytes) {}
+  std::shared_ptr<Window> window_;  // keeps the mapping alive as long as the block
+  std::byte* data_;
+  size_t bytes_;
+};
+
+}  // namespace dcoll

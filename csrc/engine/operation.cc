@@ -1,0 +1,111 @@
+#include "engine/operation.h"
+
+#include <bit>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "plan/algorithms.h"
+
+namespace dcoll {
+
+std::string_view kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return "allreduce";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kAllGather:
+      return "allgather";
+    case Kind::kReduceScatter:
+      return "reducescatter";
+    case Kind::kAllToAll:
+      return "alltoall";
+    case Kind::kBarrier:
+      return "barrier";
+    case Kind::kShutdown:
+      return "shutdown";
+  }
+  return "?";
+}
+
+namespace {
+
+bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+void validate_scale(const Request& r) {
+  if (r.dtype == DType::kBool && r.op == ReduceOp::kAverage) {
+    throw ArgumentError(r.describe() + ": the average of bool is not defined. Use sum (or), product (and), min or max, "
+                        "or convert to a number type first.");
+  }
+  if (!is_floating(r.dtype) && (r.prescale != 1.0 || r.postscale != 1.0)) {
+    throw ArgumentError(r.describe() + ": prescale and postscale factors need a floating dtype (float16, bfloat16, "
+                        "float32, float64). Leave them at 1.0 or convert first.");
+  }
+}
+
+}  // namespace
+
+void Request::validate(int size) const {
+  if (root < 0 || root >= size) {
+    throw ArgumentError(describe() + ": root rank " + std::to_string(root) + " does not exist; allowed are 0 to " +
+                        std::to_string(size - 1) + ".");
+  }
+  if (reduces(kind)) validate_scale(*this);
+  if (kind == Kind::kAllReduce && !algo.empty() && algo != "auto" &&
+      plan::find_algorithm(plan::Collective::kAllReduce, algo) == nullptr) {
+    throw ArgumentError(describe() + ": no algorithm '" + algo + "'; allowed are auto, " +
+                        plan::algorithm_names(plan::Collective::kAllReduce) + ".");
+  }
+  if (kind == Kind::kAllToAll) {
+    size_t total = 0;
+    for (const size_t rows : splits) total += rows;
+    if (splits.size() != static_cast<size_t>(size) || total != count) {
+      throw ArgumentError(describe() + ": got " + std::to_string(splits.size()) + " splits adding up to " +
+                          std::to_string(total) + " rows; allowed are one split per rank (" + std::to_string(size) +
+                          ") adding up to the tensor's first dimension (" + std::to_string(count) + ").");
+    }
+  }
+}
+
+uint64_t Request::fingerprint() const {
+  Fingerprint print;
+  print.add(static_cast<uint64_t>(kind)).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
+  if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kBroadcast) print.add(count);
+  if (kind == Kind::kBroadcast) print.add(static_cast<uint64_t>(root));
+  if (reduces(kind)) {
+    print.add(static_cast<uint64_t>(op)).add(algo);
+    print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
+  }
+  return print.value();
+}
+
+std::string Request::describe() const {
+  std::string text(kind_name(kind));
+  if (!name.empty()) text += " '" + name + "'";
+  const std::string type(dtype_name(dtype));
+  switch (kind) {
+    case Kind::kAllReduce:
+      text += " (" + std::string(op_name(op)) + " of " + std::to_string(count) + " " + type;
+      break;
+    case Kind::kReduceScatter:
+      text += " (" + std::string(op_name(op)) + " of " + std::to_string(count) + " rows of " +
+              std::to_string(row_elems) + " " + type;
+      break;
+    case Kind::kBroadcast:
+      text += " (" + std::to_string(count) + " bytes of " + type + " from rank " + std::to_string(root);
+      break;
+    case Kind::kAllGather:
+    case Kind::kAllToAll:
+      text += " (rows of " + std::to_string(row_elems) + " bytes of " + type;
+      break;
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+      return text;
+  }
+  if (reduces(kind) && !algo.empty()) text += ", algo " + algo;
+  if (prescale != 1.0) text += ", prescale " + std::to_string(prescale);
+  if (postscale != 1.0) text += ", postscale " + std::to_string(postscale);
+  return text + ")";
+}
+
+}  // namespace dcoll

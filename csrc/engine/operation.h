@@ -1,0 +1,60 @@
+// One call of a collective, from submission to result.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/types.h"
+#include "engine/memory.h"
+#include "engine/task.h"
+
+namespace dcoll {
+
+enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown };
+std::string_view kind_name(Kind kind);
+
+// What the caller asked for. The memory belongs to the caller and must live until the operation is done.
+struct Request {
+  Kind kind = Kind::kBarrier;
+  const void* in = nullptr;
+  void* out = nullptr;     // allreduce, broadcast (the buffer), reducescatter; else the core allocates the result
+  size_t count = 0;        // allreduce: elements. Others: rows
+  size_t row_elems = 1;    // reducescatter: elements per row. Byte collectives: bytes per row
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::string algo{};                 // "" = as configured
+  std::string name{};                 // part of what ranks compare; "" is fine
+  std::vector<size_t> splits{};       // alltoall: rows for each rank
+
+  // Throws ArgumentError for what can never work, before anything is sent.
+  void validate(int size) const;
+  // What must be the same on every rank.
+  uint64_t fingerprint() const;
+  // "allreduce 'grad.3' (sum of 1024 float32)", for messages.
+  std::string describe() const;
+};
+
+struct Operation {
+  explicit Operation(Request r) : request(std::move(r)) {}
+  Request request;
+  std::shared_ptr<Memory> keep;  // the caller's memory, where the core owns it
+  Task task;
+  bool started = false;
+  Clock::time_point last_moved;
+  // Written before `done` is set (release), read after it was seen (acquire).
+  std::exception_ptr error;
+  std::shared_ptr<Memory> output;  // ragged collectives
+  std::vector<int64_t> counts;     // rows received from each rank
+  std::atomic<bool> done{false};
+};
+
+}  // namespace dcoll

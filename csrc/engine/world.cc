@@ -1,0 +1,203 @@
+#include "engine/world.h"
+
+#include <sched.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "kernels/reduce.h"
+#include "transport/local.h"
+#include "transport/router.h"
+#include "transport/shm.h"
+
+namespace dcoll {
+namespace {
+
+constexpr auto kConnectDeadline = std::chrono::seconds(60);
+constexpr size_t kMiB = size_t{1} << 20;
+
+void apply_simd(const Settings& settings) {
+  if (settings.simd != "auto" && !kernels::set_isa(settings.simd)) {
+    throw ArgumentError("DCOLL_SIMD='" + settings.simd + "' is not available on this CPU; in use is " +
+                        std::string(kernels::active_isa()) + ". Unset the variable to choose automatically.");
+  }
+}
+
+MappedOptions mapped_options(const Settings& settings) {
+  // Address space, not memory: pages are taken when touched. No rank can use more than the machine has.
+  const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  MappedOptions options;
+  options.arena_bytes = settings.arena_mb > 0 ? static_cast<size_t>(settings.arena_mb) * kMiB : physical / kMiB * kMiB;
+  options.slot_bytes = static_cast<size_t>(settings.slice_kb) << 10;
+  options.slots = static_cast<int>(settings.slots);
+  return options;
+}
+
+// What every rank must be configured with alike: it decides the messages they exchange.
+void check_same_settings(MpiBackend& mpi, const Settings& s) {
+  struct Record {
+    int64_t slice_kb, slots, arena_mb;
+    char transport[16], algo[16];
+    double bucket_mb, first_bucket_mb;
+  } mine{};
+  mine.slice_kb = s.slice_kb;
+  mine.slots = s.slots;
+  mine.arena_mb = s.arena_mb;
+  s.transport.copy(mine.transport, sizeof mine.transport - 1);
+  s.algo.copy(mine.algo, sizeof mine.algo - 1);
+  mine.bucket_mb = s.bucket_mb;
+  mine.first_bucket_mb = s.first_bucket_mb;
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  auto text = [](const Record& r) {
+    return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo +
+           " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
+           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
+           " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb);
+  };
+  Record first;
+  std::memcpy(&first, all.data(), sizeof first);
+  for (int rank = 1; rank < mpi.size(); ++rank) {
+    Record other;
+    std::memcpy(&other, all.data() + rank * sizeof other, sizeof other);
+    if (text(other) == text(first)) continue;
+    throw ArgumentError("The ranks are configured differently: rank 0 has " + text(first) + ", rank " +
+                        std::to_string(rank) + " has " + text(other) +
+                        ". Give every rank the same environment (mpirun -x NAME).");
+  }
+}
+
+std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
+  std::array<uint8_t, 16> key{};
+  if (mpi.rank() == 0 && getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
+    throw TransportError("getrandom() gave no random key for this job: " + std::string(std::strerror(errno)) + ".");
+  }
+  mpi.broadcast(key.data(), key.size(), 0);
+  return key;
+}
+
+// Whether each of the node's ranks can have a core of its own: the union of their affinity masks is large enough.
+bool cores_suffice(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  sched_getaffinity(0, sizeof mine, &mine);
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  cpu_set_t united;
+  CPU_ZERO(&united);
+  for (const int rank : local_ranks) {
+    cpu_set_t theirs;
+    std::memcpy(&theirs, all.data() + rank * sizeof theirs, sizeof theirs);
+    CPU_OR(&united, &united, &theirs);
+  }
+  return CPU_COUNT(&united) >= static_cast<int>(local_ranks.size());
+}
+
+// Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers)
+// all fall back to MPI together: `failed` of any of them is everybody's.
+Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std::vector<int>& local_ranks,
+                      const Settings& settings, const Log& log) {
+  const ShmPeers peers{
+      .local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) - local_ranks.begin()),
+      .local_size = static_cast<int>(local_ranks.size()),
+      .key = job_key(mpi)};
+  Endpoint endpoint;
+  std::string error;
+  if (settings.transport == "mpi") {
+    error = "DCOLL_TRANSPORT=mpi";
+  } else {
+    try {
+      endpoint = connect_shm(peers, mapped_options(settings), kConnectDeadline);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }
+  const char failed = !error.empty();
+  const std::vector<std::byte> all = mpi.all_gather(&failed, 1);
+  const bool node_failed = std::any_of(local_ranks.begin(), local_ranks.end(),
+                                       [&](int rank) { return all[rank] != std::byte{0}; });
+  if (!node_failed) return endpoint;
+  if (settings.transport != "mpi" && failed) {
+    log(LogLevel::kWarning, "node " + std::to_string(nodes[mpi.rank()]) +
+                                ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + error);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings) {
+  apply_simd(settings);
+  Members members;
+  if (mpi == nullptr || mpi->size() == 1) {
+    Endpoint alone = std::move(connect_local(1, mapped_options(settings)).front());
+    members.transport = std::move(alone.transport);
+    members.window = std::move(alone.window);
+    return std::make_shared<Communicator>(std::move(members), settings);
+  }
+  check_same_settings(*mpi, settings);
+  members.rank = mpi->rank();
+  members.size = mpi->size();
+  members.node_of_rank = mpi->node_of_ranks();
+  const Log log{log_level_from(settings.log_level), members.rank};
+
+  std::vector<int> local_ranks;
+  for (int rank = 0; rank < members.size; ++rank) {
+    if (members.node_of_rank[rank] == members.node_of_rank[members.rank]) local_ranks.push_back(rank);
+  }
+  Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log);
+  const bool mapped = node.transport != nullptr;
+  const bool all_local = static_cast<int>(local_ranks.size()) == members.size;
+  members.transport_of_rank.assign(members.size, "mpi");
+  if (mapped) {
+    for (const int rank : local_ranks) members.transport_of_rank[rank] = node.transport->name();
+  }
+  members.transport_of_rank[members.rank] = "self";
+  members.window = node.window;
+  members.own_core = cores_suffice(*mpi, local_ranks);
+
+  const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
+  if (mapped && all_local) {
+    members.transport = std::move(node.transport);
+  } else {
+    auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots));
+    members.transport = mapped && local_ranks.size() > 1
+                            ? make_router(members.rank, members.size, std::move(node.transport), local_ranks,
+                                          std::move(remote))
+                            : std::move(remote);
+  }
+  log(LogLevel::kInfo, "size " + std::to_string(members.size) + ", node " +
+                           std::to_string(members.node_of_rank[members.rank]) + ", " +
+                           (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "MPI only") +
+                           (members.own_core ? ", own core" : ", cores shared: waits sleep at once"));
+  return std::make_shared<Communicator>(std::move(members), settings);
+}
+
+std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings) {
+  apply_simd(settings);
+  MappedOptions options = mapped_options(settings);
+  std::vector<Endpoint> endpoints = connect_local(n, options);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  sched_getaffinity(0, sizeof cores, &cores);
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  for (int rank = 0; rank < n; ++rank) {
+    Members members;
+    members.rank = rank;
+    members.size = n;
+    members.node_of_rank.assign(n, 0);
+    members.transport_of_rank.assign(n, "local");
+    members.transport_of_rank[rank] = "self";
+    members.transport = std::move(endpoints[rank].transport);
+    members.window = std::move(endpoints[rank].window);
+    members.own_core = CPU_COUNT(&cores) >= n;
+    communicators.push_back(std::make_shared<Communicator>(std::move(members), settings));
+  }
+  return communicators;
+}
+
+}  // namespace dcoll

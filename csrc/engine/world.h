@@ -1,0 +1,19 @@
+// From "a process" to "a communicator of all ranks": who is on which node, who can map whose memory, who needs MPI.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/settings.h"
+#include "engine/communicator.h"
+#include "transport/mpi.h"
+
+namespace dcoll {
+
+// All ranks of the MPI job; collective. mpi == nullptr: this process alone.
+std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings);
+
+// n communicators of one world inside this process, one for each of n threads.
+std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings);
+
+}  // namespace dcoll

@@ -1,0 +1,109 @@
+// The GPU twin of cast_cpu.cc: each thread converts as many elements as fill 16 bytes of the wider type; those before
+// the first boundary and after the last are converted one per thread in the same launch.
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "base/error.h"
+#include "kernels/cast_cuda.h"
+#include "kernels/cuda_status.h"
+#include "kernels/elements.cuh"
+
+namespace dcoll::kernels::cuda {
+namespace {
+
+template <class D, class S>
+constexpr int kPerThread = kVectorBytes / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+
+template <class D, class S, int N>
+__device__ void cast_pack(D* dst, const S* src, size_t at) {
+  const auto in = *reinterpret_cast<const Pack<S, N>*>(src + at);
+  Pack<D, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = Convert<D, S>::apply(in.v[i]);
+  *reinterpret_cast<Pack<D, N>*>(dst + at) = out;
+}
+
+// Elements [head, head + packs * N) are aligned for packs. dst may be src where both types have one size.
+template <class D, class S>
+__global__ void __launch_bounds__(kThreads) cast_kernel(D* dst, const S* src, size_t count, size_t head, size_t packs) {
+  constexpr int N = kPerThread<D, S>;
+  const size_t first = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x;
+  for (size_t i = first; i < packs; i += stride) cast_pack<D, S, N>(dst, src, head + i * N);
+  for (size_t i = first; i < count - packs * N; i += stride) {
+    cast_pack<D, S, 1>(dst, src, i < head ? i : i + packs * N);
+  }
+}
+
+template <class D, class S>
+void launch(void* dst, const void* src, size_t count, cudaStream_t stream) {
+  constexpr size_t N = kPerThread<D, S>;
+  const size_t src_head = bytes_to_alignment(src, N * sizeof(S)) / sizeof(S);
+  const size_t dst_head = bytes_to_alignment(dst, N * sizeof(D)) / sizeof(D);
+  const size_t head = src_head == dst_head && src_head < count ? src_head : count;
+  const size_t packs = (count - head) / N;
+  const size_t rest = count - packs * N;
+  const unsigned blocks = blocks_for(packs > rest ? packs : rest, multiprocessors());
+  cast_kernel<D, S>
+      <<<blocks, kThreads, 0, stream>>>(static_cast<D*>(dst), static_cast<const S*>(src), count, head, packs);
+  check_launch("launching cast");
+}
+
+[[noreturn]] void refuse(DType dtype) {
+  throw ArgumentError("cannot cast " + std::string(dtype_name(dtype)) +
+                      ": cast converts between float16, bfloat16, float32 and float64");
+}
+
+template <class S>
+void launch_from(void* dst, DType dst_type, const void* src, size_t count, cudaStream_t stream) {
+  switch (dst_type) {
+    case DType::kFloat16:
+      return launch<__half, S>(dst, src, count, stream);
+    case DType::kBFloat16:
+      return launch<__nv_bfloat16, S>(dst, src, count, stream);
+    case DType::kFloat32:
+      return launch<float, S>(dst, src, count, stream);
+    case DType::kFloat64:
+      return launch<double, S>(dst, src, count, stream);
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kBool:
+      refuse(dst_type);
+  }
+}
+
+}  // namespace
+
+void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t count, void* stream) {
+  for (const DType dtype : {src_type, dst_type}) {
+    if (!is_floating(dtype)) refuse(dtype);
+  }
+  if (count == 0) return;
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  if (src_type == dst_type) {
+    if (dst == src) return;
+    check(cudaMemcpyAsync(dst, src, count * dtype_bytes(src_type), cudaMemcpyDefault, cuda_stream), "copying");
+    return;
+  }
+  switch (src_type) {
+    case DType::kFloat16:
+      return launch_from<__half>(dst, dst_type, src, count, cuda_stream);
+    case DType::kBFloat16:
+      return launch_from<__nv_bfloat16>(dst, dst_type, src, count, cuda_stream);
+    case DType::kFloat32:
+      return launch_from<float>(dst, dst_type, src, count, cuda_stream);
+    case DType::kFloat64:
+      return launch_from<double>(dst, dst_type, src, count, cuda_stream);
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kBool:
+      refuse(src_type);
+  }
+}
+
+}  // namespace dcoll::kernels::cuda

@@ -1,0 +1,49 @@
+#include <cuda_runtime.h>
+
+#include "base/error.h"
+#include "kernels/cuda_status.h"
+
+namespace dcoll::kernels::cuda {
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();  // "no driver" would otherwise be reported by the next call's check
+  return 0;
+}
+
+std::string unavailable_reason() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  if (status != cudaSuccess) return cudaGetErrorString(status);
+  return count > 0 ? "" : "the driver offers no device";
+}
+
+std::string device_name(int device) {
+  const int count = device_count();
+  if (device < 0 || device >= count) {
+    throw ArgumentError("no CUDA device " + std::to_string(device) + ": " + std::to_string(count) +
+                        " available; allowed are 0 <= device < count");
+  }
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device), "asking for the device's name");
+  return properties.name;
+}
+
+void check(int status, const char* what) {
+  const auto error = static_cast<cudaError_t>(status);
+  if (error == cudaSuccess) return;
+  throw Error(std::string("CUDA failed ") + what + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
+}
+
+void check_launch(const char* what) { check(cudaGetLastError(), what); }
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for its multiprocessors");
+  return count;
+}
+
+}  // namespace dcoll::kernels::cuda

@@ -1,0 +1,27 @@
+// Is there a device, and did the last CUDA call succeed. No CUDA header is needed to include this.
+#pragma once
+
+#include <string>
+
+namespace dcoll::kernels::cuda {
+
+// How many devices the driver offers. 0, never an exception, where there is no driver or no device.
+int device_count();
+inline bool available() { return device_count() > 0; }
+// Why available() is false, in CUDA's words ("CUDA driver version is insufficient for CUDA runtime version"); "" if
+// true.
+std::string unavailable_reason();
+// Name of a device ("NVIDIA H200"). Throws ArgumentError for an index that does not exist.
+std::string device_name(int device);
+
+// Throws Error with CUDA's name and description of the status (a cudaError_t) unless it is cudaSuccess. `what` says
+// what was being done.
+void check(int status, const char* what);
+// The status of the kernel just launched: bad configuration, no code for this device. Faults while it runs come later,
+// from the call that synchronises.
+void check_launch(const char* what);
+
+// Streaming multiprocessors of the current device: grids are sized by it.
+int multiprocessors();
+
+}  // namespace dcoll::kernels::cuda

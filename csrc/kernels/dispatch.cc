@@ -1,0 +1,62 @@
+// Chooses the widest instruction set that this CPU and this build have.
+#include "kernels/dispatch.h"
+
+#include <atomic>
+
+#include "kernels/reduce.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace dcoll::kernels {
+namespace {
+
+#if defined(__x86_64__)
+// Asked of CPUID itself, because not every compiler's __builtin_cpu_supports knows the name. The AVX2 test beside it
+// covers whether the operating system saves the registers.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
+// Null when this CPU or this build lacks it.
+const Kernels* find(std::string_view isa) {
+#if defined(__x86_64__)
+  if (isa == "avx512") {
+    const bool ok = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_f16c();
+    return ok ? &avx512_kernels() : nullptr;
+  }
+  if (isa == "avx2") return __builtin_cpu_supports("avx2") && has_f16c() ? &avx2_kernels() : nullptr;
+#endif
+  return isa == "generic" ? &generic_kernels() : nullptr;
+}
+
+const Kernels* best() {
+  for (const std::string_view isa : {"avx512", "avx2"}) {
+    if (const Kernels* kernels = find(isa)) return kernels;
+  }
+  return &generic_kernels();
+}
+
+// A local static, so that kernels called from another file's static initialiser find it ready.
+std::atomic<const Kernels*>& current() {
+  static std::atomic<const Kernels*> kernels{best()};
+  return kernels;
+}
+
+}  // namespace
+
+const Kernels& active_kernels() { return *current().load(std::memory_order_relaxed); }
+
+std::string_view active_isa() { return active_kernels().isa; }
+
+bool set_isa(std::string_view isa) {
+  const Kernels* kernels = find(isa);
+  if (kernels) current().store(kernels, std::memory_order_relaxed);
+  return kernels != nullptr;
+}
+
+}  // namespace dcoll::kernels

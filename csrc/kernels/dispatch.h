@@ -1,0 +1,45 @@
+// Internal to kernels: the table of functions each instruction set provides, and which one is in force.
+//
+// How the variants are built: simd.h and simd_kernels.h are compiled three times, by isa_generic.cc, isa_avx2.cc and
+// isa_avx512.cc, each with its own -m flags (kernels.cmake). Everything in those headers lives in an unnamed namespace
+// and calls no inline function of another header: an inline function with external linkage, compiled with AVX flags,
+// could be the copy the linker keeps for everybody, and then crash on a CPU without AVX.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace dcoll::kernels {
+
+// `scale` of the public contract, already checked and prepared for the dtype.
+struct Scale {
+  bool active;      // false: leave the value untouched
+  double factor;    // floating types multiply by this
+  int64_t divisor;  // integers divide by this, >= 1
+};
+
+// Reduces n_srcs (>= 1) sources into n_dsts (>= 1) destinations.
+using ReduceFn = void (*)(char* const* dsts, size_t n_dsts, const char* const* srcs, size_t n_srcs, size_t count,
+                          const Scale& scale);
+using CastFn = void (*)(char* dst, const char* src, size_t count);
+
+inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
+
+struct Kernels {
+  const char* isa;
+  ReduceFn reduce[kNumDTypes][kNumReduceOps];
+  CastFn cast[kNumFloatTypes][kNumFloatTypes];  // [source][destination]; null on the diagonal, which is a copy
+};
+
+const Kernels& generic_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+// The variant in force; defined in dispatch.cc beside active_isa() and set_isa().
+const Kernels& active_kernels();
+
+}  // namespace dcoll::kernels

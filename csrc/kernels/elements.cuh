@@ -1,0 +1,88 @@
+// What the CUDA kernels share: 16-byte vectors of elements, conversion to the type computed in, and how many lead up to
+// an aligned address.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dcoll::kernels::cuda {
+
+inline constexpr int kThreads = 256;
+inline constexpr size_t kVectorBytes = 16;  // the widest load a thread has
+
+// N elements, loaded and stored as one.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T v[N];
+};
+
+// The lane an element is computed in: float32 for 16-bit floats, the element's own type otherwise.
+template <class T>
+struct LaneOf {
+  using Type = T;
+};
+template <>
+struct LaneOf<__half> {
+  using Type = float;
+};
+template <>
+struct LaneOf<__nv_bfloat16> {
+  using Type = float;
+};
+template <class T>
+using Lane = typename LaneOf<T>::Type;
+
+// float64 to float32, rounding to odd: towards zero, and the last bit set if that was inexact. Rounding the result once
+// more, to 16 bits, then gives what rounding once would have (see narrow_double in simd_kernels.h).
+__device__ inline float round_to_odd(double x) {
+  const float toward_zero = __double2float_rz(x);
+  const bool inexact = static_cast<double>(toward_zero) != x;
+  return __int_as_float(__float_as_int(toward_zero) | (inexact ? 1 : 0));
+}
+
+template <class To, class From>
+struct Convert {
+  __device__ static To apply(From x) { return static_cast<To>(x); }
+};
+template <class To>
+struct Convert<To, __half> {
+  __device__ static To apply(__half x) { return Convert<To, float>::apply(__half2float(x)); }
+};
+template <class To>
+struct Convert<To, __nv_bfloat16> {
+  __device__ static To apply(__nv_bfloat16 x) { return Convert<To, float>::apply(__bfloat162float(x)); }
+};
+template <>
+struct Convert<__half, float> {
+  __device__ static __half apply(float x) { return __float2half_rn(x); }
+};
+template <>
+struct Convert<__nv_bfloat16, float> {
+  __device__ static __nv_bfloat16 apply(float x) { return __float2bfloat16_rn(x); }
+};
+template <>
+struct Convert<__half, double> {
+  __device__ static __half apply(double x) { return __float2half_rn(round_to_odd(x)); }
+};
+template <>
+struct Convert<__nv_bfloat16, double> {
+  __device__ static __nv_bfloat16 apply(double x) { return __float2bfloat16_rn(round_to_odd(x)); }
+};
+
+// How many bytes lead from `address` to a multiple of `alignment`, a power of two.
+inline size_t bytes_to_alignment(const void* address, size_t alignment) {
+  return -reinterpret_cast<uintptr_t>(address) & (alignment - 1);
+}
+
+// Blocks for `work` threads: enough to fill the device, each thread striding over the rest.
+inline unsigned blocks_for(size_t work, int multiprocessors) {
+  constexpr size_t kBlocksPerMultiprocessor = 8;  // 8 x 256 threads is all that a multiprocessor holds
+  const size_t wanted = (work + kThreads - 1) / kThreads;
+  const size_t most = kBlocksPerMultiprocessor * static_cast<size_t>(multiprocessors);
+  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+}  // namespace dcoll::kernels::cuda

@@ -1,0 +1,12 @@
+// The `scale` argument of the kernels, checked and prepared for a dtype. Shared by the CPU kernels and their CUDA
+// twins.
+#pragma once
+
+#include "kernels/dispatch.h"
+
+namespace dcoll::kernels {
+
+// Throws ArgumentError when the dtype cannot be scaled like that: bool by anything but 1, integers by anything but 1/n.
+Scale prepare_scale(DType dtype, double scale);
+
+}  // namespace dcoll::kernels

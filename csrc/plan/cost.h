@@ -1,0 +1,24 @@
+// How long a collective takes, predicted by simulating its schedules: the algorithm is written once, as data, and its
+// cost follows from it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "plan/schedule.h"
+#include "plan/topology.h"
+
+namespace dcoll::plan {
+
+inline constexpr uint64_t kDefaultSliceBytes = 256 << 10;
+
+// Microseconds until the last rank is done. `bytes`: the larger of a rank's input and output. slice_bytes: the longest
+// message. A rank is one CPU that serves its channels in the order in which their steps become possible.
+// Throws ArgumentError when topology and schedules differ in the number of ranks, or the schedules deadlock.
+double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Topology& topology,
+                  uint64_t slice_bytes = kDefaultSliceBytes);
+
+// What one rank posts to others, in units of the buffer: 2(n-1)/n for a ring all-reduce.
+double sent_share(const Schedule& schedule);
+
+}  // namespace dcoll::plan

@@ -1,0 +1,43 @@
+// Who sits where, and what moving a message costs there. Plain data: measured by the engine, typed in by a test.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dcoll::plan {
+
+// LogGP (A. Alexandrov et al., SPAA 1995): a message of m bytes keeps its sender busy for overhead + m * beta, reaches
+// the receiver alpha later, and costs the receiver overhead to take. beta grows by the share `fan_in` for every further
+// rank that also sends to the same receiver.
+struct LinkModel {
+  double alpha_us = 0;
+  double overhead_us = 0;
+  double beta_us_per_byte = 0;
+  double fan_in = 0;
+};
+
+struct Topology {
+  uint32_t num_ranks = 1;
+  std::vector<uint32_t> node_of_rank = {0};
+  // Between ranks of one node (the CPU copies) and of different nodes (the node's network card moves the bytes, one
+  // message at a time, while the CPU goes on). The defaults are of the right order for a server and a 100 Gbit/s
+  // network.
+  LinkModel memory{.alpha_us = 0.5, .overhead_us = 0.2, .beta_us_per_byte = 1e-4, .fan_in = 0.02};
+  LinkModel network{.alpha_us = 5, .overhead_us = 0.5, .beta_us_per_byte = 8e-5, .fan_in = 0.05};
+  double gamma_us_per_byte = 5e-5;  // one pass of the CPU over received or local data: reduce, store or copy
+
+  bool same_node(uint32_t a, uint32_t b) const { return node_of_rank[a] == node_of_rank[b]; }
+  const LinkModel& link(uint32_t a, uint32_t b) const { return same_node(a, b) ? memory : network; }
+
+  // n ranks, the first ranks_per_node on node 0, and so on.
+  static Topology blocks(uint32_t n, uint32_t ranks_per_node) {
+    Topology topology;
+    topology.num_ranks = n;
+    topology.node_of_rank.resize(n);
+    for (uint32_t r = 0; r < n; ++r) topology.node_of_rank[r] = r / ranks_per_node;
+    return topology;
+  }
+  static Topology one_node(uint32_t n) { return blocks(n, n == 0 ? 1 : n); }
+};
+
+}  // namespace dcoll::plan

@@ -1,0 +1,21 @@
+#include "transport/local.h"
+
+#include "transport/mapped.h"
+
+namespace dcoll {
+
+std::vector<Endpoint> connect_local(int n, const MappedOptions& options) {
+  const RegionLayout layout(n, options);
+  std::vector<std::shared_ptr<Region>> regions;
+  for (int rank = 0; rank < n; ++rank) {
+    regions.push_back(std::make_shared<Region>(-1, layout.region_bytes));
+    regions.back()->initialize(rank);
+  }
+  std::vector<Endpoint> endpoints;
+  for (int rank = 0; rank < n; ++rank) {
+    endpoints.push_back(make_mapped_endpoint("local", MappedWorld{rank, layout, regions}, nullptr));
+  }
+  return endpoints;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,251 @@
+#include "transport/mapped.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "transport/futex.h"
+
+namespace dcoll {
+namespace {
+
+constexpr uint64_t make_stamp(uint64_t sequence, size_t bytes) { return sequence << 32 | bytes; }
+constexpr uint32_t stamp_sequence(uint64_t stamp) { return static_cast<uint32_t>(stamp >> 32); }
+constexpr size_t stamp_bytes(uint64_t stamp) { return static_cast<uint32_t>(stamp); }
+
+std::byte* payload(SlotHeader& slot, size_t bytes) {
+  return bytes <= SlotHeader::kInlineBytes ? slot.inline_data : reinterpret_cast<std::byte*>(&slot + 1);
+}
+
+RingHead& ring_head(std::byte* ring) { return *reinterpret_cast<RingHead*>(ring); }
+
+// At most FailureNotice::kTextBytes, never cutting a UTF-8 character (the text becomes a Python string).
+size_t notice_length(const std::string& text) {
+  if (text.size() <= FailureNotice::kTextBytes) return text.size();
+  size_t length = FailureNotice::kTextBytes;
+  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
+  return length;
+}
+
+}  // namespace
+
+MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world,
+                                 std::unique_ptr<PeerWatch> watch)
+    : name_(name), world_(std::move(world)), watch_(std::move(watch)), owner_pid_(getpid()) {
+  const RegionLayout& layout = world_->layout;
+  const size_t count = static_cast<size_t>(layout.size) * kAllChannels;
+  outgoing_.reserve(count);
+  incoming_.reserve(count);
+  std::byte* own = world_->regions[static_cast<size_t>(rank())]->base();
+  for (int peer = 0; peer < size(); ++peer) {
+    std::byte* theirs = world_->regions[static_cast<size_t>(peer)]->base();
+    for (int channel = 0; channel < kAllChannels; ++channel) {
+      outgoing_.push_back({.ring = theirs + layout.ring_offset(rank(), channel)});
+      incoming_.push_back({.ring = own + layout.ring_offset(peer, channel)});
+    }
+  }
+  posted_recvs_.resize(count * static_cast<size_t>(layout.slots));
+}
+
+MappedTransport::~MappedTransport() {
+  // A forked child (a data loader's worker, say) inherits this object. Its end is not the end of the rank.
+  if (getpid() != owner_pid_) return;
+  world_->regions[static_cast<size_t>(rank())]->header().state.store(RegionHeader::kClosed, std::memory_order_release);
+  for (const auto& region : world_->regions) region->ring();
+}
+
+size_t MappedTransport::index(int peer, int channel) const {
+  if (peer < 0 || peer >= size() || channel < 0 || channel >= kAllChannels) {
+    throw ArgumentError("no such FIFO: peer " + std::to_string(peer) + " (of " + std::to_string(size()) +
+                        "), channel " + std::to_string(channel) + " (of " + std::to_string(kAllChannels) + ")");
+  }
+  return static_cast<size_t>(peer) * kAllChannels + static_cast<size_t>(channel);
+}
+
+void MappedTransport::check_length(size_t bytes) const {
+  if (bytes < 1 || bytes > max_message_bytes()) {
+    throw ArgumentError("a message of " + std::to_string(bytes) + " bytes cannot be sent; allowed are 1 to " +
+                        std::to_string(max_message_bytes()) + " (DCOLL_SLICE_KB)");
+  }
+}
+
+SlotHeader& MappedTransport::slot_at(std::byte* ring, size_t slot) const {
+  return *reinterpret_cast<SlotHeader*>(ring + sizeof(RingHead) + slot * world_->layout.slot_stride);
+}
+
+std::string MappedTransport::peer_name(int peer) const {
+  const int pid =
+      watch_ ? watch_->pid(peer) : static_cast<int>(world_->regions[static_cast<size_t>(peer)]->header().pid);
+  return "local rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + ")";
+}
+
+// ---- Sending ----
+
+bool MappedTransport::has_room(int peer, int channel, Outgoing& out) {
+  const auto slots = static_cast<uint64_t>(world_->layout.slots);
+  if (out.posted - out.known_popped < slots) return true;
+  const uint64_t popped = ring_head(out.ring).popped.load(std::memory_order_acquire);
+  if (popped < out.known_popped || popped > out.posted) {
+    throw TransportError(peer_name(peer) + " claims to have received " + std::to_string(popped) +
+                         " messages on channel " + std::to_string(channel) + ", of " + std::to_string(out.posted) +
+                         " sent: its shared memory is corrupted");
+  }
+  out.known_popped = popped;
+  return out.posted - popped < slots;
+}
+
+void MappedTransport::publish(int peer, Outgoing& out, size_t bytes) {
+  slot_at(out.ring, out.slot).stamp.store(make_stamp(out.posted + 1, bytes), std::memory_order_release);
+  ++out.posted;
+  if (++out.slot == static_cast<size_t>(world_->layout.slots)) out.slot = 0;
+  world_->regions[static_cast<size_t>(peer)]->ring();
+}
+
+bool MappedTransport::post_send(int peer, int channel, const void* data, size_t bytes) {
+  Outgoing& out = outgoing_[index(peer, channel)];
+  check_length(bytes);
+  if (out.acquired != 0) throw TransportError("post_send between acquire_send and commit_send on the same FIFO");
+  if (!has_room(peer, channel, out)) return false;
+  std::memcpy(payload(slot_at(out.ring, out.slot), bytes), data, bytes);
+  publish(peer, out, bytes);
+  return true;
+}
+
+std::byte* MappedTransport::acquire_send(int peer, int channel, size_t bytes) {
+  Outgoing& out = outgoing_[index(peer, channel)];
+  check_length(bytes);
+  if (out.acquired != 0 && out.acquired != bytes) {
+    throw TransportError("acquire_send of " + std::to_string(bytes) + " bytes before commit_send of the " +
+                         std::to_string(out.acquired) + " bytes acquired first");
+  }
+  if (out.acquired == 0 && !has_room(peer, channel, out)) return nullptr;
+  out.acquired = bytes;
+  return payload(slot_at(out.ring, out.slot), bytes);
+}
+
+void MappedTransport::commit_send(int peer, int channel) {
+  Outgoing& out = outgoing_[index(peer, channel)];
+  if (out.acquired == 0) throw TransportError("commit_send without acquire_send");
+  publish(peer, out, std::exchange(out.acquired, 0));
+}
+
+uint64_t MappedTransport::posted(int peer, int channel) const { return outgoing_[index(peer, channel)].posted; }
+
+// ---- Receiving ----
+
+MappedTransport::PostedRecv& MappedTransport::posted_recv(size_t index, uint64_t message) {
+  const auto slots = static_cast<size_t>(world_->layout.slots);
+  return posted_recvs_[index * slots + message % slots];
+}
+
+bool MappedTransport::post_recv(int peer, int channel, void* dst, size_t bytes) {
+  const size_t i = index(peer, channel);
+  check_length(bytes);
+  Incoming& in = incoming_[i];
+  if (in.expected - in.popped >= static_cast<uint64_t>(world_->layout.slots)) return false;
+  posted_recv(i, in.expected) = {dst, bytes};
+  ++in.expected;
+  return true;
+}
+
+const std::byte* MappedTransport::front(int peer, int channel) {
+  const size_t i = index(peer, channel);
+  Incoming& in = incoming_[i];
+  if (in.front != nullptr) return in.front;
+  if (in.expected == in.popped) return nullptr;
+  SlotHeader& slot = slot_at(in.ring, in.slot);
+  const uint64_t stamp = slot.stamp.load(std::memory_order_acquire);
+  if (stamp_sequence(stamp) != static_cast<uint32_t>(in.popped + 1)) return nullptr;
+  const PostedRecv& wanted = posted_recv(i, in.popped);
+  // Also the bounds check: post_recv admitted no length that does not fit a slot.
+  if (stamp_bytes(stamp) != wanted.bytes) {
+    throw TransportError(peer_name(peer) + " sent " + std::to_string(stamp_bytes(stamp)) + " bytes on channel " +
+                         std::to_string(channel) + " where local rank " + std::to_string(rank()) + " expected " +
+                         std::to_string(wanted.bytes) + ": the ranks disagree about the operation");
+  }
+  const std::byte* data = payload(slot, wanted.bytes);
+  if (wanted.dst != nullptr) {
+    std::memcpy(wanted.dst, data, wanted.bytes);
+    data = static_cast<const std::byte*>(wanted.dst);
+  }
+  in.front = data;
+  return data;
+}
+
+void MappedTransport::pop(int peer, int channel) {
+  Incoming& in = incoming_[index(peer, channel)];
+  if (in.front == nullptr) throw TransportError("pop before front returned the message");
+  in.front = nullptr;
+  ++in.popped;
+  if (++in.slot == static_cast<size_t>(world_->layout.slots)) in.slot = 0;
+  ring_head(in.ring).popped.store(in.popped, std::memory_order_release);
+  world_->regions[static_cast<size_t>(peer)]->ring();
+}
+
+// ---- Sleeping ----
+
+uint32_t MappedTransport::prepare_wait() {
+  return world_->regions[static_cast<size_t>(rank())]->header().doorbell.load(std::memory_order_acquire);
+}
+
+void MappedTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
+  RegionHeader& own = world_->regions[static_cast<size_t>(rank())]->header();
+  own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (own.doorbell.load(std::memory_order_seq_cst) == ticket) futex_wait(own.doorbell, ticket, limit);
+  own.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void MappedTransport::wake() { world_->regions[static_cast<size_t>(rank())]->ring(); }
+
+// ---- Failures ----
+
+void MappedTransport::check_peers() {
+  // A death is the cause and closings are its consequence, so deaths are looked for first.
+  std::vector<int> ended;
+  if (watch_) ended = watch_->ended();
+  int closed = -1;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const auto& state = world_->regions[static_cast<size_t>(peer)]->header().state;
+    if (state.load(std::memory_order_acquire) == RegionHeader::kClosed) {
+      if (closed < 0) closed = peer;
+    } else if (std::find(ended.begin(), ended.end(), peer) != ended.end()) {
+      throw PeerError(peer_name(peer) + " died: its process ended without closing its communicator");
+    }
+  }
+  if (closed >= 0) throw PeerError(peer_name(closed) + " closed its communicator");
+}
+
+void MappedTransport::post_failure(const std::string& text) {
+  if (std::exchange(failure_posted_, true)) return;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const Region& region = *world_->regions[static_cast<size_t>(peer)];
+    FailureNotice& notice = region.header().failure;
+    uint32_t none = FailureNotice::kNone;
+    if (!notice.state.compare_exchange_strong(none, FailureNotice::kWriting, std::memory_order_acq_rel)) continue;
+    notice.length = static_cast<uint32_t>(notice_length(text));
+    std::memcpy(notice.text, text.data(), notice.length);
+    notice.state.store(FailureNotice::kReady, std::memory_order_release);
+    region.ring();
+  }
+}
+
+std::string MappedTransport::poll_failure() {
+  const FailureNotice& notice = world_->regions[static_cast<size_t>(rank())]->header().failure;
+  if (notice.state.load(std::memory_order_acquire) != FailureNotice::kReady) return {};
+  return std::string(notice.text, std::min<size_t>(notice.length, FailureNotice::kTextBytes));
+}
+
+Endpoint make_mapped_endpoint(const char* name, MappedWorld world, std::unique_ptr<PeerWatch> watch) {
+  auto shared = std::make_shared<const MappedWorld>(std::move(world));
+  Endpoint endpoint;
+  endpoint.transport = std::make_unique<MappedTransport>(name, shared, std::move(watch));
+  endpoint.window = std::make_shared<MappedWindow>(shared);
+  return endpoint;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,147 @@
+// Transport and Window over regions (region.h) that all ranks of a node have mapped. local.cc and shm.cc differ only in
+// where the mappings come from and in how the end of a peer is noticed.
+//
+// Messages. post_send copies into a slot of the receiver's region, so the caller's memory is free at once and
+// sent() == posted(). Memory order: the sender writes the payload, then the slot's stamp (release); the receiver reads
+// the stamp (acquire), then the payload; it reads or copies the payload, then advances `popped` (release); the sender
+// reads `popped` (acquire), then overwrites the slot. So whatever a rank wrote before post_send/commit_send is visible
+// to the receiver after front() returned that message.
+//
+// Sleeping. Every action towards a rank (message, freed slot, board, failure, closing) ends with ring(): increment the
+// rank's doorbell, then look whether it has sleepers, and only then pay for the system call that wakes them. A sleeper
+// registers in `sleepers`, then looks whether the doorbell still equals its ticket, then sleeps on it. All four
+// accesses are seq_cst, so they have one total order (Dekker): either the sleeper sees the new doorbell, or the ringer
+// sees the sleeper. In the remaining window, between the sleeper's look and its falling asleep, the kernel compares the
+// doorbell again (futex). An action after the ticket was drawn therefore always ends the wait; one before it is visible
+// to the checks the caller makes between prepare_wait() and wait(), for drawing the ticket acquires what ringing
+// released.
+//
+// Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait() and wait(), which
+// may run at any time on any thread: they touch nothing but the doorbell. Window::alloc, Window::free and
+// Window::notify_all lock for themselves or need no lock. The destructor must not run beside any of them.
+//
+// Values a peer wrote (lengths, counts) are checked before they are used; a peer can send wrong data, but not make this
+// process read or write outside its regions.
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/region.h"
+
+namespace dcoll {
+
+// Tells whether a peer's process has ended. Only shm has one: threads of this process cannot die alone.
+class PeerWatch {
+ public:
+  virtual ~PeerWatch() = default;
+  virtual std::vector<int> ended() = 0;  // local ranks, without waiting
+  virtual int pid(int peer) const = 0;   // as seen from this process
+};
+
+// What one rank holds: its own region and the mappings of its peers'.
+struct MappedWorld {
+  int rank;
+  RegionLayout layout;
+  std::vector<std::shared_ptr<Region>> regions;  // by local rank
+};
+
+class MappedTransport final : public Transport {
+ public:
+  MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world, std::unique_ptr<PeerWatch> watch);
+  ~MappedTransport() override;  // closes: the peers' check_peers() will say so
+
+  int rank() const override { return world_->rank; }
+  int size() const override { return world_->layout.size; }
+  const char* name() const override { return name_; }
+  size_t max_message_bytes() const override { return world_->layout.slot_bytes; }
+
+  bool post_send(int peer, int channel, const void* data, size_t bytes) override;
+  std::byte* acquire_send(int peer, int channel, size_t bytes) override;
+  void commit_send(int peer, int channel) override;
+  uint64_t posted(int peer, int channel) const override;
+  uint64_t sent(int peer, int channel) override { return posted(peer, channel); }
+
+  bool post_recv(int peer, int channel, void* dst, size_t bytes) override;
+  const std::byte* front(int peer, int channel) override;
+  void pop(int peer, int channel) override;
+
+  void progress() override {}
+
+  uint32_t prepare_wait() override;
+  void wait(uint32_t ticket, std::chrono::microseconds limit) override;
+  void wake() override;
+
+  void check_peers() override;
+  void post_failure(const std::string& text) override;
+  std::string poll_failure() override;
+
+ private:
+  // The sending end of a ring, which lies in the receiver's region.
+  struct Outgoing {
+    std::byte* ring;
+    uint64_t posted = 0;        // messages published
+    uint64_t known_popped = 0;  // last seen value of the receiver's count; read again only when the ring looks full
+    size_t slot = 0;            // posted % slots
+    size_t acquired = 0;        // length of the message being composed; 0: none
+  };
+  // The receiving end, in this rank's own region. Posted receives are popped .. expected.
+  struct Incoming {
+    std::byte* ring;
+    uint64_t popped = 0;
+    uint64_t expected = 0;
+    size_t slot = 0;                   // popped % slots
+    const std::byte* front = nullptr;  // what front() returned, until pop()
+  };
+  struct PostedRecv {
+    void* dst;
+    size_t bytes;
+  };
+
+  size_t index(int peer, int channel) const;
+  void check_length(size_t bytes) const;
+  bool has_room(int peer, int channel, Outgoing& out);
+  SlotHeader& slot_at(std::byte* ring, size_t slot) const;
+  void publish(int peer, Outgoing& out, size_t bytes);
+  PostedRecv& posted_recv(size_t index, uint64_t message);
+  std::string peer_name(int peer) const;
+
+  const char* name_;
+  const std::shared_ptr<const MappedWorld> world_;
+  const std::unique_ptr<PeerWatch> watch_;
+  const pid_t owner_pid_;
+  bool failure_posted_ = false;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::vector<PostedRecv> posted_recvs_;  // `slots` per (peer, channel), circular
+};
+
+class MappedWindow final : public Window {
+ public:
+  explicit MappedWindow(std::shared_ptr<const MappedWorld> world);
+
+  int local_rank() const override { return world_->rank; }
+  int local_size() const override { return world_->layout.size; }
+  std::byte* base(int local_rank) const override;
+  size_t arena_bytes() const override { return world_->layout.arena_bytes; }
+  BoardEntry& board(int local_rank) override;
+  void notify_all() override;
+  std::byte* alloc(size_t bytes) override;
+  void free(std::byte* block) override;
+
+ private:
+  const std::shared_ptr<const MappedWorld> world_;
+  std::mutex mutex_;                 // guards the two maps; the pages need no lock
+  std::map<size_t, size_t> free_;    // offset -> bytes, neighbours merged
+  std::map<size_t, size_t> in_use_;  // offset -> bytes
+};
+
+// Both halves over one world.
+Endpoint make_mapped_endpoint(const char* name, MappedWorld world, std::unique_ptr<PeerWatch> watch);
+
+}  // namespace dcoll

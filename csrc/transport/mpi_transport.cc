@@ -1,0 +1,409 @@
+// Messages between nodes: MPI point-to-point, one message per slice, the tag is the channel.
+//
+// Sends go out of the caller's memory (MPI_Isend), receives are posted ahead into their destination (MPI_Irecv), so the
+// library may move the bytes without a copy. FIFO order is MPI's own: messages of one (sender, communicator, tag) do
+// not overtake. Failure notices travel on a second communicator, where a receive from any source is always posted.
+#include "transport/mpi_transport.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/futex.h"
+#include "transport/mpi_requests.h"
+
+namespace dcoll {
+
+namespace {
+
+using std::chrono::microseconds;
+
+// A notice fits the eager limit of every MPI we know, so it leaves without the receiver's help.
+constexpr size_t kMaxNoticeBytes = 2000;
+// While nothing but the failure receive is outstanding, only every 16th progress() asks MPI: a message that never comes
+// must not cost a library call per loop.
+constexpr uint32_t kIdlePollStride = 16;
+// wait(): first give the core away, then sleep, longer and longer.
+constexpr uint32_t kYields = 32;
+constexpr microseconds kShortestNap{20};
+constexpr microseconds kLongestNap{100};
+// How long close() helps what is outstanding to finish before it lets go of it.
+constexpr std::chrono::milliseconds kCloseLimit{500};
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots);
+  ~MpiTransport() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const char* name() const override { return "mpi"; }
+  size_t max_message_bytes() const override { return max_message_bytes_; }
+
+  bool post_send(int peer, int channel, const void* data, size_t bytes) override;
+  std::byte* acquire_send(int peer, int channel, size_t bytes) override;
+  void commit_send(int peer, int channel) override;
+  uint64_t posted(int peer, int channel) const override;
+  uint64_t sent(int peer, int channel) override { return link(peer, channel).sent; }
+  bool post_recv(int peer, int channel, void* dst, size_t bytes) override;
+  const std::byte* front(int peer, int channel) override;
+  void pop(int peer, int channel) override;
+  void progress() override;
+  uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
+  void wait(uint32_t ticket, microseconds limit) override;
+  void wake() override;
+  // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports; a silent death is
+  // found by the engine's deadline, or by mpirun, which ends the job.
+  void check_peers() override {}
+  void post_failure(const std::string& text) override;
+  std::string poll_failure() override { return notice_text_; }
+
+  // Ends everything outstanding without waiting for peers longer than kCloseLimit.
+  void close() noexcept;
+
+ private:
+  size_t index(int peer, int channel) const;
+  Link& link(int peer, int channel);
+  void check_length(int peer, int channel, size_t bytes) const;
+  Room take_room();
+  void give_room(Room room) {
+    if (room) rooms_.push_back(std::move(room));
+  }
+  void start_send(Link& to, Operation operation);
+  void post_notice_receive();
+  void finish(const RequestSet::Completed& completed);
+  void finish_receive(Operation& operation, const MPI_Status& status);
+
+  MPI_Comm messages_ = MPI_COMM_NULL;
+  MPI_Comm notices_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+  size_t max_message_bytes_;
+  int slots_;
+  bool closed_ = false;
+  bool broken_ = false;  // a failure was seen, sent or received: peers may have messages under way to us for ever
+
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<Room> rooms_;  // free ones
+  RequestSet requests_;
+  uint32_t idle_polls_ = 0;
+
+  Operation notice_receive_;
+  std::vector<std::byte> notice_room_;
+  std::string notice_text_;              // received
+  std::vector<std::byte> own_notice_;    // posted; read by the sends. A vector, because moving it keeps its address
+  std::vector<Operation> notice_sends_;  // one per peer
+
+  std::atomic<uint32_t> wakes_{0};
+  std::atomic<uint32_t> naps_{0};  // waits since something last completed
+};
+
+// Transports not yet closed, for close_mpi_transports(). The lock is taken when one is made or closed, never per
+// message.
+std::mutex open_transports_lock;
+std::vector<MpiTransport*> open_transports;
+
+MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots)
+    : max_message_bytes_(max_message_bytes), slots_(slots), notice_room_(kMaxNoticeBytes) {
+  if (max_message_bytes == 0 || max_message_bytes > static_cast<size_t>(INT_MAX) || slots < 1) {
+    throw ArgumentError("MPI messages of " + std::to_string(max_message_bytes) + " bytes in " + std::to_string(slots) +
+                        " slots are not possible: 1 to " + std::to_string(INT_MAX) +
+                        " bytes and at least 1 slot are. Set DCOLL_SLICE_KB and DCOLL_SLOTS accordingly");
+  }
+  check_mpi(MPI_Comm_rank(parent, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(parent, &size_), "MPI_Comm_size");
+  check_mpi(MPI_Comm_dup(parent, &messages_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_dup(parent, &notices_), "MPI_Comm_dup");
+  links_.resize(static_cast<size_t>(size_) * kAllChannels);
+  post_notice_receive();
+  const std::lock_guard lock(open_transports_lock);
+  open_transports.push_back(this);
+}
+
+MpiTransport::~MpiTransport() {
+  close();
+  const std::lock_guard lock(open_transports_lock);
+  std::erase(open_transports, this);
+}
+
+size_t MpiTransport::index(int peer, int channel) const {
+  if (peer < 0 || peer >= size_ || channel < 0 || channel >= kAllChannels) {
+    throw ArgumentError("peer " + std::to_string(peer) + ", channel " + std::to_string(channel) +
+                        " does not exist: ranks are 0.." + std::to_string(size_ - 1) + ", channels 0.." +
+                        std::to_string(kAllChannels - 1));
+  }
+  return static_cast<size_t>(peer) * kAllChannels + static_cast<size_t>(channel);
+}
+
+Link& MpiTransport::link(int peer, int channel) {
+  std::unique_ptr<Link>& place = links_[index(peer, channel)];
+  if (!place) place = std::make_unique<Link>(slots_);
+  return *place;
+}
+
+void MpiTransport::check_length(int peer, int channel, size_t bytes) const {
+  if (closed_) throw TransportError("the MPI transport is closed; MPI was finalized before the communicator was");
+  if (bytes >= 1 && bytes <= max_message_bytes_) return;
+  throw ArgumentError("a message of " + std::to_string(bytes) + " bytes to or from rank " + std::to_string(peer) +
+                      " on channel " + std::to_string(channel) + " is not possible: 1 to " +
+                      std::to_string(max_message_bytes_) + " bytes are");
+}
+
+Room MpiTransport::take_room() {
+  if (rooms_.empty()) {
+    return Room(static_cast<std::byte*>(::operator new[](max_message_bytes_, std::align_val_t{64})));
+  }
+  Room room = std::move(rooms_.back());
+  rooms_.pop_back();
+  return room;
+}
+
+void MpiTransport::start_send(Link& to, Operation operation) {
+  operation.link = &to;
+  Operation& op = to.sends.push(std::move(operation));
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int code = MPI_Isend(op.data, static_cast<int>(op.bytes), MPI_BYTE, op.peer, op.channel, messages_, &request);
+  if (code != MPI_SUCCESS) {
+    to.sends.drop_back();
+    broken_ = true;
+    check_mpi(code, about(op));
+  }
+  ++to.posted;
+  requests_.add(request, op);
+}
+
+bool MpiTransport::post_send(int peer, int channel, const void* data, size_t bytes) {
+  check_length(peer, channel, bytes);
+  Link& to = link(peer, channel);
+  if (to.sends.size() + (to.staged ? 1 : 0) >= static_cast<size_t>(slots_)) return false;
+  Operation op;
+  op.peer = peer;
+  op.channel = channel;
+  op.data = static_cast<std::byte*>(const_cast<void*>(data));
+  op.bytes = bytes;
+  start_send(to, std::move(op));
+  return true;
+}
+
+std::byte* MpiTransport::acquire_send(int peer, int channel, size_t bytes) {
+  check_length(peer, channel, bytes);
+  Link& to = link(peer, channel);
+  if (!to.staged) {
+    if (to.sends.full()) return nullptr;
+    to.staged = take_room();
+  }
+  to.staged_bytes = bytes;
+  return to.staged.get();
+}
+
+void MpiTransport::commit_send(int peer, int channel) {
+  Link& to = link(peer, channel);
+  if (!to.staged) {
+    throw ArgumentError("commit_send to rank " + std::to_string(peer) + " on channel " + std::to_string(channel) +
+                        " without acquire_send before it");
+  }
+  Operation op;
+  op.peer = peer;
+  op.channel = channel;
+  op.data = to.staged.get();
+  op.bytes = to.staged_bytes;
+  op.room = std::move(to.staged);
+  start_send(to, std::move(op));
+}
+
+uint64_t MpiTransport::posted(int peer, int channel) const {
+  const std::unique_ptr<Link>& place = links_[index(peer, channel)];
+  return place ? place->posted : 0;
+}
+
+bool MpiTransport::post_recv(int peer, int channel, void* dst, size_t bytes) {
+  check_length(peer, channel, bytes);
+  Link& from = link(peer, channel);
+  if (from.receives.full()) return false;
+  Operation fresh;
+  fresh.kind = Operation::Kind::kReceive;
+  fresh.peer = peer;
+  fresh.channel = channel;
+  fresh.link = &from;
+  fresh.bytes = bytes;
+  if (dst == nullptr) fresh.room = take_room();
+  fresh.data = dst ? static_cast<std::byte*>(dst) : fresh.room.get();
+  Operation& op = from.receives.push(std::move(fresh));
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int code = MPI_Irecv(op.data, static_cast<int>(bytes), MPI_BYTE, peer, channel, messages_, &request);
+  if (code != MPI_SUCCESS) {
+    from.receives.drop_back();
+    broken_ = true;
+    check_mpi(code, about(op));
+  }
+  requests_.add(request, op);
+  return true;
+}
+
+const std::byte* MpiTransport::front(int peer, int channel) {
+  Link& from = link(peer, channel);
+  if (from.receives.size() == 0 || !from.receives.front().done) return nullptr;
+  return from.receives.front().data;
+}
+
+void MpiTransport::pop(int peer, int channel) {
+  if (front(peer, channel) == nullptr) {
+    throw ArgumentError("pop of a message from rank " + std::to_string(peer) + " on channel " +
+                        std::to_string(channel) + " that has not arrived; call front() first");
+  }
+  give_room(link(peer, channel).receives.pop());
+}
+
+void MpiTransport::progress() {
+  if (requests_.empty()) return;
+  if (requests_.only(notice_receive_) && ++idle_polls_ % kIdlePollStride != 0) return;
+  // All completions are booked before the first error is thrown, so that the state stays consistent for close().
+  std::string first_error;
+  for (const RequestSet::Completed& completed : requests_.test()) {
+    naps_.store(0, std::memory_order_relaxed);
+    try {
+      finish(completed);
+    } catch (const Error& error) {
+      broken_ = true;
+      if (first_error.empty()) first_error = error.what();
+    }
+  }
+  if (!first_error.empty()) throw TransportError(first_error);
+}
+
+void MpiTransport::finish(const RequestSet::Completed& completed) {
+  Operation& op = *completed.operation;
+  switch (op.kind) {
+    case Operation::Kind::kSend:
+      check_mpi(completed.code, about(op));
+      op.done = true;
+      while (op.link->sends.size() > 0 && op.link->sends.front().done) {
+        give_room(op.link->sends.pop());
+        ++op.link->sent;
+      }
+      return;
+    case Operation::Kind::kReceive:
+      check_mpi(completed.code, about(op));
+      finish_receive(op, completed.status);
+      return;
+    case Operation::Kind::kNoticeSend:
+      return;  // best effort: a peer that cannot be told is gone, and will be missed elsewhere
+    case Operation::Kind::kNoticeReceive: {
+      check_mpi(completed.code, about(op));
+      int bytes = 0;
+      MPI_Get_count(&completed.status, MPI_BYTE, &bytes);
+      notice_text_.assign(reinterpret_cast<const char*>(notice_room_.data()), static_cast<size_t>(bytes));
+      broken_ = true;
+      return;
+    }
+  }
+}
+
+void MpiTransport::finish_receive(Operation& op, const MPI_Status& status) {
+  int bytes = 0;
+  check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), about(op));
+  if (static_cast<size_t>(bytes) != op.bytes) {
+    throw TransportError("rank " + std::to_string(op.peer) + " sent " + std::to_string(bytes) + " bytes on channel " +
+                         std::to_string(op.channel) + " where " + std::to_string(op.bytes) +
+                         " were expected. Run the same dcoll version with the same DCOLL_* settings on every rank");
+  }
+  op.done = true;
+}
+
+// MPI offers nothing to sleep on, so this only gives time away in small portions; the caller polls again after each. It
+// runs without the owner's lock and therefore calls no MPI.
+void MpiTransport::wait(uint32_t ticket, microseconds limit) {
+  if (limit.count() <= 0 || wakes_.load(std::memory_order_acquire) != ticket) return;
+  const uint32_t naps = naps_.fetch_add(1, std::memory_order_relaxed);
+  if (naps < kYields) {
+    sched_yield();
+    return;
+  }
+  const microseconds nap = std::min({limit, kLongestNap, kShortestNap + microseconds(naps - kYields)});
+  futex_wait(wakes_, ticket, nap);
+}
+
+void MpiTransport::wake() {
+  wakes_.fetch_add(1, std::memory_order_release);
+  futex_wake_all(wakes_);
+}
+
+void MpiTransport::post_notice_receive() {
+  notice_receive_.kind = Operation::Kind::kNoticeReceive;
+  notice_receive_.peer = -1;
+  notice_receive_.bytes = kMaxNoticeBytes;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Irecv(notice_room_.data(), static_cast<int>(kMaxNoticeBytes), MPI_BYTE, MPI_ANY_SOURCE, 0, notices_,
+                      &request),
+            "MPI receive of failure notices");
+  requests_.add(request, notice_receive_);
+}
+
+void MpiTransport::post_failure(const std::string& text) {
+  if (closed_ || !notice_sends_.empty()) return;
+  broken_ = true;
+  size_t bytes = std::min(text.size(), kMaxNoticeBytes);
+  while (bytes < text.size() && bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80)
+    --bytes;  // UTF-8
+  const std::string notice = bytes == 0 ? "unknown failure" : text.substr(0, bytes);
+  const auto* characters = reinterpret_cast<const std::byte*>(notice.data());
+  own_notice_.assign(characters, characters + notice.size());
+  notice_sends_.resize(static_cast<size_t>(size_));
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    Operation& op = notice_sends_[static_cast<size_t>(peer)];
+    op.kind = Operation::Kind::kNoticeSend;
+    op.peer = peer;
+    MPI_Request request = MPI_REQUEST_NULL;
+    // An error is not reported: the peer that cannot be reached may be the failure itself, the others still must hear.
+    if (MPI_Isend(own_notice_.data(), static_cast<int>(own_notice_.size()), MPI_BYTE, peer, 0, notices_, &request) ==
+        MPI_SUCCESS) {
+      requests_.add(request, op);
+    }
+  }
+}
+
+void MpiTransport::close() noexcept {
+  if (closed_) return;
+  closed_ = true;
+  int finalized = 0;
+  if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
+  const bool clean = requests_.abandon(kCloseLimit);
+  if (clean && !broken_) {
+    MPI_Comm_free(&messages_);
+    MPI_Comm_free(&notices_);
+    return;
+  }
+  // After a failure the communicators stay: freed, their identity could be given to a new one, which a late message of
+  // the old one would then reach. The buffers that notices still use stay with them.
+  keep_forever(std::move(notice_room_));
+  keep_forever(std::move(own_notice_));
+}
+
+}  // namespace
+
+void check_mpi(int code, const std::string& what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  throw TransportError(
+      what + " failed: " +
+      (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
+}
+
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots) {
+  return std::make_unique<MpiTransport>(parent, max_message_bytes, slots);
+}
+
+void close_mpi_transports() {
+  const std::lock_guard lock(open_transports_lock);
+  for (MpiTransport* transport : open_transports) transport->close();
+}
+
+}  // namespace dcoll

@@ -1,0 +1,182 @@
+#include "transport/router.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace dcoll {
+namespace {
+
+using std::chrono::microseconds;
+
+// MPI cannot be slept on, so a rank with peers of both kinds sleeps on its local doorbell for a short while and then
+// looks at MPI. The interval doubles while nothing arrives: short in the middle of a collective, cheap in long idle
+// times.
+constexpr microseconds kShortestSleep{50};
+constexpr microseconds kLongestSleep{200};
+
+class Router final : public Transport {
+ public:
+  Router(int rank, int size, std::unique_ptr<Transport> local, const std::vector<int>& local_ranks,
+         std::unique_ptr<Transport> remote)
+      : rank_(rank), local_(std::move(local)), remote_(std::move(remote)), routes_(static_cast<size_t>(size)) {
+    if (remote_) {
+      for (int peer = 0; peer < size; ++peer) route(peer) = {remote_.get(), peer};
+    }
+    if (local_) {
+      for (size_t i = 0; i < local_ranks.size(); ++i) route(local_ranks[i]) = {local_.get(), static_cast<int>(i)};
+    }
+    remote_used_ = std::any_of(routes_.begin(), routes_.end(),
+                               [&](const Route& r) { return r.medium != nullptr && r.medium == remote_.get(); });
+    sleeps_on_ = local_ ? local_.get() : remote_.get();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(routes_.size()); }
+  const char* name() const override { return "router"; }
+  size_t max_message_bytes() const override {
+    size_t least = SIZE_MAX;
+    for_each([&](const Transport& medium) { least = std::min(least, medium.max_message_bytes()); });
+    return least;
+  }
+
+  bool post_send(int peer, int channel, const void* data, size_t bytes) override {
+    const Route& to = checked_route(peer);
+    return to.medium->post_send(to.peer, channel, data, bytes);
+  }
+  std::byte* acquire_send(int peer, int channel, size_t bytes) override {
+    const Route& to = checked_route(peer);
+    return to.medium->acquire_send(to.peer, channel, bytes);
+  }
+  void commit_send(int peer, int channel) override {
+    const Route& to = checked_route(peer);
+    to.medium->commit_send(to.peer, channel);
+  }
+  uint64_t posted(int peer, int channel) const override {
+    const Route& to = checked_route(peer);
+    return to.medium->posted(to.peer, channel);
+  }
+  uint64_t sent(int peer, int channel) override {
+    const Route& to = checked_route(peer);
+    return to.medium->sent(to.peer, channel);
+  }
+  bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
+    const Route& from = checked_route(peer);
+    return from.medium->post_recv(from.peer, channel, dst, bytes);
+  }
+  const std::byte* front(int peer, int channel) override {
+    const Route& from = checked_route(peer);
+    const std::byte* data = from.medium->front(from.peer, channel);
+    if (data != nullptr) sleep_us_.store(kShortestSleep.count(), std::memory_order_relaxed);
+    return data;
+  }
+  void pop(int peer, int channel) override {
+    const Route& from = checked_route(peer);
+    from.medium->pop(from.peer, channel);
+  }
+
+  void progress() override {
+    for_each([](Transport& medium) { medium.progress(); });
+  }
+
+  // The ticket is that of the one medium slept on.
+  uint32_t prepare_wait() override { return sleeps_on_->prepare_wait(); }
+  void wait(uint32_t ticket, microseconds limit) override {
+    if (sleeps_on_ == local_.get() && remote_used_) {
+      const auto sleep = sleep_us_.load(std::memory_order_relaxed);
+      sleep_us_.store(std::min<int64_t>(2 * sleep, kLongestSleep.count()), std::memory_order_relaxed);
+      limit = std::min(limit, microseconds(sleep));
+    }
+    sleeps_on_->wait(ticket, limit);
+  }
+  void wake() override { sleeps_on_->wake(); }
+
+  void check_peers() override {
+    for_each([](Transport& medium) { medium.check_peers(); });
+  }
+  void post_failure(const std::string& text) override {
+    for_each([&](Transport& medium) { medium.post_failure(text); });
+  }
+  // A notice may come through both media; the first that was seen stays the one that is told.
+  std::string poll_failure() override {
+    if (failure_.empty() && local_) failure_ = local_->poll_failure();
+    if (failure_.empty() && remote_) failure_ = remote_->poll_failure();
+    return failure_;
+  }
+
+ private:
+  struct Route {
+    Transport* medium = nullptr;
+    int peer = 0;  // as that medium numbers it
+  };
+
+  template <class F>
+  void for_each(F f) const {
+    if (local_) f(*local_);
+    if (remote_) f(*remote_);
+  }
+  Route& route(int peer) { return routes_[static_cast<size_t>(peer)]; }
+  const Route& checked_route(int peer) const {
+    if (peer < 0 || peer >= size() || routes_[static_cast<size_t>(peer)].medium == nullptr) {
+      throw ArgumentError("no way to rank " + std::to_string(peer) + " of " + std::to_string(size()));
+    }
+    return routes_[static_cast<size_t>(peer)];
+  }
+
+  const int rank_;
+  const std::unique_ptr<Transport> local_;
+  const std::unique_ptr<Transport> remote_;
+  std::vector<Route> routes_;
+  bool remote_used_ = false;
+  Transport* sleeps_on_ = nullptr;
+  std::string failure_;
+  std::atomic<int64_t> sleep_us_{kShortestSleep.count()};  // wait() runs without the owner's lock
+};
+
+void check_local(int rank, int size, const Transport* local, const std::vector<int>& local_ranks) {
+  if (local == nullptr) {
+    if (!local_ranks.empty()) throw ArgumentError("local ranks given, but no local transport");
+    return;
+  }
+  if (local_ranks.size() != static_cast<size_t>(local->size())) {
+    throw ArgumentError(std::to_string(local_ranks.size()) + " local ranks given for a local transport of " +
+                        std::to_string(local->size()));
+  }
+  std::vector<bool> seen(static_cast<size_t>(size));
+  for (const int peer : local_ranks) {
+    if (peer < 0 || peer >= size || seen[static_cast<size_t>(peer)]) {
+      throw ArgumentError("local ranks must be different ranks below " + std::to_string(size) + "; got " +
+                          std::to_string(peer));
+    }
+    seen[static_cast<size_t>(peer)] = true;
+  }
+  if (local_ranks[static_cast<size_t>(local->rank())] != rank) {
+    throw ArgumentError("the local transport belongs to rank " +
+                        std::to_string(local_ranks[static_cast<size_t>(local->rank())]) + ", not to rank " +
+                        std::to_string(rank));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_router(int rank, int size, std::unique_ptr<Transport> local,
+                                       std::vector<int> local_ranks, std::unique_ptr<Transport> remote) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw ArgumentError("rank " + std::to_string(rank) + " does not exist among " + std::to_string(size));
+  }
+  check_local(rank, size, local.get(), local_ranks);
+  if (remote && (remote->size() != size || remote->rank() != rank)) {
+    throw ArgumentError("the remote transport is rank " + std::to_string(remote->rank()) + " of " +
+                        std::to_string(remote->size()) + ", wanted " + std::to_string(rank) + " of " +
+                        std::to_string(size));
+  }
+  if (!remote && (!local || local->size() != size)) {
+    throw ArgumentError("without a remote transport every one of the " + std::to_string(size) + " ranks must be local");
+  }
+  return std::make_unique<Router>(rank, size, std::move(local), local_ranks, std::move(remote));
+}
+
+}  // namespace dcoll

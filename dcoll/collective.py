@@ -1,0 +1,188 @@
+"""The collectives on a given communicator. collectives.py has them under Horovod's names, on the communicator of the
+job.
+
+Every function that starts a collective returns a Handle; allreduce_sync and allreduce_sync_ run on the calling thread.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from dcoll import _C
+from dcoll.errors import ArgumentError
+from dcoll.handle import Handle
+from dcoll.ops import ReduceOp, wrong_op
+from dcoll.tensors import CODES, KINDS, code_of, kind_of
+
+
+def _code(tensor: Any) -> int:
+    code = CODES.get(tensor.dtype)
+    return code_of(tensor.dtype) if code is None else code
+
+
+def allreduce_sync(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Any:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    address = kind.address
+    comm.allreduce_sync(address(source), address(out), kind.count(source), code, op, name, prescale, postscale)
+    return out if source is tensor else kind.like(tensor, out)
+
+
+def allreduce_sync_(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Any:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    code = _code(target)
+    address = kind.address(target)
+    comm.allreduce_sync(address, address, kind.count(target), code, op, name, prescale, postscale)
+    if target is tensor:
+        kind.changed(tensor)
+    else:
+        kind.store(tensor, target)
+    return tensor
+
+
+def allreduce(comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    core = comm.allreduce(
+        kind.address(source), kind.address(out), kind.count(source), code, op, name, prescale, postscale
+    )
+    if source is tensor:
+        return Handle(core, source, None, out)
+    return Handle(core, (source, out), lambda _: kind.like(tensor, out), None)
+
+
+def allreduce_(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Handle:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    code = _code(target)
+    address = kind.address(target)
+    core = comm.allreduce(address, address, kind.count(target), code, op, name, prescale, postscale)
+    return _in_place(core, tensor, target)
+
+
+def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
+    kind = KINDS[type(tensor)]
+    if target is tensor:
+        kind.changed(tensor)
+        return Handle(core, None, None, tensor)
+
+    def copy_back(_: _C.Handle) -> Any:
+        kind.store(tensor, target)
+        return tensor
+
+    return Handle(core, target, copy_back, tensor)
+
+
+def broadcast(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    if comm.rank == root:
+        kind.store(out, source)
+    core = comm.broadcast(kind.address(out), _nbytes(out), root, code, name)
+    if source is tensor:
+        return Handle(core, None, None, out)
+    return Handle(core, out, lambda _: kind.like(tensor, out), None)
+
+
+def broadcast_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    core = comm.broadcast(kind.address(target), _nbytes(target), root, _code(target), name)
+    return _in_place(core, tensor, target)
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.nbytes)
+
+
+def _rows(tensor: Any, what: str) -> int:
+    if tensor.ndim == 0:
+        raise ArgumentError(
+            f"{what} got a tensor without dimensions, but it works on the first one: pass tensor.reshape(1)"
+        )
+    return int(tensor.shape[0])
+
+
+def _row_elems(tensor: Any) -> int:
+    return math.prod(tensor.shape[1:])
+
+
+def allgather(comm: _C.Communicator, tensor: Any, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "allgather")
+    row_shape = tuple(source.shape[1:])
+    dtype = source.dtype
+    core = comm.allgather(kind.address(source), rows, _row_elems(source) * source.itemsize, _code(source), name)
+    return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
+
+
+def reducescatter(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Handle:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "reducescatter")
+    code = _code(source)
+    out = kind.empty_like(source[: rows // comm.size + (comm.rank < rows % comm.size)])
+    core = comm.reducescatter(
+        kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
+    )
+    return Handle(core, source, None, out)
+
+
+def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "alltoall")
+    send = _splits(comm, rows, splits)
+    row_shape = tuple(source.shape[1:])
+    dtype = source.dtype
+    core = comm.alltoall(kind.address(source), send, _row_elems(source) * source.itemsize, _code(source), name)
+
+    def finish(done: _C.Handle) -> Any:
+        counts = done.counts()
+        out = kind.wrap(done.output(), dtype, (sum(counts), *row_shape))
+        return out if splits is None else (out, kind.counts(counts))
+
+    return Handle(core, source, finish, None)
+
+
+def _splits(comm: _C.Communicator, rows: int, splits: Iterable[int] | None) -> list[int]:
+    if splits is None:
+        if rows % comm.size:
+            raise ArgumentError(
+                f"alltoall without splits got {rows} rows, which {comm.size} ranks cannot share evenly: pass splits="
+            )
+        return [rows // comm.size] * comm.size
+    send = [operator.index(split) for split in splits]
+    if len(send) != comm.size or min(send) < 0 or sum(send) != rows:
+        raise ArgumentError(
+            f"alltoall got splits {send}, but needs {comm.size} numbers, one per rank, none negative, that sum to the "
+            f"tensor's {rows} rows"
+        )
+    return send

@@ -1,0 +1,16 @@
+"""What dcoll raises. Every class comes from the core, so that C++ and Python share one regime."""
+
+from dcoll._C import ArgumentError, DcollError, MismatchError, PeerError, TimeoutError, TransportError
+
+HorovodInternalError = DcollError
+"""Horovod's name for "a collective failed"."""
+
+__all__ = [
+    "ArgumentError",
+    "DcollError",
+    "HorovodInternalError",
+    "MismatchError",
+    "PeerError",
+    "TimeoutError",
+    "TransportError",
+]

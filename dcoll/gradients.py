@@ -1,0 +1,411 @@
+"""Gradients of a set of parameters, reduced in fused buckets while backward runs.
+
+Each parameter's .grad is a view into a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete;
+the hook reports it ready, and the core reduces every bucket that became full. A callback at the end of backward sends
+what is left and waits, so that after loss.backward() every .grad is the reduced one.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dcoll import _C, collective, objects, sparse
+from dcoll.errors import ArgumentError, DcollError
+from dcoll.ops import Average, ReduceOp, Sum, wrong_op
+from dcoll.tensors import CODES, code_of, library
+
+_TORCH = library("torch")
+_graph_task = torch._C._current_graph_task_id
+"""The number of the backward that runs on this thread."""
+_run_backward = torch.autograd.graph._engine_run_backward.__code__
+_owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of the GradientSync that has it
+_NO_BACKWARD = -2  # no graph task has this number
+
+
+class GradientSync:
+    """Keeps the gradients of `params` equal on all ranks of `comm`."""
+
+    def __init__(
+        self,
+        comm: _C.Communicator,
+        params: Iterable[torch.Tensor],
+        name_of: Callable[[torch.Tensor], str],
+        op: ReduceOp = Average,
+        passes: int = 1,
+        bucket_bytes: int = 25 << 20,
+        first_bucket_bytes: int = 1 << 20,
+        predivide: float = 1.0,
+        sparse_as_dense: bool = False,
+    ) -> None:
+        """passes: backward passes whose gradients are added up locally before they are reduced."""
+        if op is not Average and op is not Sum:
+            raise wrong_op(op, (Average, Sum))
+        if passes < 1:
+            raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
+        if predivide <= 0 or (predivide != 1.0 and op is not Average):
+            raise ArgumentError(
+                f"gradient_predivide_factor is {predivide} with op={op.name}, but must be positive, and needs "
+                "op=Average"
+            )
+        self.comm = comm
+        self.name_of = name_of
+        self.op = op
+        self.passes = passes
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
+        self._predivide = predivide
+        self._sparse_as_dense = sparse_as_dense
+
+        self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
+        self.sparse_params: list[torch.Tensor] = []  # whose gradients are gathered
+        self._sparse_dims: list[int] = []
+        self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
+        self._views: list[torch.Tensor] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._task = _NO_BACKWARD  # the graph task whose hooks are coming in
+        self._outer_task = _NO_BACKWARD  # the one at whose end finish() runs
+        self._passes_left = passes - 1  # before the one in which gradients are reduced
+        self._begun = False  # a backward ran since the last finish()
+        self._reduced = False  # finish() ran since the last step() or zero_grad()
+        self._sums_again = False  # ... and summing a gradient once more would count it size() times
+        self._ordered = False
+        self._attach(list(params))
+
+    # --- the set of parameters -------------------------------------------------------------------------------------
+
+    def _attach(self, params: list[torch.Tensor]) -> None:
+        for p in params:
+            self._check(p)
+        self._take_over(params)
+        sparse_now = {id(p) for p in self.sparse_params}
+        self._frozen = [p for p in params if not p.requires_grad]
+        self.params = [p for p in params if p.requires_grad and id(p) not in sparse_now]
+        self._build()
+
+    def _check(self, p: torch.Tensor) -> None:
+        if p.device.type != "cpu":
+            raise ArgumentError(
+                f"parameter {self.name_of(p)} is on device {p.device}, but DistributedOptimizer works on CPU "
+                "parameters: "
+                "move the model with .cpu() before making the optimizer"
+            )
+        try:
+            code_of(p.dtype)
+        except ArgumentError as error:
+            raise ArgumentError(f"parameter {self.name_of(p)}: {error}") from None
+
+    def _take_over(self, params: list[torch.Tensor]) -> None:
+        """Two hooks on a parameter would reduce its gradient twice: a new owner must replace the old one altogether."""
+        mine = {id(p) for p in params}
+        for p in params:
+            reference = _owners.get(p)  # type: ignore[no-untyped-call]
+            owner = reference() if reference is not None else None
+            if owner is None or owner is self:
+                continue
+            if any(id(q) not in mine for q in [*owner.params, *owner.sparse_params]):
+                raise ArgumentError(
+                    f"parameter {self.name_of(p)} already belongs to another DistributedOptimizer, which also has "
+                    "other "
+                    "parameters: give both optimizers separate parameters, or wrap one optimizer with parameter groups"
+                )
+            owner.release()
+        for p in params:
+            _owners[p] = weakref.ref(self)
+
+    def release(self) -> None:
+        """Remove the hooks: gradients are no longer reduced."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _build(self) -> None:
+        """A Reducer, views and hooks for self.params."""
+        self.release()
+        names = [self.name_of(p) for p in self.params]
+        layout = [
+            f"{n}: {p.dtype} {list(p.shape)} strides {p.stride()}" for n, p in zip(names, self.params, strict=True)
+        ]
+        objects.agree(
+            self.comm,
+            layout,
+            "DistributedOptimizer's parameters",
+            "Build the same model with the same options everywhere.",
+        )
+        self._reducer = _C.Reducer(
+            self.comm,
+            [p.numel() for p in self.params],
+            [CODES[p.dtype] for p in self.params],
+            names,
+            self.op,
+            self._bucket_bytes,
+            self._first_bucket_bytes,
+            1.0 / self._predivide,
+            self._predivide,
+        )
+        self._ordered = self.comm.size == 1  # nothing travels, so no order is better than another
+        self._make_views()
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._make_hook(i))  # type: ignore[no-untyped-call]
+            for i, p in enumerate(self.params)
+        ]
+        self._hooks += [
+            p.register_post_accumulate_grad_hook(self._sparse_hook)  # type: ignore[no-untyped-call]
+            for p in self.sparse_params
+            if p.requires_grad
+        ]
+
+    def _make_views(self) -> None:
+        """Views into the buckets; gradients that lay in the old ones move along."""
+        wrap = _TORCH.wrap
+        reducer, old = self._reducer, self._views
+        buckets = [
+            wrap(buffer, torch.uint8, (buffer.nbytes,))
+            for buffer in map(reducer.bucket_buffer, range(reducer.num_buckets()))
+        ]
+        held = {id(view) for view in old}
+        views = []
+        for i, p in enumerate(self.params):
+            start = reducer.offset_bytes(i)
+            flat = buckets[reducer.bucket_of(i)][start : start + p.nbytes].detach().view(p.dtype)
+            view = _shaped_like(flat, p)
+            if p.grad is not None and id(p.grad) in held:
+                p.grad = view.copy_(p.grad)
+            views.append(view)
+        self._views = views
+
+    def extend(self, params: Iterable[torch.Tensor]) -> None:
+        """More parameters. Collective: the same ones on every rank."""
+        self._attach([*self.params, *self.sparse_params, *self._frozen, *params])
+
+    def _thaw(self) -> None:
+        """Parameters that began to require a gradient. Those already there are reduced one by one, this once."""
+        thawed = [p for p in self._frozen if p.requires_grad]
+        if not thawed:
+            return
+        for p in thawed:
+            if p.grad is not None and not p.grad.is_sparse:
+                scale = self._predivide
+                collective.allreduce_sync_(self.comm, p.grad, self.op, self.name_of(p), 1.0 / scale, scale)
+        self.extend([])
+
+    # --- during backward -------------------------------------------------------------------------------------------
+
+    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        mark_ready = self._reducer.mark_ready
+
+        def hook(p: torch.Tensor) -> None:
+            if _graph_task() != self._task:
+                self._begin()
+            if self._passes_left:
+                return
+            # Autograd adds to a .grad that is there, and makes a new tensor when it is None (after zero_grad()).
+            if (p.grad is not self._views[index] or self._sums_again) and not self._in_bucket(index):
+                return
+            if not mark_ready(index):
+                raise self._ready_twice(index)
+
+        return hook
+
+    def _sparse_hook(self, p: torch.Tensor) -> None:
+        if _graph_task() != self._task:
+            self._begin()
+
+    def _in_bucket(self, index: int) -> bool:
+        """Bring a gradient that autograd or the user put elsewhere into its bucket. False: it is sparse, and stays."""
+        p, view = self.params[index], self._views[index]
+        grad = p.grad
+        assert grad is not None
+        if grad is view:
+            if self._sums_again:
+                raise self._summed_twice(index)
+            return True
+        if grad.layout is not torch.strided:
+            if not self._sparse_as_dense:
+                if not grad.is_sparse:
+                    raise ArgumentError(
+                        f"parameter {self.name_of(p)} has a gradient with layout {grad.layout}: pass "
+                        "sparse_as_dense=True"
+                    )
+                return False
+            grad = grad.to_dense()
+        if grad.shape != view.shape or grad.dtype != view.dtype or not grad.is_cpu:
+            raise DcollError(
+                f"parameter {self.name_of(p)} was {view.dtype} {list(view.shape)} on cpu when DistributedOptimizer "
+                "was made; "
+                f"its gradient is now {grad.dtype} {list(grad.shape)} on {grad.device}: convert or move the model "
+                "first, "
+                "then make the optimizer"
+            )
+        view.copy_(grad.detach())
+        p.grad = view
+        return True
+
+    def _begin(self) -> None:
+        """The first hook of a backward: see to it that its end is noticed."""
+        self._task = _graph_task()
+        if _nested():
+            # A backward inside a backward (reentrant checkpoint). Only the outer one's end is the end; if no hook of
+            # the outer one comes any more, finish when everything is there.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_nested)
+            self._begun = True
+        elif self._task != self._outer_task:
+            if self._outer_task != _NO_BACKWARD:
+                self.discard()  # the last backward never ended: it raised
+            self._outer_task = self._task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._begun = True
+
+    def _end(self) -> None:
+        self._task = self._outer_task = _NO_BACKWARD
+        if self._passes_left:
+            self._passes_left -= 1
+        else:
+            self.finish()
+
+    def _end_nested(self) -> None:
+        self._task = _NO_BACKWARD
+        if self._outer_task == _NO_BACKWARD and not self._passes_left and not self._reducer.missing():
+            self.finish()
+
+    def finish(self) -> None:
+        """Send what has not been sent, wait for all, and give every parameter its reduced gradient. Collective."""
+        self._task = self._outer_task = _NO_BACKWARD
+        self._passes_left = self.passes - 1
+        self._begun = False
+        params, reducer = self.params, self._reducer
+        missing = reducer.missing()
+        for i in missing:
+            # Not in this backward, but an earlier one left a gradient, which counts: without it, ranks that did compute
+            # one now would average with zeros.
+            if params[i].grad is not None and self._in_bucket(i):
+                reducer.mark_ready(i)
+        unused = reducer.finish()
+        without = set(unused)
+        for i in missing:
+            if i not in without:
+                self._expect_dense(i)
+                params[i].grad = self._views[i]
+        self._reduced = True
+        self._sums_again = self.op is Sum and self.comm.size > 1
+        if not self._finish_sparse(unused):
+            self._agree_on_order()
+        if self._frozen:
+            self._thaw()
+
+    def discard(self) -> None:
+        """End a round that was begun and will not be used. Collective if any gradient was reported."""
+        self._task = self._outer_task = _NO_BACKWARD
+        self._passes_left = self.passes - 1
+        self._begun = False
+        if len(self._reducer.missing()) < len(self.params):
+            self._reducer.finish()
+
+    def _agree_on_order(self) -> None:
+        """After the first backward: fill the buckets in the order in which rank 0's gradients became ready."""
+        if self._ordered:
+            return
+        self._ordered = True
+        order = torch.tensor(self._reducer.order(), dtype=torch.int64)
+        collective.broadcast_(self.comm, order, 0, "bucket order").wait()
+        self._reducer.rebuild(order.tolist())
+        self._make_views()
+
+    # --- sparse gradients ------------------------------------------------------------------------------------------
+
+    def _expect_dense(self, index: int) -> None:
+        p = self.params[index]
+        if p.grad is not None and p.grad is not self._views[index]:
+            raise DcollError(
+                f"parameter {self.name_of(p)} has a sparse gradient on rank {self.comm.rank} and a dense one on "
+                "another: "
+                "pass sparse_as_dense=True to DistributedOptimizer"
+            )
+
+    def _finish_sparse(self, unused: Sequence[int]) -> bool:
+        """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without."""
+        found: list[tuple[torch.Tensor, int]] = []
+        if unused and not self._sparse_as_dense:
+            dims = sparse.agree_on_sparse(self.comm, [self.params[i].grad for i in unused])
+            found = [(self.params[i], dim) for i, dim in zip(unused, dims, strict=True) if dim]
+            if found:
+                self.sparse_params += [p for p, _ in found]
+                self._sparse_dims += [dim for _, dim in found]
+                self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
+        if not self.sparse_params:
+            return False
+        used = sparse.agree_on_sparse(self.comm, [p.grad for p in self.sparse_params])
+        for p, dim, anywhere in zip(self.sparse_params, self._sparse_dims, used, strict=True):
+            if anywhere:
+                p.grad = sparse.allreduce_sparse(self.comm, p, dim, self.op, self.name_of(p))
+        return bool(found)
+
+    # --- between backwards -----------------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """Reduce what is not reduced yet: fewer backward passes than announced, or gradients set by hand."""
+        if self._begun or (not self._reduced and self._set_by_hand()):
+            self.finish()
+
+    def _set_by_hand(self) -> bool:
+        return any(p.grad is not None and p.grad is not v for p, v in zip(self.params, self._views, strict=True))
+
+    def after_step(self) -> None:
+        """The gradients were used: adding to them starts a new sum."""
+        self._reduced = self._sums_again = False
+
+    def before_zero_grad(self) -> None:
+        """The gradients are about to be thrown away."""
+        if self._begun:
+            self.discard()
+        self._reduced = self._sums_again = False
+        if self._frozen:
+            self._thaw()
+
+    def set_passes(self, passes: int) -> None:
+        """Change the number of backward passes per step; takes effect with the next round."""
+        if passes < 1:
+            raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
+        if self._begun:
+            raise ArgumentError("backward_passes_per_step cannot change between backward() and step()")
+        self.passes = passes
+        self._passes_left = passes - 1
+
+    def wait_seconds(self) -> float:
+        """Time spent waiting for communication that backward did not hide."""
+        return self._reducer.wait_seconds()
+
+    # --- errors ----------------------------------------------------------------------------------------------------
+
+    def _ready_twice(self, index: int) -> DcollError:
+        return DcollError(
+            f"the gradient of parameter {self.name_of(self.params[index])} became ready twice in one backward, after "
+            "it "
+            "may have been sent: with torch.utils.checkpoint pass use_reentrant=False"
+        )
+
+    def _summed_twice(self, index: int) -> DcollError:
+        return DcollError(
+            f"a second backward added to the gradient of parameter {self.name_of(self.params[index])}, which is "
+            "already the "
+            "sum over all ranks and would be summed again: call step() or zero_grad() in between, pass "
+            "backward_passes_per_step=2 (the number of backwards per step), or use op=Average"
+        )
+
+
+def _shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """The flat gradient with the parameter's shape, and its strides (channels_last) if they fit its memory."""
+    probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
+    return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)
+
+
+def _nested() -> bool:
+    """True inside a backward that runs inside another one on this thread."""
+    depth = 0
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        depth += frame.f_code is _run_backward
+    return depth > 1

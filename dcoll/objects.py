@@ -1,0 +1,80 @@
+"""Python objects through the collectives, and agreement on them. Needs neither torch nor NumPy."""
+
+import ctypes
+import hashlib
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from dcoll import _C
+from dcoll.errors import DcollError, MismatchError
+
+try:
+    from cloudpickle import dumps  # type: ignore[import-untyped,unused-ignore]
+except ImportError:
+    dumps = pickle.dumps
+
+
+def _address(data: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(data)) if data else 0
+
+
+def broadcast_bytes(comm: _C.Communicator, data: bytearray, root: int, name: str) -> None:
+    """Overwrite `data`, of the same length everywhere, with the root's."""
+    if data:
+        comm.broadcast(_address(data), len(data), root, _C.UINT8, name).wait()
+
+
+def allgather_bytes(comm: _C.Communicator, data: bytearray, name: str) -> list[bytes]:
+    """Every rank's bytes, whose lengths may differ."""
+    handle = comm.allgather(_address(data), len(data), 1, _C.UINT8, name)
+    handle.wait()
+    counts = handle.counts()
+    received = bytes(handle.output()) if sum(counts) else b""
+    ends = [sum(counts[: rank + 1]) for rank in range(len(counts))]
+    return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> Any:
+    """The root's object: itself on the root, an unpickled copy elsewhere."""
+    failure: Exception | None = None
+    data = bytearray()
+    if comm.rank == root:
+        try:
+            data = bytearray(dumps(obj))
+        except Exception as error:  # whatever pickling raised, the others are waiting and must hear of it
+            failure = error
+            data = bytearray(f"{type(error).__name__}: {error}".encode())
+    header = bytearray(bytes([failure is not None]) + len(data).to_bytes(8, "little"))
+    broadcast_bytes(comm, header, root, name)
+    if comm.rank != root:
+        data = bytearray(int.from_bytes(header[1:], "little"))
+    broadcast_bytes(comm, data, root, name)
+    if failure is not None:
+        raise failure
+    if header[0]:
+        raise DcollError(f"broadcast_object: rank {root} could not pickle its object: {data.decode()}")
+    return obj if comm.rank == root else pickle.loads(data)
+
+
+def allgather_object(comm: _C.Communicator, obj: Any, name: str) -> list[Any]:
+    """Every rank's object, in rank order."""
+    return [pickle.loads(data) for data in allgather_bytes(comm, bytearray(dumps(obj)), name)]
+
+
+def agree(comm: _C.Communicator, lines: Sequence[str], what: str, remedy: str) -> None:
+    """Raise the same MismatchError on every rank, naming the first difference, unless all ranks pass equal lines.
+
+    Costs one small collective when they do.
+    """
+    if comm.size == 1:
+        return
+    digest = hashlib.sha256("\n".join(lines).encode()).digest()
+    if len(set(allgather_bytes(comm, bytearray(digest), what))) == 1:
+        return
+    lists: list[list[str]] = allgather_object(comm, list(lines), what)
+    longest = max(len(one) for one in lists)
+    padded = [[*one, *["nothing"] * (longest - len(one))] for one in lists]
+    at = next(i for i in range(longest) if len({one[i] for one in padded}) > 1)
+    said = "".join(f"\n  rank {rank}: {one[at]}" for rank, one in enumerate(padded))
+    raise MismatchError(f"{what}: the ranks differ at number {at}:{said}\n{remedy}")

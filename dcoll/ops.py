@@ -1,0 +1,31 @@
+"""The reduction operators."""
+
+import enum
+
+from dcoll import _C
+from dcoll.errors import ArgumentError
+
+
+class ReduceOp(enum.IntEnum):
+    """How the ranks' values are combined. The values are the core's, not Horovod's: use the names."""
+
+    Sum = _C.SUM
+    Average = _C.AVERAGE
+    Min = _C.MIN
+    Max = _C.MAX
+    Product = _C.PRODUCT
+
+
+Sum = ReduceOp.Sum
+Average = ReduceOp.Average
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+
+def wrong_op(op: object, allowed: tuple[ReduceOp, ...] = tuple(ReduceOp)) -> ArgumentError:
+    """The error for an `op` that is not one of `allowed`. A bare number is refused: Horovod numbers them
+    differently.
+    """
+    names = ", ".join(f"dcoll.{one.name}" for one in allowed)
+    return ArgumentError(f"op is {op!r}, but must be one of {names}")

@@ -1,0 +1,8 @@
+"""Settings of all Python tests."""
+
+import os
+
+# Ranks outnumber cores on most machines that run the tests: torch's own threads would only fight.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A test that would wait for ever fails, and says which ranks were waited for.
+os.environ.setdefault("DCOLL_TIMEOUT", "20")

@@ -1,0 +1,219 @@
+// All-reduce of the engine against gather + reduce, exactly: every dtype, operator, algorithm, memory and awkward count.
+#include <algorithm>
+
+#include "base/error.h"
+#include "support/check.h"
+#include "values.h"
+#include "rank_threads.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
+                             DType::kUInt8,   DType::kInt32,    DType::kInt64,   DType::kBool};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
+
+// Small enough for products and 8-bit sums of 8 ranks; a multiple of the rank count where an average must be exact.
+double operand(int rank, size_t i, int n, DType dtype, ReduceOp op) {
+  if (dtype == DType::kBool) return (i + rank) % 3 == 0;
+  if (op == ReduceOp::kProduct) return (i + rank) % 2 + 1;
+  return op == ReduceOp::kAverage ? ((i + rank) % 3) * n : (i * 7 + rank * 5) % 11;
+}
+
+double combine(double a, double b, DType dtype, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return dtype == DType::kBool ? (a != 0 || b != 0) : a + b;
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+  }
+  return 0;
+}
+
+double expected(size_t i, int n, DType dtype, ReduceOp op) {
+  double value = operand(0, i, n, dtype, op);
+  for (int rank = 1; rank < n; ++rank) value = combine(value, operand(rank, i, n, dtype, op), dtype, op);
+  return op == ReduceOp::kAverage ? value / n : value;
+}
+
+struct Case {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  std::string algo;
+  size_t count = 0;
+  bool mapped = false;
+  bool in_place = false;
+};
+
+void check_all_reduce(Communicator& comm, const Case& c) {
+  const size_t bytes = c.count * dtype_bytes(c.dtype);
+  std::vector<double> values(c.count);
+  for (size_t i = 0; i < c.count; ++i) values[i] = operand(comm.rank(), i, comm.size(), c.dtype, c.op);
+  const std::vector<std::byte> mine = encode(values, c.dtype);
+  const auto in = c.mapped ? comm.alloc(bytes) : Memory::plain(bytes);
+  const auto out = c.in_place ? in : c.mapped ? comm.alloc(bytes) : Memory::plain(bytes);
+  if (bytes > 0) std::memcpy(in->data(), mine.data(), bytes);
+  run(comm, {.kind = Kind::kAllReduce,
+             .in = in->data(),
+             .out = out->data(),
+             .count = c.count,
+             .dtype = c.dtype,
+             .op = c.op,
+             .algo = c.algo});
+  const std::vector<double> got = decode(out->data(), c.count, c.dtype);
+  for (size_t i = 0; i < c.count; ++i) CHECK_EQ(got[i], expected(i, comm.size(), c.dtype, c.op));
+  if (!c.in_place && bytes > 0) CHECK(std::memcmp(in->data(), mine.data(), bytes) == 0);  // the operand is untouched
+}
+
+}  // namespace
+
+TEST(every_dtype_and_op) {
+  for (int n : {1, 2, 3, 5}) {
+    run_ranks(n, [](Communicator& comm) {
+      for (DType dtype : kDTypes) {
+        for (ReduceOp op : kOps) {
+          if (dtype == DType::kBool && op == ReduceOp::kAverage) continue;
+          for (const char* algo : {"direct", "ring", "tree"}) {
+            for (bool mapped : {false, true}) {
+              check_all_reduce(comm, {dtype, op, algo, 37, mapped, false});
+              check_all_reduce(comm, {dtype, op, algo, 9001, mapped, true});
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(every_count) {
+  for (int n = 1; n <= 8; ++n) {
+    run_ranks(n, [n](Communicator& comm) {
+      const size_t s = n;
+      for (size_t count : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{17}, size_t{4095}, size_t{4096}, size_t{4097},
+                           size_t{16383}, size_t{16385}, size_t{100003}}) {
+        for (const char* algo : {"", "ring", "tree"}) {
+          for (bool mapped : {false, true}) {
+            check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, algo, count, mapped, count % 2 == 0});
+          }
+        }
+      }
+    });
+  }
+}
+
+// Many rounds: slices of 1 KiB, one or two slots.
+TEST(small_slices) {
+  for (int slots : {1, 2}) {
+    Settings settings = test_settings();
+    settings.slice_kb = 1;
+    settings.slots = slots;
+    for (int n : {2, 3, 4, 7}) {
+      run_ranks(n, settings, [](Communicator& comm) {
+        for (const char* algo : {"ring", "tree"}) {
+          for (size_t count : {size_t{1000}, size_t{20011}}) {
+            check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, algo, count, false, false});
+            check_all_reduce(comm, {DType::kFloat16, ReduceOp::kMax, algo, count, false, true});
+          }
+        }
+      });
+    }
+  }
+}
+
+// Some ranks bring mapped memory and some their own.
+TEST(mixed_memory) {
+  for (int n : {2, 3, 4}) {
+    run_ranks(n, [](Communicator& comm) {
+      for (size_t count : {size_t{100}, size_t{5000}, size_t{300000}}) {
+        check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, "", count, comm.rank() % 2 == 0, true});
+      }
+    });
+  }
+}
+
+// Large enough for many staged pieces and many two-shot pieces per rank.
+TEST(large) {
+  run_ranks(2, [](Communicator& comm) {
+    for (bool mapped : {false, true}) {
+      check_all_reduce(comm, {DType::kFloat32, ReduceOp::kAverage, "", 1500001, mapped, true});
+    }
+  });
+}
+
+// The fused paths add in rank order, exactly as the schedule they stand for: the same bits, not just nearly so. Sums of
+// 1e8, 1 and -1e8 in float32 depend on the order.
+TEST(fused_equals_rank_order) {
+  for (int n : {2, 3, 4, 8}) {
+    run_ranks(n, [n](Communicator& comm) {
+      const size_t count = 50000;
+      auto value = [](int rank, size_t i) {
+        return (rank % 3 == 0 ? 1e8f : rank % 3 == 1 ? 1.25f : -1e8f) + static_cast<float>(i % 7);
+      };
+      std::vector<float> want(count);
+      for (size_t i = 0; i < count; ++i) {
+        want[i] = value(0, i);
+        for (int rank = 1; rank < n; ++rank) want[i] += value(rank, i);
+      }
+      for (bool mapped : {false, true}) {
+        for (size_t take : {size_t{1000}, count}) {  // one-shot; staged or two-shot
+          const auto memory = mapped ? comm.alloc(take * 4) : Memory::plain(take * 4);
+          auto* data = reinterpret_cast<float*>(memory->data());
+          for (size_t i = 0; i < take; ++i) data[i] = value(comm.rank(), i);
+          run(comm, {.kind = Kind::kAllReduce, .in = data, .out = data, .count = take});
+          CHECK(std::memcmp(data, want.data(), take * sizeof(float)) == 0);
+        }
+      }
+    });
+  }
+}
+
+TEST(scaling) {
+  for (const char* algo : {"", "ring", "tree"}) {
+    run_ranks(3, [algo](Communicator& comm) {
+      for (size_t count : {size_t{5}, size_t{40000}}) {
+        std::vector<float> data(count);
+        for (size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 5);
+        run(comm, {.kind = Kind::kAllReduce,
+                   .in = data.data(),
+                   .out = data.data(),
+                   .count = count,
+                   .op = ReduceOp::kSum,
+                   .prescale = 2.0,
+                   .postscale = 0.5,
+                   .algo = algo});
+        for (size_t i = 0; i < count; ++i) CHECK_EQ(data[i], static_cast<float>(i % 5) * 3);
+      }
+    });
+  }
+}
+
+TEST(arguments_are_checked) {
+  run_ranks(2, [](Communicator& comm) {
+    float x = 1;
+    const Request good{.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1};
+    Request request = good;
+    request.algo = "bogus";
+    CHECK_THROWS(comm.submit(request), ArgumentError, "no algorithm 'bogus'; allowed are auto, ");
+    request = good;
+    request.dtype = DType::kBool;
+    request.op = ReduceOp::kAverage;
+    CHECK_THROWS(comm.submit(request), ArgumentError, "average of bool");
+    request = good;
+    request.dtype = DType::kInt32;
+    request.prescale = 0.5;
+    CHECK_THROWS(comm.submit(request), ArgumentError, "need a floating dtype");
+    CHECK_THROWS(comm.submit({.kind = Kind::kBroadcast, .in = &x, .out = &x, .count = 4, .root = 2}), ArgumentError,
+                 "root rank 2 does not exist; allowed are 0 to 1");
+    run(comm, good);
+    CHECK_EQ(x, 2.0f);
+  });
+}
+
+TEST_MAIN

@@ -1,0 +1,131 @@
+// Gradient buckets: layout, readiness, order, unused parameters, rebuilding.
+#include "base/error.h"
+#include "engine/bucket.h"
+#include "support/check.h"
+#include "rank_threads.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+std::vector<ParamInfo> params_of(const std::vector<size_t>& counts) {
+  std::vector<ParamInfo> params;
+  for (size_t i = 0; i < counts.size(); ++i) params.push_back({counts[i], DType::kFloat32, "p" + std::to_string(i)});
+  return params;
+}
+
+float* gradient(Reducer& reducer, size_t param) {
+  return reinterpret_cast<float*>(reducer.bucket(reducer.bucket_of(param)).memory->data() +
+                                  reducer.offset_bytes(param));
+}
+
+void fill(Reducer& reducer, size_t param, size_t count, float value) {
+  std::fill_n(gradient(reducer, param), count, value);
+}
+
+// A communicator that the Reducer shares without owning: the test's world does.
+std::shared_ptr<Communicator> borrowed(Communicator& comm) { return {&comm, [](Communicator*) {}}; }
+
+}  // namespace
+
+TEST(layout_is_reverse_order_with_a_small_first_bucket) {
+  run_ranks(1, [](Communicator& comm) {
+    Reducer reducer(borrowed(comm), params_of({100, 100, 100, 100}),
+                    {.bucket_bytes = 1000, .first_bucket_bytes = 400});
+    CHECK_EQ(reducer.num_buckets(), size_t{3});
+    CHECK_EQ(reducer.bucket_of(3), size_t{0});
+    CHECK_EQ(reducer.bucket_of(2), size_t{1});
+    CHECK_EQ(reducer.bucket_of(1), size_t{1});
+    CHECK_EQ(reducer.bucket_of(0), size_t{2});
+    CHECK_EQ(reducer.offset_bytes(1) % Memory::kAlignment, size_t{0});
+  });
+}
+
+TEST(averages_over_ranks_whatever_the_order_of_readiness) {
+  for (int n = 1; n <= 4; ++n) {
+    run_ranks(n, [n](Communicator& comm) {
+      const std::vector<size_t> counts = {3, 0, 5000, 1, 64};
+      Reducer reducer(borrowed(comm), params_of(counts), {.bucket_bytes = 4096, .first_bucket_bytes = 64});
+      for (int step = 0; step < 5; ++step) {
+        for (size_t i = 0; i < counts.size(); ++i) {
+          const size_t p = (i + step * comm.rank()) % counts.size();  // a different order on every rank
+          fill(reducer, p, counts[p], static_cast<float>(n * (static_cast<int>(p) + step)) + 2.0f * comm.rank());
+          CHECK(reducer.mark_ready(p));
+          CHECK(!reducer.mark_ready(p));
+        }
+        CHECK(reducer.finish().empty());
+        for (size_t p = 0; p < counts.size(); ++p) {
+          for (size_t i = 0; i < counts[p]; ++i) {
+            CHECK_EQ(gradient(reducer, p)[i], static_cast<float>(n * (static_cast<int>(p) + step)) + (n - 1.0f));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(unused_parameters) {
+  run_ranks(3, [](Communicator& comm) {
+    Reducer reducer(borrowed(comm), params_of({4, 4, 4}), {.op = ReduceOp::kSum});
+    for (size_t p = 0; p < 3; ++p) fill(reducer, p, 4, 99);  // stale values must not count
+    // p0: everybody. p1: rank 2 only. p2: nobody.
+    fill(reducer, 0, 4, 1);
+    reducer.mark_ready(0);
+    if (comm.rank() == 2) {
+      fill(reducer, 1, 4, 5);
+      reducer.mark_ready(1);
+    }
+    CHECK_EQ(reducer.missing().size(), comm.rank() == 2 ? size_t{1} : size_t{2});
+    CHECK(reducer.finish() == std::vector<size_t>{2});
+    for (int i = 0; i < 4; ++i) {
+      CHECK_EQ(gradient(reducer, 0)[i], 3.0f);
+      CHECK_EQ(gradient(reducer, 1)[i], 5.0f);
+      CHECK_EQ(gradient(reducer, 2)[i], 0.0f);
+    }
+  });
+}
+
+TEST(rebuild_follows_the_observed_order) {
+  run_ranks(2, [](Communicator& comm) {
+    const std::vector<size_t> counts = {10, 20, 30, 40};
+    Reducer reducer(borrowed(comm), params_of(counts), {.bucket_bytes = 128, .first_bucket_bytes = 64});
+    auto step = [&] {
+      for (size_t p : {size_t{2}, size_t{0}, size_t{3}}) {  // 1 never
+        fill(reducer, p, counts[p], static_cast<float>(p));
+        reducer.mark_ready(p);
+      }
+      CHECK(reducer.finish() == std::vector<size_t>{1});
+      for (size_t p : {size_t{2}, size_t{0}, size_t{3}}) CHECK_EQ(gradient(reducer, p)[0], static_cast<float>(p));
+    };
+    step();
+    const std::vector<size_t> order = {2, 0, 3, 1};
+    CHECK(reducer.order() == order);
+    reducer.rebuild(order);
+    CHECK_EQ(reducer.bucket_of(2), size_t{0});
+    step();
+    step();
+    CHECK_THROWS(reducer.rebuild({0, 1, 2}), ArgumentError, "3 of 4");
+    CHECK_THROWS(reducer.rebuild({0, 1, 2, 2}), ArgumentError, "twice or out of range");
+    reducer.mark_ready(0);
+    CHECK_THROWS(reducer.rebuild(order), ArgumentError, "in progress");
+    reducer.finish();
+  });
+}
+
+TEST(dtypes_have_buckets_of_their_own) {
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<ParamInfo> params = params_of({8, 8, 8});
+    params[1].dtype = DType::kBFloat16;
+    Reducer reducer(borrowed(comm), params, {});
+    CHECK(reducer.bucket_of(0) == reducer.bucket_of(2));
+    CHECK(reducer.bucket_of(0) != reducer.bucket_of(1));
+    params[1].dtype = DType::kInt32;
+    CHECK_THROWS(Reducer(borrowed(comm), params, {}), ArgumentError, "Parameter 'p1' is int32");
+    CHECK_THROWS(Reducer(borrowed(comm), params_of({1}), {.op = ReduceOp::kMax}), ArgumentError, "got max");
+    for (size_t p : {size_t{0}, size_t{1}, size_t{2}}) reducer.mark_ready(p);
+    reducer.finish();
+  });
+}
+
+TEST_MAIN

@@ -1,0 +1,154 @@
+// What happens when things go wrong: every rank learns the same, nothing hangs, and what can go on does.
+#include "base/error.h"
+#include "support/check.h"
+#include "rank_threads.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+void expect_working(Communicator& comm) {
+  float x = 1;
+  run(comm, {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1});
+  CHECK_EQ(x, static_cast<float>(comm.size()));
+}
+
+}  // namespace
+
+TEST(mismatch_is_reported_everywhere_and_the_job_goes_on) {
+  for (int n : {2, 3, 5}) {
+    run_ranks(n, [](Communicator& comm) {
+      std::vector<float> x(8, 1.0f);
+      const size_t count = comm.rank() == 1 ? 7 : 8;
+      for (int i = 0; i < 3; ++i) {
+        CHECK_THROWS(
+            run(comm, {.kind = Kind::kAllReduce, .in = x.data(), .out = x.data(), .count = count, .name = "grad"}),
+            MismatchError, "rank 1 called allreduce 'grad' (sum of 7 float32)");
+        CHECK_THROWS(comm.rank() == 0
+                         ? run(comm, {.kind = Kind::kBarrier})
+                         : run(comm, {.kind = Kind::kAllReduce, .in = x.data(), .out = x.data(), .count = 8}),
+                     MismatchError, "rank 0 called barrier");
+        expect_working(comm);
+      }
+      for (const float v : x) CHECK_EQ(v, 1.0f);  // nothing was moved
+    });
+  }
+}
+
+// dtype, op, root, scale, algorithm and name are all compared.
+TEST(mismatch_in_every_argument) {
+  run_ranks(2, [](Communicator& comm) {
+    std::vector<int64_t> x(4, 1);
+    const bool odd = comm.rank() == 1;
+    const Request base{.kind = Kind::kAllReduce, .in = x.data(), .out = x.data(), .count = 4};
+    std::vector<Request> requests(5, base);
+    if (odd) {
+      requests[0].dtype = DType::kInt32;
+      requests[1].op = ReduceOp::kMax;
+      requests[2].postscale = 2.0;
+      requests[3].algo = "ring";
+      requests[4].name = "other";
+    }
+    for (const Request& request : requests) CHECK_THROWS(run(comm, request), MismatchError, "different collectives");
+    CHECK_THROWS(run(comm, {.kind = Kind::kBroadcast, .in = x.data(), .out = x.data(), .count = 8, .root = odd}),
+                 MismatchError, "from rank 1");
+    expect_working(comm);
+  });
+}
+
+TEST(failure_reaches_every_rank_with_its_text) {
+  for (int n : {2, 4}) {
+    auto world = connect_threads(n, test_settings());
+    std::vector<std::string> texts(n);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < n; ++rank) {
+      threads.emplace_back([&, rank] {
+        Communicator& comm = *world[rank];
+        float x = 1;
+        if (rank == n - 1) {
+          comm.fail("RuntimeError: loss is NaN");
+        }
+        try {
+          run(comm, {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1});
+        } catch (const PeerError& e) {
+          texts[rank] = e.what();
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (int rank = 0; rank < n; ++rank) {
+      CHECK(texts[rank].find("RuntimeError: loss is NaN") != std::string::npos);
+      if (rank != n - 1) CHECK(texts[rank].find("rank " + std::to_string(n - 1) + ": ") != std::string::npos);
+      // Later calls fail at once with the first cause.
+      float x = 1;
+      CHECK_THROWS(world[rank]->submit({.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}), PeerError,
+                   "loss is NaN");
+    }
+  }
+}
+
+TEST(timeout_names_operation_and_ranks) {
+  Settings settings = test_settings();
+  settings.timeout_s = 0.3;
+  auto world = connect_threads(3, settings);
+  std::vector<std::string> texts(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {  // rank 2 never comes
+    threads.emplace_back([&, rank] {
+      float x = 1;
+      try {
+        run(*world[rank], {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1, .name = "late"});
+      } catch (const TimeoutError& e) {
+        texts[rank] = e.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(texts[rank].find("allreduce 'late' (sum of 1 float32)") != std::string::npos);
+    CHECK(texts[rank].find("waiting for rank 2 of 3") != std::string::npos);
+  }
+  float x = 1;
+  CHECK_THROWS(run(*world[2], {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}), TimeoutError, "late");
+}
+
+// A wait with a limit gives up waiting, not the operation.
+TEST(wait_timeout_lets_the_operation_go_on) {
+  run_ranks(2, [](Communicator& comm) {
+    float x = 1;
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    auto operation = comm.submit({.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1});
+    if (comm.rank() == 0) CHECK_THROWS(comm.wait(*operation, 0.01), TimeoutError, "It goes on");
+    comm.wait(*operation);
+    CHECK_EQ(x, 2.0f);
+  });
+}
+
+TEST(pending_operations_fail_with_the_first_cause) {
+  auto world = connect_threads(2, test_settings());
+  float x[3] = {1, 1, 1};
+  std::vector<std::shared_ptr<Operation>> pending;
+  for (float& v : x) pending.push_back(world[0]->submit({.kind = Kind::kAllReduce, .in = &v, .out = &v, .count = 1}));
+  world[1]->fail("gone fishing");
+  for (auto& operation : pending) CHECK_THROWS(world[0]->wait(*operation), PeerError, "rank 1: gone fishing");
+}
+
+TEST(closed_communicator_says_so) {
+  auto world = connect_threads(1, test_settings());
+  world[0]->close();
+  world[0]->close();
+  CHECK_THROWS(world[0]->submit({.kind = Kind::kBarrier}), Error, "was closed");
+}
+
+// One rank leaves while another still wants something: both learn of it, as a mismatch that names the calls.
+TEST(early_shutdown_is_a_mismatch) {
+  auto world = connect_threads(2, test_settings());
+  std::thread leaver([&] { world[1]->close(); });
+  float x = 1;
+  CHECK_THROWS(run(*world[0], {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}), MismatchError,
+               "rank 1 called shutdown");
+  leaver.join();
+}
+
+TEST_MAIN

@@ -1,0 +1,55 @@
+// Ranks as threads, for the engine's tests: run_ranks(n, body) calls body(communicator) on n threads and rethrows the
+// first failure of any of them.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/settings.h"
+#include "engine/communicator.h"
+#include "engine/world.h"
+
+namespace dcoll::test {
+
+inline Settings test_settings() {
+  Settings settings = Settings::from_env();
+  settings.arena_mb = 256;
+  settings.timeout_s = 30;
+  settings.log_level = "error";
+  return settings;
+}
+
+inline void run_ranks(int n, const Settings& settings, const std::function<void(Communicator&)>& body) {
+  auto world = connect_threads(n, settings);
+  std::vector<std::exception_ptr> errors(n);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < n; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(*world[rank]);
+        world[rank]->close();
+      } catch (const std::exception& e) {
+        errors[rank] = std::current_exception();
+        world[rank]->fail(std::string("test failed: ") + e.what());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+inline void run_ranks(int n, const std::function<void(Communicator&)>& body) { run_ranks(n, test_settings(), body); }
+
+// submit and wait
+inline std::shared_ptr<Operation> run(Communicator& comm, Request request) {
+  auto operation = comm.submit(std::move(request), Communicator::Start::kByWaiter);
+  comm.wait(*operation);
+  return operation;
+}
+
+}  // namespace dcoll::test

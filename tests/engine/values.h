@@ -1,0 +1,69 @@
+// Elements of every dtype from small integers, and back, so that results are compared exactly.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "base/types.h"
+#include "kernels/cast.h"
+
+namespace dcoll::test {
+
+inline std::vector<std::byte> encode(const std::vector<double>& values, DType dtype) {
+  std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
+  if (is_floating(dtype)) {
+    kernels::cast(bytes.data(), dtype, values.data(), DType::kFloat64, values.size());
+    return bytes;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto value = static_cast<int64_t>(values[i]);  // little-endian: the low bytes come first
+    std::memcpy(bytes.data() + i * dtype_bytes(dtype), &value, dtype_bytes(dtype));
+  }
+  return bytes;
+}
+
+inline std::vector<double> decode(const std::byte* bytes, size_t count, DType dtype) {
+  std::vector<double> values(count);
+  if (is_floating(dtype)) {
+    kernels::cast(values.data(), DType::kFloat64, bytes, dtype, count);
+    return values;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const std::byte* at = bytes + i * dtype_bytes(dtype);
+    switch (dtype) {
+      case DType::kInt8: {
+        int8_t v;
+        std::memcpy(&v, at, 1);
+        values[i] = v;
+        break;
+      }
+      case DType::kUInt8:
+      case DType::kBool: {
+        uint8_t v;
+        std::memcpy(&v, at, 1);
+        values[i] = v;
+        break;
+      }
+      case DType::kInt32: {
+        int32_t v;
+        std::memcpy(&v, at, 4);
+        values[i] = v;
+        break;
+      }
+      case DType::kInt64: {
+        int64_t v;
+        std::memcpy(&v, at, 8);
+        values[i] = static_cast<double>(v);
+        break;
+      }
+      case DType::kFloat16:
+      case DType::kBFloat16:
+      case DType::kFloat32:
+      case DType::kFloat64:
+        break;
+    }
+  }
+  return values;
+}
+
+}  // namespace dcoll::test

@@ -1,0 +1,184 @@
+"""Checks of every collective under Horovod's names. The exhaustive ones are in tests/python, on ranks as threads."""
+
+import numpy as np
+import pytest
+import torch
+from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
+
+import dcoll as hvd
+
+
+def check_topology() -> None:
+    assert hvd.is_initialized()
+    assert hvd.size() == hvd.local_size() == len(set(hvd.allgather_object(hvd.rank())))
+    assert hvd.rank() == hvd.local_rank()
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.is_homogeneous()
+    assert hvd.mpi_enabled()
+    assert hvd.mpi_built()
+    assert hvd.mpi_threads_supported() in (True, False)
+
+
+def check_allreduce() -> None:
+    n = hvd.size()
+    for dtype in DTYPES:
+        for op in ops_of(dtype):
+            for count in sizes_for(n):
+                inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
+                want, mine = reduced(inputs, op), inputs[hvd.rank()]
+                assert torch.equal(hvd.allreduce(mine, op=op, name="x"), want), (dtype, op, count)
+                handle = hvd.allreduce_async(mine, op=op)
+                assert torch.equal(hvd.synchronize(handle), want), (dtype, op, count)
+                assert hvd.poll(handle)
+                assert hvd.allreduce_(mine, op=op) is mine
+                assert torch.equal(mine, want), (dtype, op, count)
+
+
+def check_allreduce_large() -> None:
+    n, count = hvd.size(), 3_000_001
+    inputs = [sample(rank, count, torch.float32, hvd.Sum, n) for rank in range(n)]
+    want = reduced(inputs, hvd.Sum)
+    mapped = hvd.empty(count, torch.float32)
+    assert not mapped.any()
+    mapped.copy_(inputs[hvd.rank()])
+    for mine in (mapped, inputs[hvd.rank()]):
+        assert torch.equal(hvd.allreduce(mine, op=hvd.Sum), want)
+        assert hvd.synchronize(hvd.allreduce_async_(mine, op=hvd.Sum)) is mine
+        assert torch.equal(mine, want)
+
+
+def check_allreduce_layouts() -> None:
+    n = hvd.size()
+    base = [sample(rank, 120, torch.float64, hvd.Sum, n).view(2, 3, 4, 5) for rank in range(n)]
+    want = reduced(base, hvd.Average)
+    for name, mine in layouts(base[hvd.rank()]).items():
+        assert torch.equal(hvd.allreduce(mine), want), name
+        hvd.allreduce_(mine)
+        assert torch.equal(mine, want), name
+
+
+def check_deprecated_average() -> None:
+    x = torch.tensor([float(hvd.rank())])
+    with pytest.warns(DeprecationWarning, match="average="):
+        assert hvd.allreduce(x, average=False).item() == sum(range(hvd.size()))
+    with pytest.warns(DeprecationWarning, match="average="):
+        assert torch.equal(hvd.allreduce(x, True), hvd.allreduce(x, op=hvd.Average))
+    with pytest.raises(ValueError, match="op="):
+        hvd.allreduce(x, average=True, op=hvd.Sum)
+
+
+def check_numpy() -> None:
+    n, r = hvd.size(), hvd.rank()
+    x = np.arange(6, dtype=np.float32).reshape(2, 3) + r
+    np.testing.assert_array_equal(hvd.allreduce(x, op=hvd.Sum), n * np.arange(6).reshape(2, 3) + n * (n - 1) // 2)
+    np.testing.assert_array_equal(
+        hvd.allgather(x[: r % 2 + 1]),
+        np.concatenate([(np.arange(6, dtype=np.float32).reshape(2, 3) + k)[: k % 2 + 1] for k in range(n)]),
+    )
+    np.testing.assert_array_equal(hvd.broadcast(x.T, 0), np.arange(6).reshape(2, 3).T)
+    assert hvd.reducescatter(np.arange(n, dtype=np.int64), op=hvd.Sum).tolist() == [r * n]
+    assert hvd.alltoall(np.arange(n) + 10 * r).tolist() == [10 * k + r for k in range(n)]
+    own = hvd.empty_like(x)
+    assert type(own) is np.ndarray
+    own[...] = r
+    hvd.allreduce_(own, op=hvd.Max)
+    assert (own == n - 1).all()
+
+
+def check_broadcast() -> None:
+    n = hvd.size()
+    for dtype in DTYPES:
+        for root in range(n):
+            mine = sample(hvd.rank(), 1001, dtype, hvd.Sum, n)
+            want = sample(root, 1001, dtype, hvd.Sum, n)
+            assert torch.equal(hvd.broadcast(mine, root, name="b"), want)
+            assert torch.equal(hvd.synchronize(hvd.broadcast_async(mine, root)), want)
+            hvd.synchronize(hvd.broadcast_async_(mine, root))
+            assert torch.equal(mine, want)
+    large = torch.full((2_000_000,), float(hvd.rank()))
+    assert hvd.broadcast_(large, n - 1).eq(n - 1).all()
+
+
+def check_allgather() -> None:
+    n = hvd.size()
+    for dtype in DTYPES:
+        for rows in (lambda r: r, lambda r: 0, lambda r: 50_000 * (r == n - 1)):
+            parts = [sample(r, rows(r) * 3, dtype, hvd.Sum, n).view(-1, 3) for r in range(n)]
+            assert torch.equal(hvd.allgather(parts[hvd.rank()]), torch.cat(parts))
+            assert torch.equal(hvd.synchronize(hvd.allgather_async(parts[hvd.rank()], "g")), torch.cat(parts))
+
+
+def check_reducescatter() -> None:
+    n = hvd.size()
+    for rows in (0, 1, n, n + 1, 40_001):
+        inputs = [sample(r, rows * 3, torch.float32, hvd.Sum, n).view(rows, 3) for r in range(n)]
+        for op in (hvd.Sum, hvd.Average, hvd.Max):
+            want = torch.tensor_split(reduced(inputs, op), n)[hvd.rank()]
+            assert torch.equal(hvd.reducescatter(inputs[hvd.rank()], op=op), want)
+            assert torch.equal(hvd.synchronize(hvd.reducescatter_async(inputs[hvd.rank()], op=op)), want)
+
+
+def check_alltoall() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for splits_of in (lambda k: [k] * n, lambda k: list(range(n)), lambda k: [20_000] * n, lambda k: [0] * n):
+        sent = [torch.arange(sum(splits_of(k)), dtype=torch.int32).view(-1, 1) + 1_000_000 * k for k in range(n)]
+        want = [sent[k].split(splits_of(k))[r] for k in range(n)]
+        got, counts = hvd.alltoall(sent[r], torch.tensor(splits_of(r)))
+        assert torch.equal(got, torch.cat(want))
+        assert counts.tolist() == [len(one) for one in want]
+    handle = hvd.alltoall_async(torch.arange(n) + 10 * r)
+    assert hvd.synchronize(handle).tolist() == [10 * k + r for k in range(n)]
+
+
+def check_barrier_and_many_in_flight() -> None:
+    handles = [hvd.allreduce_async(torch.full((i + 1,), float(i)), op=hvd.Sum, name=f"t{i}") for i in range(64)]
+    hvd.barrier()
+    assert all(handle.poll() for handle in handles), "the barrier overtook a collective"
+    for i, handle in enumerate(handles):
+        assert handle.wait(5.0).tolist() == [float(i * hvd.size())] * (i + 1)
+
+
+def check_objects() -> None:
+    r = hvd.rank()
+    everyone = hvd.allgather_object({"rank": r, "data": list(range(1000 * r))})
+    assert [len(one["data"]) for one in everyone] == [1000 * k for k in range(hvd.size())]
+    assert hvd.broadcast_object(("from", r), root_rank=1, name="o") == ("from", 1)
+
+
+def check_mismatch() -> None:
+    messages = []
+    for different in (
+        lambda odd: hvd.allreduce(torch.ones(3 + odd), name="shape"),
+        lambda odd: hvd.allreduce(torch.ones(3, dtype=(torch.float32, torch.float64)[odd])),
+        lambda odd: hvd.allreduce(torch.ones(3), op=(hvd.Sum, hvd.Max)[odd]),
+        lambda odd: hvd.broadcast(torch.ones(3), root_rank=int(odd)),
+        lambda odd: hvd.allgather(torch.ones(2, 2 + odd)),
+        lambda odd: hvd.barrier() if odd else hvd.allreduce(torch.ones(3)),
+    ):
+        with pytest.raises(hvd.MismatchError) as caught:
+            different(hvd.rank() == hvd.size() - 1)
+        messages.append(str(caught.value))
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2, "the job does not go on"
+    assert "shape" in messages[0]
+    assert len(set(map(tuple, hvd.allgather_object(messages)))) == 1, "the ranks say different things"
+
+
+def check_shutdown_and_init_again() -> None:
+    before = (hvd.rank(), hvd.size())
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    with pytest.raises(ValueError, match=r"dcoll\.init\(\)"):
+        hvd.allreduce(torch.ones(1))
+    hvd.init()
+    assert (hvd.rank(), hvd.size()) == before
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def check_mpi4py_beside_it() -> None:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return  # not installed, or without an MPI library: then dcoll has nothing to agree with
+    assert MPI.Is_initialized()
+    assert MPI.COMM_WORLD.rank == hvd.rank()
+    assert MPI.COMM_WORLD.allreduce(1) == hvd.size()

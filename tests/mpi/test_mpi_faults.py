@@ -1,0 +1,63 @@
+"""What a job does when a rank fails: it ends in seconds, and every rank says why."""
+
+import time
+
+import pytest
+from mpirun import HERE, Finished, is_open_mpi, launch
+
+pytestmark = pytest.mark.mpi
+
+LIMIT_S = 45.0
+"""Far below DCOLL_TIMEOUT, which these jobs must not run into, and generous to a busy machine."""
+
+
+def fault(kind: str, n: int, *options: str, **env: str) -> Finished:
+    return launch(n, str(HERE / "fault.py"), kind, timeout=LIMIT_S, options=options, DCOLL_TIMEOUT="300", **env)
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("exception", "rank 1: RuntimeError: the data ran out"),
+        ("exception_in_training", "rank 0: KeyError: 'no such batch'"),
+        ("exception_before_anything", "rank 1: FileNotFoundError: data.bin"),
+    ],
+)
+def test_an_uncaught_exception_ends_the_job_and_is_told_everywhere(kind: str, text: str, transport: str) -> None:
+    n = 3
+    done = fault(kind, n, DCOLL_TRANSPORT=transport)
+    assert done.returncode != 0
+    assert done.stderr.count("Traceback (most recent call last)") >= n, done.text
+    assert done.stderr.count(f"PeerError: {text}") >= n - 1 or done.stderr.count(text) >= n - 1, done.text
+
+
+def test_a_killed_rank_is_named_by_the_others() -> None:
+    # PRRTE ends the whole job when a rank dies by a signal, unless told to go on.
+    options = ("--continuous",) if is_open_mpi() else ("-disable-auto-cleanup",)
+    start = time.monotonic()
+    done = fault("killed", 3, *options)
+    assert time.monotonic() - start < LIMIT_S
+    assert done.returncode != 0
+    for rank in (0, 2):
+        assert f"[{rank}] PeerError after" in done.stdout, done.text
+        assert f"[{rank}] again: True" in done.stdout, done.text
+    assert "rank 1" in done.stdout, done.text
+
+
+def test_a_rank_that_exits_early() -> None:
+    done = fault("early_exit", 2)
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr, done.text
+
+
+def test_a_failure_that_was_caught_does_not_hang_at_exit() -> None:
+    done = fault("caught", 2)
+    assert "caught" in done.stdout, done.text
+    assert "rank 1: bad" in done.stdout, done.text
+
+
+def test_ending_with_a_collective_under_way() -> None:
+    done = fault("leaves_handles", 2)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("done") == 2

@@ -1,0 +1,69 @@
+"""Starting: with mpi4py before or after, with a wrong launcher, on one rank."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from mpirun import launch
+
+pytestmark = pytest.mark.mpi
+
+SUM = "import numpy; assert hvd.allreduce(numpy.ones(3), op=hvd.Sum).tolist() == [float(hvd.size())] * 3; "
+
+
+def has_mpi4py() -> bool:
+    code = "from mpi4py import MPI"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from mpi4py import MPI; import dcoll as hvd; hvd.init(); ",
+        "import dcoll as hvd; hvd.init(); from mpi4py import MPI; ",
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; import dcoll as hvd; hvd.init(); ",
+    ],
+    ids=["before", "after", "uninitialised"],
+)
+def test_mpi4py(code: str) -> None:
+    if not has_mpi4py():
+        pytest.skip("no mpi4py")
+    check = "assert MPI.COMM_WORLD.allreduce(hvd.rank()) == 1 and hvd.size() == 2; print('fine')"
+    done = launch(2, "-c", code + SUM + check)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("fine") == 2, done.text
+
+
+def test_mpi4py_without_mpirun_joins_its_world() -> None:
+    if not has_mpi4py():
+        pytest.skip("no mpi4py")
+    code = "from mpi4py import MPI; import dcoll as hvd; hvd.init(); " + SUM + "assert hvd.mpi_enabled(); print('fine')"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMI"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "fine\n", done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_rank_under_mpirun() -> None:
+    done = launch(1, "-c", "import dcoll as hvd; hvd.init(); " + SUM + "print(hvd.size())")
+    assert done.returncode == 0, done.text
+    assert done.stdout.strip() == "1"
+
+
+def test_a_launcher_that_mpi_does_not_know_is_refused() -> None:
+    """As when another MPI's mpiexec started the ranks: each would be a job of its own."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMI", "SLURM"))}
+    done = subprocess.run(
+        [sys.executable, "-c", "import dcoll; dcoll.init()"],
+        env=env | {"PMI_SIZE": "2", "PMI_RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "PMI_SIZE=2" in done.stderr
+    assert "sees 1" in done.stderr or "could not be loaded" in done.stderr

@@ -1,0 +1,441 @@
+// Every builder is proved for all n up to DCOLL_TEST_MAX_RANKS (64), and the verifier itself is tested: it must reject
+// every mutant of a right schedule, and name each kind of fault.
+#include "plan/verify.h"
+
+#include <cstdlib>
+
+#include "plan/describe.h"
+#include "plan/steps.h"
+#include "support/check.h"
+
+using namespace dcoll::plan;
+using namespace dcoll::plan::steps;
+
+namespace {
+
+// Sanitizer builds are slow: they may prove fewer.
+uint32_t max_ranks() {
+  const char* limit = std::getenv("DCOLL_TEST_MAX_RANKS");
+  const int ranks = limit == nullptr ? 64 : std::atoi(limit);
+  if (ranks < 2) throw std::runtime_error(std::string("DCOLL_TEST_MAX_RANKS must be at least 2, got ") + limit);
+  return static_cast<uint32_t>(ranks);
+}
+
+void check_right(const std::vector<Schedule>& all, Collective collective, const VerifyOptions& options,
+                 const std::string& what) {
+  const VerifyResult result = verify(all, collective, options);
+  if (!result) {
+    throw std::runtime_error(what + ", " + std::to_string(all.size()) + " ranks, depth " +
+                             std::to_string(options.slot_depth) + (options.in_place ? ", in place: " : ": ") +
+                             result.message);
+  }
+}
+
+void check_all_modes(const std::vector<Schedule>& all, Collective collective, VerifyOptions options,
+                     const std::string& what) {
+  for (options.slot_depth = 1; options.slot_depth <= 2; ++options.slot_depth) {
+    options.in_place = false;
+    check_right(all, collective, options, what);
+    if (collective == Collective::kAllToAll) continue;
+    options.in_place = true;
+    check_right(all, collective, options, what);
+  }
+}
+
+std::string full_name(const Algorithm& algorithm) {
+  return std::string(collective_name(algorithm.collective)) + " " + std::string(algorithm.name);
+}
+
+void prove(Collective collective, std::string_view name) {
+  const Algorithm* algorithm = find_algorithm(collective, name);
+  CHECK(algorithm != nullptr);
+  for (uint32_t n = 1; n <= max_ranks(); ++n) {
+    VerifyOptions options;
+    options.rank_order = name == "direct";
+    check_all_modes(build_all(*algorithm, n), collective, options, full_name(*algorithm));
+  }
+}
+
+// A two-rank all-reduce of one chunk by hand, right unless `edit` breaks it: rank 1 sends, rank 0 sums and answers.
+std::vector<Schedule> by_hand() {
+  std::vector<Schedule> all{make_schedule(2, 0, 1, 1, 1), make_schedule(2, 1, 1, 1, 1)};
+  all[0].channels[0].steps = {recv_reduce(out(0), in(0), 1, true), send(out(0), 1)};
+  all[1].channels[0].steps = {send(in(0), 0), recv(out(0), 0)};
+  return all;
+}
+
+void expect_fault(const std::vector<Schedule>& all, Collective collective, const VerifyOptions& options,
+                  const std::string& message) {
+  const VerifyResult result = verify(all, collective, options);
+  if (result.message.find(message) == std::string::npos) {
+    throw std::runtime_error("expected '" + message + "', got '" + result.message + "'");
+  }
+}
+void expect_fault(const std::vector<Schedule>& all, const std::string& message, const VerifyOptions& options = {}) {
+  expect_fault(all, Collective::kAllReduce, options, message);
+}
+
+// Mutants of one step that cannot be equivalent to the original, with names.
+struct Mutant {
+  std::string name;
+  std::vector<Step> replacement;
+};
+
+std::vector<Mutant> mutants_of(const Step& step, const Schedule& schedule) {
+  std::vector<Mutant> mutants;
+  auto with = [&](const char* name, auto edit) {
+    Step changed = step;
+    edit(changed);
+    mutants.push_back({name, {changed}});
+  };
+  const uint32_t n = schedule.num_ranks;
+  auto other_rank = [&](uint16_t rank) {  // neither the one it was nor ourselves
+    uint32_t other = (rank + 1u) % n;
+    if (other == schedule.rank) other = (other + 1) % n;
+    return static_cast<uint16_t>(other);
+  };
+  auto next_chunk = [&](BufferId buffer, uint32_t chunk) {
+    return (chunk + 1) % (buffer == BufferId::kOutput ? schedule.output_chunks : schedule.input_chunks);
+  };
+  const bool talks = receives(step.op) || sends(step.op);
+
+  mutants.push_back({"dropped", {}});
+  // A repeated copy changes nothing, everything else does.
+  if (step.op != StepOp::kCopy) mutants.push_back({"duplicated", {step, step}});
+  if (talks && n > 2) with("other peer", [&](Step& s) { s.peer = other_rank(s.peer); });
+  if (talks) with("itself as peer", [&](Step& s) { s.peer = static_cast<uint16_t>(schedule.rank); });
+  if (talks) with("missing peer", [&](Step& s) { s.peer = static_cast<uint16_t>(n); });
+  if (sends(step.op) && step.op != StepOp::kSend && n > 2) {
+    with("other destination", [&](Step& s) { s.to = other_rank(s.to); });
+  }
+  if (step.dst != BufferId::kNone) {
+    if (next_chunk(step.dst, step.chunk) != step.chunk) {
+      with("other dst chunk", [&](Step& s) { s.chunk = next_chunk(s.dst, s.chunk); });
+    }
+    with("dst chunk out of range", [&](Step& s) { s.chunk = schedule.input_chunks + schedule.output_chunks; });
+    with("dst is the input", [](Step& s) { s.dst = BufferId::kInput; });
+    with("no dst", [](Step& s) { s.dst = BufferId::kNone; });
+  }
+  if (step.src != BufferId::kNone) {
+    if (next_chunk(step.src, step.src_chunk) != step.src_chunk) {
+      with("other src chunk", [&](Step& s) { s.src_chunk = next_chunk(s.src, s.src_chunk); });
+    }
+    with("src chunk out of range", [&](Step& s) { s.src_chunk = schedule.input_chunks + schedule.output_chunks; });
+  }
+  if (step.src == BufferId::kInput) with("src is the output", [](Step& s) { s.src = BufferId::kOutput; });
+  if (step.src == BufferId::kOutput) with("src is the input", [](Step& s) { s.src = BufferId::kInput; });
+  if (step.op == StepOp::kRecvReduce || step.op == StepOp::kRecvReduceSend) {
+    with("received, not reduced", [](Step& s) {
+      s.op = s.op == StepOp::kRecvReduce ? StepOp::kRecv : StepOp::kRecvSend;
+      s.src = BufferId::kNone;
+      s.finalize = false;
+    });
+  }
+  if (step.op == StepOp::kReduce) with("copied, not reduced", [](Step& s) { s.op = StepOp::kCopy; });
+  if (step.finalize) with("not finalized", [](Step& s) { s.finalize = false; });
+  if (!step.finalize) with("finalized", [](Step& s) { s.finalize = true; });
+  return mutants;
+}
+
+// Whether `second` depends on coming after `first`: messages of one FIFO, or memory written and then read.
+bool dependent(const Step& first, const Step& second) {
+  if (sends(first.op) && sends(second.op) && destination(first) == destination(second)) return true;
+  if (receives(first.op) && receives(second.op) && first.peer == second.peer) return true;
+  return first.dst != BufferId::kNone && first.dst == second.src && first.chunk == second.src_chunk;
+}
+
+struct Tally {
+  int mutants = 0;
+  int survivors = 0;
+  std::string first_survivor;
+};
+
+void judge(const std::vector<Schedule>& mutant, const Algorithm& algorithm, const std::string& what, Tally& tally) {
+  ++tally.mutants;
+  VerifyOptions options;
+  options.rank_order = algorithm.name == "direct";  // or swapping two of its additions would be as good
+  if (!verify(mutant, algorithm.collective, options)) return;
+  if (tally.survivors++ == 0) tally.first_survivor = full_name(algorithm) + ": " + what;
+}
+
+void mutate_all_steps(const Algorithm& algorithm, uint32_t n, Tally& tally) {
+  const std::vector<Schedule> original = build_all(algorithm, n);
+  CHECK(verify(original, algorithm.collective));
+  std::vector<Schedule> mutant = original;
+  for (uint32_t rank = 0; rank < n; ++rank) {
+    for (size_t c = 0; c < original[rank].channels.size(); ++c) {
+      const std::vector<Step>& before = original[rank].channels[c].steps;
+      std::vector<Step>& steps = mutant[rank].channels[c].steps;
+      for (size_t i = 0; i < before.size(); ++i) {
+        const std::string where = std::to_string(n) + " ranks, rank " + std::to_string(rank) + " channel " +
+                                  std::to_string(c) + " step " + std::to_string(i) + " (" + describe(before[i]) + ") ";
+        for (const Mutant& m : mutants_of(before[i], original[rank])) {
+          steps = before;
+          steps.erase(steps.begin() + i);
+          steps.insert(steps.begin() + i, m.replacement.begin(), m.replacement.end());
+          judge(mutant, algorithm, where + m.name, tally);
+        }
+        steps = before;
+        if (i + 1 < before.size() && dependent(before[i], before[i + 1])) {
+          std::swap(steps[i], steps[i + 1]);
+          judge(mutant, algorithm, where + "swapped with the next", tally);
+          steps = before;
+        }
+      }
+      if (before.empty()) continue;
+      mutant[rank].channels[c].send_on = static_cast<uint8_t>((send_channel(original[rank].channels[c], c) + 1) % 8);
+      bool sends_something = false;
+      for (const Step& step : before) sends_something |= sends(step.op);
+      if (sends_something)
+        judge(mutant, algorithm, "rank " + std::to_string(rank) + " sends on another channel", tally);
+      mutant[rank].channels[c].send_on = original[rank].channels[c].send_on;
+    }
+  }
+}
+
+}  // namespace
+
+TEST(ring_all_reduce_is_right) { prove(Collective::kAllReduce, "ring"); }
+TEST(tree_all_reduce_is_right) { prove(Collective::kAllReduce, "tree"); }
+TEST(direct_all_reduce_is_right_and_in_rank_order) { prove(Collective::kAllReduce, "direct"); }
+TEST(ring_reduce_scatter_is_right) { prove(Collective::kReduceScatter, "ring"); }
+TEST(ring_all_gather_is_right) { prove(Collective::kAllGather, "ring"); }
+TEST(pairwise_all_to_all_is_right) { prove(Collective::kAllToAll, "pairwise"); }
+
+TEST(tree_broadcast_is_right_from_any_root) {
+  const Algorithm* tree = find_algorithm(Collective::kBroadcast, "tree");
+  for (uint32_t n = 1; n <= max_ranks(); ++n) {
+    for (uint32_t root = 0; root < n; root += n <= 16 ? 1 : n / 3) {
+      VerifyOptions options;
+      options.root = root;
+      check_all_modes(build_all(*tree, n, root), Collective::kBroadcast, options, "broadcast");
+    }
+  }
+}
+
+TEST(rings_on_several_channels_are_right) {
+  for (uint32_t n = 1; n <= 9; ++n) {
+    for (uint32_t channels = 1; channels <= kMaxScheduleChannels; ++channels) {
+      std::vector<Schedule> all_reduce, reduce_scatter, all_gather;
+      for (uint32_t rank = 0; rank < n; ++rank) {
+        all_reduce.push_back(ring_all_reduce(n, rank, channels));
+        reduce_scatter.push_back(ring_reduce_scatter(n, rank, channels));
+        all_gather.push_back(ring_all_gather(n, rank, channels));
+      }
+      check_all_modes(all_reduce, Collective::kAllReduce, {}, "all_reduce");
+      check_all_modes(reduce_scatter, Collective::kReduceScatter, {}, "reduce_scatter");
+      check_all_modes(all_gather, Collective::kAllGather, {}, "all_gather");
+    }
+  }
+}
+
+TEST(more_rounds_and_slots_stay_right) {
+  for (const Algorithm& algorithm : algorithms()) {
+    for (const uint32_t n : {2u, 5u, 8u}) {
+      VerifyOptions options;
+      options.rounds = 7;
+      options.slot_depth = 4;
+      check_right(build_all(algorithm, n), algorithm.collective, options, full_name(algorithm));
+    }
+  }
+}
+
+TEST(every_mutant_is_rejected) {
+  Tally tally;
+  for (const Algorithm& algorithm : algorithms()) {
+    for (const uint32_t n : {2u, 3u, 4u, 5u, 7u}) mutate_all_steps(algorithm, n, tally);
+  }
+  std::printf("     %d mutants, %d survived\n", tally.mutants, tally.survivors);
+  CHECK_EQ(tally.first_survivor, std::string());
+  CHECK(tally.mutants > 10000);
+}
+
+TEST(by_hand_is_right) { CHECK(verify(by_hand(), Collective::kAllReduce)); }
+
+TEST(deadlock_names_who_waits_for_whom) {
+  auto all = by_hand();
+  std::swap(all[1].channels[0].steps[0], all[1].channels[0].steps[1]);
+  expect_fault(all, "deadlock with 1 slots per FIFO:");
+  expect_fault(all,
+               "rank 0 channel 0 step 0 (recv_reduce: out[0] = in[0] op message from 1, finalize) in round 0 waits for "
+               "a message from rank 1");
+  expect_fault(all,
+               "rank 1 channel 0 step 0 (recv: out[0] = message from 0) in round 0 waits for a message from rank 0");
+}
+
+// Why rank 0 of the ring splits its fused steps.
+TEST(ring_of_fused_steps_only_deadlocks_with_one_slot) {
+  std::vector<Schedule> all;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    all.push_back(ring_all_reduce(4, rank));
+    if (rank > 0) continue;
+    std::vector<Step> fused;
+    std::vector<Step>& steps = all[0].channels[0].steps;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (i + 1 < steps.size() && steps[i].op == StepOp::kRecvReduce && !steps[i].finalize) {
+        fused.push_back(recv_reduce_send(nowhere(steps[i].chunk), in(steps[i].src_chunk), 3, 1));
+        ++i;
+      } else {
+        fused.push_back(steps[i]);
+      }
+    }
+    steps = fused;
+  }
+  VerifyOptions options;
+  expect_fault(all, "to take a message from channel 0", options);
+  options.slot_depth = 2;
+  CHECK(verify(all, Collective::kAllReduce, options));
+}
+
+TEST(message_nobody_receives) {
+  auto all = by_hand();
+  all[0].channels[0].steps.push_back(send(out(0), 1));
+  VerifyOptions options;
+  options.rounds = 1;
+  expect_fault(all, "1 messages from rank 0 to rank 1 on channel 0 are never received", options);
+}
+
+TEST(contribution_taken_twice) {
+  auto all = by_hand();
+  all[0].channels[0].steps.insert(all[0].channels[0].steps.begin() + 1, reduce(out(0), in(0)));
+  all[0].channels[0].steps[0].finalize = false;
+  all[0].channels[0].steps[1].finalize = true;
+  expect_fault(all, "takes a contribution twice");
+}
+
+TEST(finalize_early_late_twice) {
+  auto all = by_hand();
+  all[0].channels[0].steps[0].finalize = false;
+  expect_fault(all, "is not finalized");
+
+  std::vector<Schedule> two_finals{make_schedule(2, 0, 1, 1, 1), make_schedule(2, 1, 1, 1, 1)};
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    two_finals[rank].channels[0].steps = {send(in(0), 1 - rank), recv_reduce(out(0), in(0), 1 - rank, true)};
+  }
+  expect_fault(two_finals, "another rank finalizes the same chunk too");
+
+  all = by_hand();
+  all[0].channels[0].steps.insert(all[0].channels[0].steps.begin(), copy(out(0), in(0), true));
+  expect_fault(all, "finalizes before all contributions are in");
+  all = by_hand();
+  all[0].channels[0].steps.insert(all[0].channels[0].steps.begin() + 1, reduce(out(0), in(0)));
+  expect_fault(all, "reduces further what was finalized already");
+}
+
+TEST(scratch_must_be_declared_and_written) {
+  auto all = by_hand();
+  all[0].channels[0].steps = {recv(scratch(0), 1), copy(out(0), in(0)), reduce(out(0), scratch(0), true),
+                              send(out(0), 1)};
+  expect_fault(all, "uses scratch, which its channel does not declare");
+  all[0].channels[0].scratch = true;
+  CHECK(verify(all, Collective::kAllReduce));
+  // Scratch of the last round is gone.
+  all[0].channels[0].steps = {copy(out(0), scratch(0)), recv(scratch(0), 1)};
+  expect_fault(all, "reads scratch before writing it in this round");
+}
+
+// Three ranks, rank 1 passes on its own before the others': mathematically equal sums, different bits.
+TEST(drift_is_found) {
+  std::vector<Schedule> all;
+  for (uint32_t rank = 0; rank < 3; ++rank) all.push_back(direct_all_reduce(3, rank));
+  VerifyOptions options;
+  options.rank_order = true;
+  CHECK(verify(all, Collective::kAllReduce, options));
+  std::vector<Step>& steps = all[0].channels[1].steps;  // out[0] = in[0] op 1; out[0] = out[0] op 2, finalize; ...
+  std::swap(steps[0].peer, steps[1].peer);
+  expect_fault(all, "is not summed in rank order", options);
+  CHECK(verify(all, Collective::kAllReduce));  // still an all-reduce, everyone holds copies of one sum
+
+  // Everyone sums everything for itself, in the order its messages come: the same number, other bits.
+  std::vector<Schedule> drifting;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    const uint32_t next = (rank + 1) % 3, prev = (rank + 2) % 3;
+    Schedule s = make_schedule(3, rank, 1, 1, 1);
+    s.channels[0].steps = {send(in(0), next), send(in(0), prev), recv_reduce(out(0), in(0), prev),
+                           recv_reduce(out(0), out(0), next, rank == 0)};
+    drifting.push_back(s);
+  }
+  expect_fault(drifting, "output chunk 0 round 0 drifts");
+}
+
+TEST(channels_that_share_memory_unordered_race) {
+  // Two channels of rank 0 both write out[0]; no message orders them.
+  auto all = by_hand();
+  for (Schedule& s : all) s.channels.resize(2);
+  all[0].channels[1].steps = {copy(out(0), in(0))};
+  VerifyOptions options;
+  options.rounds = 1;
+  const VerifyResult result = verify(all, Collective::kAllReduce, options);
+  CHECK(!result);
+
+  // Broadcast: channel 0 receives, channel 1 passes on without waiting for it. Right only by luck of the order.
+  std::vector<Schedule> relay;
+  for (uint32_t rank = 0; rank < 3; ++rank) relay.push_back(make_schedule(3, rank, 1, 1, 2));
+  relay[0].channels[0].steps = {copy(out(0), in(0)), send(in(0), 1)};
+  relay[1].channels[0].steps = {recv(out(0), 0)};
+  relay[1].channels[1].steps = {send(out(0), 2)};
+  relay[2].channels[1].steps = {recv(out(0), 1)};
+  CHECK(!verify(relay, Collective::kBroadcast, {}));
+
+  // Values that come out right in every order, but are not ordered: the second channel overwrites with the same data.
+  std::vector<Schedule> same;
+  for (uint32_t rank = 0; rank < 2; ++rank) same.push_back(make_schedule(2, rank, 1, 1, 2));
+  same[0].channels[0].steps = {send(in(0), 1), copy(out(0), in(0))};
+  same[0].channels[1].steps = {send(in(0), 1)};
+  same[1].channels[0].steps = {recv(out(0), 0)};
+  same[1].channels[1].steps = {recv(out(0), 0)};
+  expect_fault(same, Collective::kBroadcast, {}, "and no message orders the two");
+}
+
+TEST(writing_memory_the_peer_may_still_read) {
+  // In place, rank 1 posts in[0] and then writes out[0], the same memory, without word from rank 0 that it was
+  // consumed.
+  std::vector<Schedule> all;
+  for (uint32_t rank = 0; rank < 3; ++rank) all.push_back(make_schedule(3, rank, 1, 1, 1));
+  all[0].channels[0].steps = {copy(out(0), in(0)), send(in(0), 1), send(in(0), 2)};
+  all[1].channels[0].steps = {recv(out(0), 0), send(out(0), 2), recv(out(0), 2)};
+  all[2].channels[0].steps = {recv(out(0), 0), send(out(0), 1), recv(out(0), 1)};
+  expect_fault(all, Collective::kBroadcast, {}, "has posted, and nothing proves that the peer has consumed it");
+  // Ranks 1 and 2 exchange the other way round: now the answer proves it.
+  all[2].channels[0].steps = {recv(out(0), 0), recv(out(0), 1), send(out(0), 1)};
+  CHECK(verify(all, Collective::kBroadcast, {}));
+}
+
+TEST(a_proof_may_not_lean_on_messages_of_other_chunks) {
+  // Rank 1 posts out[0] and writes it again after a message about chunk 1, which may be empty and never sent.
+  std::vector<Schedule> all;
+  for (uint32_t rank = 0; rank < 2; ++rank) all.push_back(make_schedule(2, rank, 2, 2, 1));
+  all[0].channels[0].steps = {copy(out(0), in(0)), copy(out(1), in(1)), send(in(0), 1), recv(out(0), 1),
+                              send(in(1), 1)};
+  all[1].channels[0].scratch = true;
+  all[1].channels[0].steps = {recv(scratch(0), 0), copy(out(0), scratch(0)), send(out(0), 0), recv(out(1), 0),
+                              copy(out(0), scratch(0))};
+  expect_fault(all, Collective::kBroadcast, {}, "nothing proves that the peer has consumed it");
+}
+
+TEST(two_channels_may_not_feed_one_fifo) {
+  auto all = by_hand();
+  all[1].channels.resize(2);
+  all[1].channels[1].send_on = 0;
+  all[1].channels[1].steps = {send(in(0), 0)};
+  expect_fault(all, "another channel of this rank feeds the same FIFO");
+}
+
+TEST(headers_and_options_are_checked) {
+  auto all = by_hand();
+  all[1].rank = 0;
+  expect_fault(all, "its schedule is for rank 0 of 2, not 1 of 2");
+  all = by_hand();
+  all[1].output_chunks = 2;
+  expect_fault(all, "rank 1: cuts input and output into 1 and 2 chunks");
+  expect_fault(by_hand(), Collective::kAllGather, {}, "do not make a all_gather");
+  VerifyOptions no_slots, in_place;
+  no_slots.slot_depth = 0;
+  in_place.in_place = true;
+  expect_fault(by_hand(), Collective::kAllReduce, no_slots, "slot_depth must be at least 1");
+  expect_fault({}, "no schedules were given");
+  const auto exchange = build_all(*find_algorithm(Collective::kAllToAll, "pairwise"), 3);
+  expect_fault(exchange, Collective::kAllToAll, in_place, "all-to-all has no in-place form");
+}
+
+TEST_MAIN

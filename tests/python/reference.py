@@ -1,0 +1,78 @@
+"""What collectives must compute, the slow and obvious way: gather everything, then reduce with NumPy in rank order."""
+
+import numpy as np
+import torch
+
+from dcoll import Average, Max, Min, Product, ReduceOp, Sum
+
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+]
+
+
+def sample(rank: int, count: int, dtype: torch.dtype, op: ReduceOp, n: int) -> torch.Tensor:
+    """Small integers, so that every result is exact in every dtype: sums stay below 128, products below 2**7."""
+    index = torch.arange(count, dtype=torch.int64)
+    if op is Product:
+        # At most 7 ranks have a 2 at any index, the others 1: products up to 128 would not fit int8, 64 does.
+        values = 1 + ((index + rank) % max(2, n) < min(n, 6)).to(torch.int64) * (index % 2)
+    else:
+        values = (index * 7 + rank * 3) % 11 + (0 if dtype in (torch.uint8, torch.bool) else -5)
+    if dtype is torch.bool:
+        values = values % 3 == 0
+    return values.to(dtype)
+
+
+def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    """The exact result. Inputs are small integers, so int64 arithmetic is the truth."""
+    dtype = inputs[0].dtype
+    stack = torch.stack([one.to(torch.float64 if dtype.is_floating_point else torch.int64) for one in inputs])
+    if op is Min:
+        out = stack.amin(0)
+    elif op is Max:
+        out = stack.amax(0)
+    elif op is Product:
+        out = stack.prod(0)
+    else:
+        out = stack.sum(0)
+        if op is Average:
+            if dtype.is_floating_point:
+                # The sum times 1/n, as the core computes it: in float32 for the narrow types.
+                wide = np.float64 if dtype is torch.float64 else np.float32
+                scaled = out.numpy().astype(wide) * wide(1.0 / len(inputs))
+                return torch.from_numpy(scaled).to(dtype)
+            out = torch.div(out, len(inputs), rounding_mode="trunc")
+    if dtype is torch.bool:
+        return out != 0
+    return out.to(dtype)
+
+
+def ops_of(dtype: torch.dtype) -> list[ReduceOp]:
+    """The operators that `dtype` has."""
+    return [op for op in (Sum, Average, Min, Max, Product) if not (dtype is torch.bool and op is Average)]
+
+
+def sizes_for(n: int) -> list[int]:
+    """Counts at which chunking goes wrong when it does."""
+    return sorted({0, 1, n - 1, n, n + 1, 17, 1000, 4099})
+
+
+def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The values of a 4-dimensional tensor in other memory layouts."""
+    doubled = torch.zeros(*x.shape[:-1], x.shape[-1] * 2, dtype=x.dtype)
+    strided = doubled[..., ::2]
+    strided.copy_(x)
+    return {
+        "contiguous": x.clone(),
+        "channels_last": x.clone().contiguous(memory_format=torch.channels_last),
+        "transposed": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "strided": strided,
+    }

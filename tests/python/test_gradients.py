@@ -1,0 +1,474 @@
+"""GradientSync: what is in .grad when backward() returns, for every way of making gradients."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from local_ranks import run_ranks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum
+from dcoll.gradients import GradientSync
+
+
+class Toy(nn.Module):
+    """y = sum of w_i * x over the chosen i: the gradient of w_i is x, of the others None."""
+
+    def __init__(self, count: int = 4, width: int = 5) -> None:
+        super().__init__()
+        self.w = nn.ParameterList([nn.Parameter(torch.zeros(width)) for _ in range(count)])
+
+    def forward(self, x: float, use: list[int]) -> torch.Tensor:
+        return torch.stack([(self.w[i] * (x + i)).sum() for i in use]).sum()
+
+    def grads(self) -> list[float | None]:
+        return [None if p.grad is None else p.grad.to_dense()[0].item() for p in self.w]
+
+
+def sync_of(comm: _C.Communicator, model: nn.Module, **options: object) -> GradientSync:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return GradientSync(
+        comm,
+        model.parameters(),
+        lambda p: names.get(id(p), "?"),
+        bucket_bytes=40,
+        first_bucket_bytes=20,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def clear(model: nn.Module, sync: GradientSync, set_to_none: bool = True) -> None:
+    sync.before_zero_grad()
+    model.zero_grad(set_to_none)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_average_when_backward_returns(n: int, set_to_none: bool) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        for step in range(4):
+            clear(model, sync, set_to_none)
+            model(2.0 * comm.rank + step, [0, 1, 2, 3]).backward()
+            assert model.grads() == [n - 1 + step + i for i in range(4)]
+            assert all(p.grad is view for p, view in zip(sync.params, sync._views, strict=True)), "copied, not a view"
+            sync.after_step()
+
+    run_ranks(n, body)
+
+
+def test_buckets_follow_the_order_of_the_first_backward() -> None:
+    def body(comm: _C.Communicator) -> list[int]:
+        model = Toy(6)
+        sync = sync_of(comm, model)
+        # Ranks see different orders; rank 0's counts for all.
+        use = [3, 0, 5] if comm.rank == 0 else [1, 2, 3, 4, 5, 0]
+        model(0.0, use).backward()
+        assert model.grads() == [0.0, 0.5, 1.0, 3.0, 2.0, 5.0]
+        return [i for k in range(sync._reducer.num_buckets()) for i in sync._reducer.bucket_params(k)]
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert set(first[:3]) == {0, 3, 5}
+
+
+def test_unused_here_used_elsewhere_and_nowhere() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        for _ in range(3):
+            clear(model, sync)
+            model(4.0, [0, 1] if comm.rank == 0 else [0]).backward()
+            assert model.grads() == [4.0, 2.5, None, None]
+            sync.after_step()
+
+    run_ranks(2, body)
+
+
+def test_second_backward_adds_to_the_average() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync_of(comm, model)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [1.0, 2.0, None, None]
+        model(4.0 * comm.rank, [1, 2]).backward()
+        assert model.grads() == [1.0, 5.0, 4.0, None]
+        if comm.rank == 0:  # partial, and on one rank only: the other contributes what it has
+            model(8.0, [0]).backward()
+        else:
+            model(0.0, [3]).backward()
+        assert model.grads() == [5.0, 5.0, 4.0, 1.5]
+
+    run_ranks(2, body)
+
+
+def test_sum() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model, op=Sum)
+        for _ in range(2):
+            clear(model, sync)
+            model(1.0, [0, 1]).backward()
+            assert model.grads() == [2.0, 4.0, None, None]
+            sync.after_step()
+        clear(model, sync)
+        model(1.0, [0, 1]).backward()
+        with pytest.raises(DcollError, match=r"second backward.*w\.\d.*zero_grad\(\)"):
+            model(1.0, [0, 1]).backward()
+        clear(model, sync)
+        model(3.0, [0]).backward()
+        assert model.grads() == [6.0, None, None, None]
+
+    run_ranks(2, body)
+
+
+def test_several_passes_per_step() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model, passes=3)
+        for _ in range(2):
+            clear(model, sync)
+            for x in (1.0, 2.0):
+                model(x * comm.rank, [0]).backward()
+            assert model.grads()[0] == 3.0 * comm.rank, "sent before the last pass"
+            model(0.0, [0, 1]).backward()
+            assert model.grads() == [1.5, 1.0, None, None]
+            sync.after_step()
+        clear(model, sync)
+        model(2.0 * comm.rank, [0]).backward()
+        sync.before_step()  # fewer than announced
+        assert model.grads()[0] == 1.0
+        sync.after_step()
+        clear(model, sync)
+        model(9.0, [0]).backward()
+        clear(model, sync)  # thrown away: the count starts anew
+        for _ in range(3):
+            model(2.0 * comm.rank, [0]).backward()
+        assert model.grads()[0] == 3.0
+
+    run_ranks(2, body)
+
+
+def test_predivide() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync_of(comm, model, predivide=4.0)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [1.0, 2.0, None, None]
+
+    run_ranks(2, body)
+
+
+def test_gradients_set_by_hand() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        for p in model.w[:2]:
+            p.grad = torch.full((5,), 2.0 * comm.rank)
+        sync.before_step()
+        assert model.grads() == [1.0, 1.0, None, None]
+        sync.after_step()
+        sync.before_step()  # nothing new: nothing is sent
+        assert model.grads() == [1.0, 1.0, None, None]
+
+    run_ranks(2, body)
+
+
+def test_no_backward_at_all() -> None:
+    def body(comm: _C.Communicator) -> None:
+        sync = sync_of(comm, Toy())
+        sync.before_step()
+        sync.after_step()
+
+    run_ranks(2, body)
+
+
+def test_shared_parameter() -> None:
+    def body(comm: _C.Communicator) -> None:
+        a, b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        b.weight = a.weight
+        model = nn.Sequential(a, b)
+        with torch.no_grad():
+            a.weight.fill_(1.0)
+        sync_of(comm, model)
+        model(torch.full((1, 2), float(comm.rank))).sum().backward()
+        # d/dw of sum(w w x): both uses add up before the gradient is ready.
+        assert torch.equal(a.weight.grad, torch.full((2, 2), 2.0))
+
+    run_ranks(2, body)
+
+
+def test_frozen_later() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        sync.after_step()
+        clear(model, sync)
+        model.w[0].requires_grad_(False)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [None, 2.0, None, None]
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("cleared", [True, False], ids=["zero_grad before", "straight to backward"])
+def test_thawed_later(cleared: bool) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        model.w[0].requires_grad_(False)
+        sync = sync_of(comm, model)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [None, 2.0, None, None]
+        sync.after_step()
+        clear(model, sync)
+        model.w[0].requires_grad_(True)
+        for _ in range(2):
+            if cleared:
+                clear(model, sync)
+            model(2.0 * comm.rank, [0, 1]).backward()
+            assert model.grads() == [1.0, 2.0, None, None]
+            sync.after_step()
+            clear(model, sync)
+        assert len(sync.params) == 4
+
+    run_ranks(2, body)
+
+
+def test_more_parameters() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model, extra = Toy(), Toy(2)
+        sync = sync_of(comm, model)
+        model(2.0 * comm.rank, [0]).backward()
+        sync.extend(extra.parameters())
+        assert model.grads() == [1.0, None, None, None]
+        clear(model, sync)
+        (model(2.0 * comm.rank, [0, 1]) + extra(4.0 * comm.rank, [0])).backward()
+        assert model.grads() == [1.0, 2.0, None, None]
+        assert extra.grads() == [2.0, None]
+
+    run_ranks(2, body)
+
+
+def test_channels_last_gradients_keep_their_layout() -> None:
+    def body(comm: _C.Communicator) -> None:
+        conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        sync_of(comm, conv)
+        conv(torch.ones(1, 3, 5, 5) * comm.rank).sum().backward()
+        grad = conv.weight.grad
+        assert grad is not None
+        assert grad.stride() == conv.weight.stride()
+        assert torch.equal(grad, torch.full_like(grad, 4.5))
+
+    run_ranks(2, body)
+
+
+def test_mixed_dtypes() -> None:
+    def body(comm: _C.Communicator) -> None:
+        params = [torch.zeros(3, dtype=d, requires_grad=True) for d in (torch.float64, torch.float32, torch.bfloat16)]
+        GradientSync(comm, params, lambda p: str(p.dtype))
+        sum((p * 2.0 * comm.rank).sum().double() for p in params).backward()
+        for p in params:
+            assert p.grad is not None
+            assert p.grad.dtype == p.dtype
+            assert p.grad.tolist() == [1.0] * 3
+
+    run_ranks(2, body)
+
+
+def embedding_grads(comm: _C.Communicator, mode: str) -> list[torch.Tensor]:
+    """Three steps on an embedding; returns its dense gradient after each."""
+    model = nn.ModuleDict({"table": nn.Embedding(6, 2, sparse=mode != "dense"), "out": nn.Linear(2, 1, bias=False)})
+    nn.init.ones_(model["out"].weight)
+    sync = sync_of(comm, model, sparse_as_dense=mode == "as_dense")
+    found = []
+    for step in range(3):
+        clear(model, sync)
+        rows = torch.tensor([comm.rank, comm.rank, step])
+        model["out"](model["table"](rows)).sum().backward()
+        grad = model["table"].weight.grad
+        assert grad.is_sparse == (mode == "sparse")
+        found.append(grad.to_dense().clone())
+        sync.after_step()
+    assert len(sync.sparse_params) == (mode == "sparse")
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sparse", "as_dense"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sparse_gradients_equal_dense_ones(n: int, mode: str) -> None:
+    want = run_ranks(n, lambda comm: embedding_grads(comm, "dense"))
+    got = run_ranks(n, lambda comm: embedding_grads(comm, mode))
+    for rank in range(n):
+        for one, other in zip(got[rank], want[rank], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+def test_sparse_on_some_ranks_only() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True), "other": nn.Linear(2, 1, bias=False)})
+        sync = sync_of(comm, model)
+        for _ in range(2):
+            clear(model, sync)
+            loss = model["other"](torch.ones(2)).sum()
+            if comm.rank == 1:
+                loss = loss + model["table"](torch.tensor([3])).sum()
+            loss.backward()
+            grad = model["table"].weight.grad.to_dense()
+            assert grad.tolist() == [[0.0, 0.0]] * 3 + [[0.5, 0.5]]
+            sync.after_step()
+        clear(model, sync)
+        model["other"](torch.ones(2)).sum().backward()
+        assert model["table"].weight.grad is None
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_modules(reentrant: bool) -> None:
+    def body(comm: _C.Communicator) -> None:
+        torch.manual_seed(0)
+        layers = nn.ModuleList([nn.Linear(3, 3).double() for _ in range(4)])
+        x = torch.arange(6.0, dtype=torch.float64).view(2, 3) + comm.rank
+
+        def loss_of(rank: int, use_checkpoint: bool) -> torch.Tensor:
+            h = (torch.arange(6.0, dtype=torch.float64).view(2, 3) + rank).requires_grad_()
+            for i, layer in enumerate(layers):
+                h = checkpoint(layer, h, use_reentrant=reentrant) if use_checkpoint and i in (1, 2) else layer(h)
+            return (h**2).sum()
+
+        want = torch.autograd.grad(
+            sum(loss_of(rank, False) for rank in range(comm.size)) / comm.size, list(layers.parameters())
+        )
+        sync = sync_of(comm, layers)
+        for _ in range(2):
+            clear(layers, sync)
+            loss_of(comm.rank, True).backward()
+            for p, g in zip(layers.parameters(), want, strict=True):
+                torch.testing.assert_close(p.grad, g, rtol=1e-12, atol=1e-12)
+            sync.after_step()
+        del x
+
+    run_ranks(2, body)
+
+
+def test_a_model_that_is_one_reentrant_checkpoint() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync_of(comm, model)
+        x = torch.tensor(2.0 * comm.rank, requires_grad=True)
+        checkpoint(lambda x: model(x, [0, 1, 2, 3]), x, use_reentrant=True).backward()
+        assert model.grads() == [1.0, 2.0, 3.0, 4.0]
+
+    run_ranks(2, body)
+
+
+class Exploding(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError("boom")
+
+
+@pytest.mark.parametrize("cleared", [True, False], ids=["zero_grad", "no zero_grad"])
+def test_a_backward_that_raised_is_forgotten(cleared: bool) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        for _ in range(2):
+            clear(model, sync)
+            with pytest.raises(ValueError, match="boom"):
+                (model.w[3] * Exploding.apply(model.w[2].sum()) + model.w[3] * 2.0).sum().backward()
+            if cleared:
+                clear(model, sync)
+            else:
+                model.zero_grad()  # which the optimizer does not see
+            model(2.0 * comm.rank, [0, 1, 2, 3]).backward()
+            assert model.grads() == [1.0, 2.0, 3.0, 4.0]
+            sync.after_step()
+
+    run_ranks(2, body)
+
+
+def test_the_last_owner_of_the_parameters_counts() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        first = sync_of(comm, model)
+        second = sync_of(comm, model)
+        assert not first._hooks
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [1.0, 2.0, None, None]
+        with pytest.raises(ArgumentError, match="another DistributedOptimizer"):
+            GradientSync(comm, [model.w[0]], lambda p: "w")
+        second.release()
+        clear(model, second)
+        model(2.0 * comm.rank, [0]).backward()
+        assert model.grads()[0] == 2.0 * comm.rank
+
+    run_ranks(2, body)
+
+
+def test_different_models_are_told_apart() -> None:
+    def body(comm: _C.Communicator) -> None:
+        with pytest.raises(MismatchError, match=r"(?s)differ at number 0.*rank 0: w\.0.*\[5\].*rank 1: w\.0.*\[6\]"):
+            sync_of(comm, Toy(width=5 + comm.rank))
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda comm: sync_of(comm, Toy(), op=Min), r"dcoll\.Average, dcoll\.Sum|dcoll\.Sum, dcoll\.Average"),
+        (lambda comm: sync_of(comm, Toy(), passes=0), "backward_passes_per_step is 0"),
+        (lambda comm: sync_of(comm, Toy(), op=Sum, predivide=2.0), "op=Average"),
+        (lambda comm: sync_of(comm, Toy().to("meta")), r"w\.0 is on device meta"),
+        (
+            lambda comm: GradientSync(
+                comm, [torch.zeros(2, dtype=torch.complex64, requires_grad=True)], lambda p: "w.0"
+            ),
+            r"w\.0.*complex64",
+        ),
+    ],
+    ids=["op", "passes", "predivide", "device", "dtype"],
+)
+def test_wrong_arguments(make: Callable[[_C.Communicator], object], text: str) -> None:
+    def body(comm: _C.Communicator) -> None:
+        with pytest.raises(ArgumentError, match=text):
+            make(comm)
+
+    run_ranks(1, body)
+
+
+def test_converting_the_model_afterwards_is_told() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync_of(comm, model)
+        model.double()
+        with pytest.raises(DcollError, match=r"w\.\d was torch\.float32.*now torch\.float64.*then make the optimizer"):
+            model(1.0, [0, 1, 2, 3]).backward()
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize("op", [Average, Sum])
+def test_a_failed_peer_ends_backward(op: ReduceOp) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model, op=op)
+        model(1.0, [0, 1, 2, 3]).backward()
+        clear(model, sync)
+        if comm.rank == 1:
+            comm.fail("rank 1: KeyError: 'lost'")
+            return
+        with pytest.raises(DcollError, match="rank 1: KeyError: 'lost'"):
+            model(1.0, [0, 1, 2, 3]).backward()
+
+    run_ranks(2, body)

@@ -1,0 +1,202 @@
+"""The core's Reducer: fused gradient buckets, without autograd."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from local_ranks import run_ranks
+
+from dcoll import _C
+from dcoll.tensors import CODES, library
+
+library("torch")  # fills CODES
+
+
+class Buckets:
+    """A Reducer with a tensor view of every parameter's slot."""
+
+    def __init__(
+        self, comm: _C.Communicator, numels: list[int], dtypes: list[torch.dtype] | None = None, **options: object
+    ) -> None:
+        self.numels = numels
+        self.dtypes = dtypes or [torch.float32] * len(numels)
+        arguments = {"op": _C.SUM, "bucket_bytes": 64, "first_bucket_bytes": 16, **options}
+        self.reducer = _C.Reducer(
+            comm,
+            numels,
+            [CODES[dtype] for dtype in self.dtypes],
+            [f"p{i}" for i in range(len(numels))],
+            **arguments,  # type: ignore[arg-type]
+        )
+        self.map()
+
+    def map(self) -> None:
+        r = self.reducer
+        raw = [
+            library("torch").wrap(buffer, torch.uint8, (buffer.nbytes,))
+            for buffer in map(r.bucket_buffer, range(r.num_buckets()))
+        ]
+        self.slots = []
+        for i, (numel, dtype) in enumerate(zip(self.numels, self.dtypes, strict=True)):
+            start = r.offset_bytes(i)
+            self.slots.append(raw[r.bucket_of(i)][start : start + numel * dtype.itemsize].view(dtype))
+
+    def round(self, ready: list[int], value: float) -> list[int]:
+        for i in ready:
+            self.slots[i].fill_(value + i)
+            assert self.reducer.mark_ready(i)
+        return self.reducer.finish()
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_every_slot_holds_the_sum(n: int) -> None:
+    numels = [1, 0, 7, 100, 3, 16, 33]
+
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, numels)
+        for step in range(3):
+            assert b.round([6, 5, 4, 3, 2, 1, 0], comm.rank + step) == []
+            for i, slot in enumerate(b.slots):
+                want = n * (n - 1) / 2 + n * (step + i)
+                assert torch.equal(slot, torch.full((numels[i],), want)), (step, i)
+
+    run_ranks(n, body)
+
+
+def test_layout_covers_each_parameter_once() -> None:
+    numels = [10, 20, 1, 5, 40, 2]
+
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, numels)
+        r = b.reducer
+        assert r.num_buckets() > 1
+        listed = [i for bucket in range(r.num_buckets()) for i in r.bucket_params(bucket)]
+        assert sorted(listed) == list(range(len(numels)))
+        assert listed[0] == len(numels) - 1, "gradients become ready back to front"
+        for bucket in range(r.num_buckets()):
+            spans = sorted((r.offset_bytes(i), r.offset_bytes(i) + 4 * numels[i]) for i in r.bucket_params(bucket))
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans)), "slots overlap"
+            assert spans[-1][1] <= r.bucket_buffer(bucket).nbytes
+            assert all(r.bucket_of(i) == bucket for i in r.bucket_params(bucket))
+
+    run_ranks(1, body)
+
+
+def test_one_dtype_per_bucket() -> None:
+    dtypes = [torch.float32, torch.float16, torch.float64, torch.float16, torch.float32]
+
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [3] * 5, dtypes, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
+        for bucket in range(b.reducer.num_buckets()):
+            assert len({dtypes[i] for i in b.reducer.bucket_params(bucket)}) == 1
+        b.round([4, 2, 3, 1, 0], comm.rank)
+        assert [slot.tolist() for slot in b.slots] == [[1.0 + 2 * i] * 3 for i in range(5)]
+
+    run_ranks(2, body)
+
+
+def test_unready_parameters_count_as_zero() -> None:
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [4, 4, 4, 4])
+        for slot in b.slots:
+            slot.fill_(99.0)  # stale
+        assert b.reducer.missing() == [0, 1, 2, 3]
+        unused = b.round([3, 0] if comm.rank == 0 else [3], 10.0)
+        assert unused == [1, 2]
+        assert [slot[0].item() for slot in b.slots] == [10.0, 0.0, 0.0, 26.0]
+        assert b.reducer.missing() == [0, 1, 2, 3]
+        assert b.round([], 0.0) == [0, 1, 2, 3]
+
+    run_ranks(2, body)
+
+
+def test_ready_twice_is_told() -> None:
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [4, 4])
+        assert b.reducer.mark_ready(1)
+        assert not b.reducer.mark_ready(1)
+        assert b.reducer.missing() == [0]
+        b.reducer.finish()
+        assert b.reducer.mark_ready(1)
+        b.reducer.finish()
+
+    run_ranks(1, body)
+
+
+def test_rebuild_takes_the_order_and_keeps_working() -> None:
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [8] * 6, first_bucket_bytes=32)
+        seen = [2, 0, 5, 1, 4]  # 3 missing
+        b.round(seen, 0.0)
+        order = b.reducer.order()
+        assert order == [*seen, 3]
+        b.reducer.rebuild(order)
+        old = b.slots[2]
+        old.fill_(7.0)  # the old buffers are still ours
+        b.map()
+        assert [i for k in range(b.reducer.num_buckets()) for i in b.reducer.bucket_params(k)] == order
+        assert b.round([5, 4, 3, 2, 1, 0], comm.rank) == []
+        assert [slot[0].item() for slot in b.slots] == [3.0 + 3 * i for i in range(6)]
+        assert old[0].item() == 7.0
+
+    run_ranks(3, body)
+
+
+def test_ranks_may_become_ready_in_different_orders() -> None:
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [16] * 8)
+        order = list(range(8)) if comm.rank % 2 else list(reversed(range(8)))
+        for step in range(5):
+            b.round(order, step)
+            assert [slot[3].item() for slot in b.slots] == [4.0 * (step + i) for i in range(8)]
+
+    run_ranks(4, body)
+
+
+def test_scaling() -> None:
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [4], op=_C.AVERAGE, prescale=0.5, postscale=2.0)
+        b.round([0], 6.0 * comm.rank)
+        assert b.slots[0].tolist() == [3.0] * 4
+
+    run_ranks(2, body)
+
+
+def test_no_parameters() -> None:
+    def body(comm: _C.Communicator) -> None:
+        assert Buckets(comm, []).reducer.finish() == []
+
+    run_ranks(2, body)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    numels=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    bucket_bytes=st.integers(0, 400),
+    data=st.data(),
+)
+def test_any_subset_in_any_order(numels: list[int], bucket_bytes: int, data: st.DataObject) -> None:
+    n = 2
+    params = list(range(len(numels)))
+    rounds = [
+        [
+            data.draw(st.permutations(params).map(lambda p: p[: data.draw(st.integers(0, len(params)))]))
+            for _ in range(n)
+        ]
+        for _ in range(2)
+    ]
+
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, numels, bucket_bytes=bucket_bytes, first_bucket_bytes=min(bucket_bytes, 40))
+        for ready in rounds:
+            unused = b.round(ready[comm.rank], 1.0)
+            assert unused == [i for i in params if all(i not in one for one in ready)]
+            for i in params:
+                want = sum(1.0 + i for one in ready if i in one)
+                assert torch.equal(b.slots[i], torch.full((numels[i],), want))
+        b.reducer.rebuild(list(reversed(params)))
+        b.map()
+
+    run_ranks(n, body)

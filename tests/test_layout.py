@@ -1,0 +1,93 @@
+"""The rules of the layout that no compiler checks: who includes whom, how long a file may be, which settings exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The include rule. bind may also include kernels: tests and benchmarks call them one by one.
+MAY_INCLUDE = {
+    "base": {"base"},
+    "plan": {"base", "plan"},
+    "kernels": {"base", "kernels"},
+    "transport": {"base", "transport"},
+    "engine": {"base", "plan", "kernels", "transport", "engine"},
+    "bind": {"base", "plan", "kernels", "engine", "bind"},
+}
+LONGEST_FILE = 450
+CPP = (".h", ".cc", ".cu", ".cuh")
+# Environment variables that are read when dcoll is built, not when it runs.
+BUILD_VARIABLES = {"DCOLL_CUDA", "DCOLL_MPI"}
+
+
+def sources(*folders: str, suffixes: tuple[str, ...] = (*CPP, ".py", ".pyi", ".cmake")) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+
+
+def forbidden_includes(layer: str, text: str) -> list[str]:
+    includes = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)
+    return [path for path in includes if path.split("/")[0] not in MAY_INCLUDE[layer]]
+
+
+def test_every_layer_has_a_rule() -> None:
+    assert {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()} == set(MAY_INCLUDE)
+
+
+@pytest.mark.parametrize("layer", MAY_INCLUDE)
+def test_layers_include_only_what_they_may(layer: str) -> None:
+    files = sources(f"csrc/{layer}", suffixes=CPP)
+    assert files
+    broken = {str(path.relative_to(ROOT)): forbidden_includes(layer, path.read_text()) for path in files}
+    assert {path: includes for path, includes in broken.items() if includes} == {}
+
+
+def test_the_include_rule_can_fail() -> None:
+    assert forbidden_includes("plan", '#include "base/types.h"\n#include <vector>\n#include "plan/steps.h"\n') == []
+    assert forbidden_includes("plan", '#include "transport/transport.h"\n') == ["transport/transport.h"]
+    assert forbidden_includes("engine", '  #  include "bind/bind.h"\n') == ["bind/bind.h"]
+    # Without its layer in front, an include would escape the rule.
+    assert forbidden_includes("plan", '#include "steps.h"\n') == ["steps.h"]
+
+
+def test_the_core_knows_neither_python_nor_torch_nor_mpi() -> None:
+    foreign = re.compile(
+        r"^\s*#\s*include\s+<((?:pybind11|torch|ATen|c10|numpy)/[^>]*|Python\.h|mpi\.h)>", re.MULTILINE
+    )
+    found = {
+        str(path.relative_to(ROOT)): match
+        for path in sources("csrc", suffixes=CPP)
+        if path.relative_to(ROOT).parts[1] != "bind"
+        for match in foreign.findall(path.read_text())
+    }
+    # The MPI plugin's own header is the only door.
+    assert found == {"csrc/transport/mpi_transport.h": "mpi.h"}
+
+
+def test_files_can_be_read_in_one_sitting() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in sources("csrc", "dcoll", "tests", "bench", "examples", "cmake")
+    }
+    assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_every_setting_is_in_the_table() -> None:
+    """A DCOLL_* name in a string or a comment of the sources is a setting; macros and CMake's variables are not."""
+    settings = pytest.importorskip("dcoll._C").settings()
+    known = {row[0] for row in settings} | BUILD_VARIABLES
+    macros = {"DCOLL_VERSION", "DCOLL_CUDA"}
+    mentioned: dict[str, str] = {}
+    for path in sources("csrc", "dcoll", suffixes=(*CPP, ".py", ".pyi")):
+        text = path.read_text()
+        macros |= set(re.findall(r"#\s*define\s+(DCOLL_[A-Z0-9_]+)", text))
+        mentioned |= {name: str(path.relative_to(ROOT)) for name in re.findall(r"\bDCOLL_[A-Z0-9_]*[A-Z0-9]\b", text)}
+    unknown = {name: path for name, path in mentioned.items() if name not in known | macros}
+    assert unknown == {}
+    assert {row[0] for row in settings} <= set(mentioned)
+
+
+def test_build_variables_are_documented() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in sorted(BUILD_VARIABLES) if name not in readme] == []
