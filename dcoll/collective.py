@@ -28,7 +28,9 @@ def allreduce_sync(
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    code = _code(source)
+    code = CODES.get(source.dtype)
+    if code is None:
+        code = code_of(source.dtype)
     out = kind.empty_like(source)
     address = kind.address
     comm.allreduce_sync(address(source), address(out), kind.count(source), code, op, name, prescale, postscale)
@@ -42,7 +44,9 @@ def allreduce_sync_(
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    code = _code(target)
+    code = CODES.get(target.dtype)
+    if code is None:
+        code = code_of(target.dtype)
     address = kind.address(target)
     comm.allreduce_sync(address, address, kind.count(target), code, op, name, prescale, postscale)
     if target is tensor:

@@ -28,6 +28,8 @@ _NO_BACKWARD = -2  # no graph task has this number
 class GradientSync:
     """Keeps the gradients of `params` equal on all ranks of `comm`."""
 
+    _reducer: _C.Reducer  # made by _build(), anew when the set of parameters changes
+
     def __init__(
         self,
         comm: _C.Communicator,
@@ -72,6 +74,7 @@ class GradientSync:
         self._reduced = False  # finish() ran since the last step() or zero_grad()
         self._sums_again = False  # ... and summing a gradient once more would count it size() times
         self._ordered = False
+        self._waited_before = 0.0  # by Reducers that were replaced
         self._attach(list(params))
 
     # --- the set of parameters -------------------------------------------------------------------------------------
@@ -124,6 +127,8 @@ class GradientSync:
     def _build(self) -> None:
         """A Reducer, views and hooks for self.params."""
         self.release()
+        if hasattr(self, "_reducer"):
+            self._waited_before += self._reducer.wait_seconds()
         names = [self.name_of(p) for p in self.params]
         layout = [
             f"{n}: {p.dtype} {list(p.shape)} strides {p.stride()}" for n, p in zip(names, self.params, strict=True)
@@ -375,7 +380,7 @@ class GradientSync:
 
     def wait_seconds(self) -> float:
         """Time spent waiting for communication that backward did not hide."""
-        return self._reducer.wait_seconds()
+        return self._waited_before + self._reducer.wait_seconds()
 
     # --- errors ----------------------------------------------------------------------------------------------------
 

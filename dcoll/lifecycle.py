@@ -51,7 +51,7 @@ class Lifecycle:
         if ends_process and self.mpi is not None:
             self._failed = True
             if self._comm is not None:
-                self._comm.fail(f"rank {self._comm.rank}: {kind.__name__}: {value}")
+                self._comm.fail(f"{kind.__name__}: {value}")  # the core adds the rank
             limit = threading.Timer(EXIT_LIMIT_S, self.mpi.abort, args=(1,))
             limit.daemon = True
             limit.start()

@@ -33,6 +33,10 @@ class _Distributed:
         finally:
             self._dcoll_skip = before
 
+    def communication_seconds(self) -> float:
+        """Seconds spent so far waiting for communication that backward() did not hide."""
+        return self._dcoll.wait_seconds()
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes are added up locally before the gradients are reduced."""
         self._dcoll.set_passes(passes)
@@ -79,7 +83,7 @@ class _Distributed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled or copied, it becomes the plain optimizer it wraps: hooks and buckets belong to this process."""
-        return _plain, (type(self._dcoll_wrapped),), self.__getstate__()  # type: ignore[attr-defined]
+        return _plain, (type(self._dcoll_wrapped),), self.__getstate__()
 
 
 def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:

@@ -191,12 +191,15 @@ def train(
             continue
         seconds, steps = time.perf_counter() - start, step + 1 - since
         total = backend.waited_seconds()
+        share = None
+        if total is not None and waited is not None:  # over all ranks: the slowest one never waits
+            share = backend.mean(torch.tensor([(total - waited) / seconds]))
         report = {
             "step": step + 1,
             "loss": backend.mean(loss.detach().reshape(1)),
             "step_ms": 1e3 * seconds / steps,
             "tokens_per_second": steps * args.batch * args.block * backend.size / seconds,
-            "communication_share": None if total is None or waited is None else (total - waited) / seconds,
+            "communication_share": share,
         }
         reports.append(report)
         if backend.rank == 0:

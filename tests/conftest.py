@@ -1,7 +1,11 @@
 """Settings of all Python tests."""
 
 import os
+import sys
+from pathlib import Path
 
+# tests/mpi compares with the same reference as tests/python.
+sys.path.append(str(Path(__file__).parent / "python"))
 # Ranks outnumber cores on most machines that run the tests: torch's own threads would only fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A test that would wait for ever fails, and says which ranks were waited for.

@@ -94,10 +94,9 @@ std::unique_ptr<Handle> all_reduce(const CommPtr& comm, uintptr_t in, uintptr_t 
 
 void all_reduce_sync(const CommPtr& comm, uintptr_t in, uintptr_t out, size_t count, int dtype, int op,
                      std::string name, double prescale, double postscale, std::string algo) {
-  const auto operation = comm->submit(
-      all_reduce_request(in, out, count, dtype, op, std::move(name), prescale, postscale, std::move(algo)),
-      Communicator::Start::kByWaiter);
-  wait_interruptibly(*comm, *operation, -1);
+  const auto operation = comm->run_or_submit(
+      all_reduce_request(in, out, count, dtype, op, std::move(name), prescale, postscale, std::move(algo)));
+  if (operation != nullptr) wait_interruptibly(*comm, *operation, -1);
 }
 
 void bind_collectives(py::class_<Communicator, CommPtr>& comm) {

@@ -99,15 +99,22 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
   return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
 }
 
-// What this rank shows when it enters a collective over the board.
-BoardEntry::Post post_of(const Fabric& fabric, const Request& r) {
+// Shows the peers what this rank called, as one post on the board. An operand that cannot be read in place (or is small)
+// lies in the slot by then, or its first piece does.
+Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct) {
   BoardEntry::Post post{r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count};
-  if (r.kind == Kind::kAllReduce && r.prescale == 1.0) {
-    const size_t bytes = r.count * dtype_bytes(r.dtype);
-    post.offset_in = fabric.window->offset_of(r.in, bytes);
-    post.offset_out = fabric.window->offset_of(r.out, bytes);
+  if (direct && r.prescale == 1.0 && job.bytes() > kOneShotBytes) {
+    post.offset_in = fabric.window->offset_of(r.in, job.bytes());
+    post.offset_out = fabric.window->offset_of(r.out, job.bytes());
   }
-  return post;
+  Entry entry;
+  entry.in_slot = direct && (post.offset_in == Window::kUnmapped || post.offset_out == Window::kUnmapped);
+  if (entry.in_slot) {
+    const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(r.dtype));
+    fabric.slots->fill(fabric.board->next_ticket(), job, 0, first);
+  }
+  entry.ticket = fabric.board->post(post);
+  return entry;
 }
 
 bool fingerprints_equal(Board& board, uint64_t ticket) {
@@ -224,12 +231,10 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 }  // namespace
 
-Task run_collective(Fabric& f, Operation& op) {
+Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const ReduceJob job = job_of(r, f.size);
   const bool direct = use_direct(f, r);
-  uint64_t ticket = 0;
-  bool in_slot = false;  // this rank's operand (or its first piece) was in its slot when it posted
   bool equal = true;
 
   // 0. Once: where everybody's slots are.
@@ -242,15 +247,10 @@ Task run_collective(Fabric& f, Operation& op) {
 
   // 1. Everybody shows what it called. Small operands ride along, so that this is all there is to wait for.
   if (f.size > 1 && f.board != nullptr) {
-    const BoardEntry::Post post = post_of(f, r);
-    const bool mapped = post.offset_in != Window::kUnmapped && post.offset_out != Window::kUnmapped;
-    in_slot = direct && (job.bytes() <= kOneShotBytes || !mapped);
-    const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(r.dtype));
-    if (in_slot) f.slots->fill(f.board->next_ticket(), job, 0, first);
-    ticket = f.board->post(post);
-    BoardWait everybody(*f.board, ticket);
+    if (entry.ticket == 0) entry = enter(f, r, job, direct);
+    BoardWait everybody(*f.board, entry.ticket);
     co_await everybody;
-    equal = fingerprints_equal(*f.board, ticket);
+    equal = fingerprints_equal(*f.board, entry.ticket);
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -286,14 +286,14 @@ Task run_collective(Fabric& f, Operation& op) {
 
   // 3. The data.
   if (direct) {
-    const int mapped = count_mapped(*f.board, ticket);
+    const int mapped = count_mapped(*f.board, entry.ticket);
     if (job.bytes() <= kOneShotBytes) {
-      f.slots->reduce(ticket, job, 0, job.count);
+      f.slots->reduce(entry.ticket, job, 0, job.count);
     } else if (mapped == f.size) {
-      TwoShot two_shot(*f.board, ticket, job);
+      TwoShot two_shot(*f.board, entry.ticket, job);
       co_await two_shot;
     } else {
-      Staged staged(*f.board, *f.slots, job, mapped == 0 ? ticket : 0);
+      Staged staged(*f.board, *f.slots, job, mapped == 0 ? entry.ticket : 0);
       co_await staged;
     }
   } else {
@@ -301,6 +301,23 @@ Task run_collective(Fabric& f, Operation& op) {
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
+}
+
+bool OneShot::suits(const Fabric& fabric, const Request& request) {
+  return use_direct(fabric, request) && fabric.slots_posted == 0 &&
+         request.count * dtype_bytes(request.dtype) <= kOneShotBytes;
+}
+
+OneShot::OneShot(Fabric& fabric, const Request& request)
+    : fabric_(fabric),
+      job_(job_of(request, fabric.size)),
+      entry_(enter(fabric, request, job_, /*direct=*/true)),
+      everybody_(*fabric.board, entry_.ticket) {}
+
+bool OneShot::finish() {
+  if (!fingerprints_equal(*fabric_.board, entry_.ticket)) return false;
+  fabric_.slots->reduce(entry_.ticket, job_, 0, job_.count);
+  return true;
 }
 
 }  // namespace dcoll

@@ -48,6 +48,31 @@ struct Fabric {
   std::array<std::string, 64> fastest_;  // per power of two
 };
 
-Task run_collective(Fabric& fabric, Operation& operation);
+// How a rank entered a collective over the board: the post it made, and whether its operand lay in its slot by then.
+struct Entry {
+  uint64_t ticket = 0;  // 0: not entered yet
+  bool in_slot = false;
+};
+
+// The whole collective. `entry`: already made by OneShot.
+Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
+
+// A small all-reduce over mapped memory without a coroutine: what a synchronous call tries first. One barrier, no
+// allocation. If the peers are late, run_collective takes over from entry().
+class OneShot {
+ public:
+  static bool suits(const Fabric& fabric, const Request& request);
+  OneShot(Fabric& fabric, const Request& request);  // enters
+  bool poll() { return everybody_.poll(moved_); }   // true: everybody has entered
+  bool finish();                                    // false: the ranks called different things, run_collective tells
+  const Entry& entry() const { return entry_; }
+
+ private:
+  Fabric& fabric_;
+  ReduceJob job_;
+  Entry entry_;
+  BoardWait everybody_;
+  bool moved_ = false;
+};
 
 }  // namespace dcoll

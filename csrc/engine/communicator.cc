@@ -75,6 +75,39 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   return operation;
 }
 
+std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
+  {
+    const std::lock_guard lock(drive_mutex_);
+    const bool free = spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
+    if (free && OneShot::suits(fabric_, request)) {
+      request.validate(members_.size);
+      Entry entry;
+      if (try_one_shot(request, entry)) return nullptr;
+      // Entered, but not everybody came at once (or they called something else): the ordinary way from here.
+      auto operation = std::make_shared<Operation>(std::move(request));
+      operation->task = run_collective(fabric_, *operation, entry);
+      operation->started = true;
+      operation->last_moved = Clock::now();
+      queue_.push_back(operation);
+      pending_.store(true, std::memory_order_release);
+      return operation;
+    }
+  }
+  return submit(std::move(request), Start::kByWaiter);
+}
+
+// Drive lock held, so for a few microseconds only.
+bool Communicator::try_one_shot(const Request& request, Entry& entry) {
+  constexpr int kPolls = 1000;
+  OneShot one_shot(fabric_, request);
+  entry = one_shot.entry();
+  for (int i = 0; i < kPolls; ++i) {
+    if (one_shot.poll()) return one_shot.finish();
+    cpu_relax();
+  }
+  return false;
+}
+
 // Lets the background thread look after what is pending, unless somebody waits and thereby drives.
 void Communicator::hand_over() {
   {

@@ -53,6 +53,9 @@ class Communicator {
   // ArgumentError, or the failure of this communicator.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
+  // For a caller that is about to wait: finishes a small all-reduce on the spot and returns null, if the peers are there
+  // and nothing is queued; otherwise as submit(kByWaiter).
+  std::shared_ptr<Operation> run_or_submit(Request request);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's. When
   // timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
@@ -88,6 +91,7 @@ class Communicator {
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
   void hand_over();
+  bool try_one_shot(const Request& request, Entry& entry);
   void background();
   std::string stall_text(const Operation& operation, double seconds) const;
 
@@ -107,7 +111,7 @@ class Communicator {
   std::deque<std::shared_ptr<Operation>> inbox_;
   std::exception_ptr failure_;
   std::string failure_text_;
-  bool closing_ = false;
+  std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
   std::atomic<bool> pending_{false};

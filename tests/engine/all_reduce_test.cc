@@ -174,6 +174,35 @@ TEST(fused_equals_rank_order) {
   }
 }
 
+// Synchronous small calls, which try to finish on the spot, mixed with asynchronous ones and with late peers.
+TEST(on_the_spot_or_queued) {
+  for (int n : {2, 3}) {
+    run_ranks(n, [n](Communicator& comm) {
+      for (int i = 0; i < 300; ++i) {
+        float async = 2, x = static_cast<float>(i), y = 1;
+        const Request a{.kind = Kind::kAllReduce, .in = &async, .out = &async, .count = 1};
+        const Request b{.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1};
+        const Request c{.kind = Kind::kAllReduce, .in = &y, .out = &y, .count = 1, .op = ReduceOp::kAverage};
+        std::shared_ptr<Operation> queued;
+        if (i % 3 == 0) queued = comm.submit(a);
+        if (i % 50 == comm.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        for (const Request& request : {b, c}) {
+          if (auto operation = comm.run_or_submit(request)) comm.wait(*operation);
+        }
+        CHECK_EQ(x, static_cast<float>(i * n));
+        CHECK_EQ(y, 1.0f);
+        if (queued) {
+          comm.wait(*queued);
+          CHECK_EQ(async, 2.0f * n);
+        }
+      }
+      float x = 1;
+      const Request odd{.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = comm.rank() == 0 ? size_t{1} : size_t{0}};
+      CHECK_THROWS(comm.wait(*comm.run_or_submit(odd)), MismatchError, "rank 0 called");
+    });
+  }
+}
+
 TEST(scaling) {
   for (const char* algo : {"", "ring", "tree"}) {
     run_ranks(3, [algo](Communicator& comm) {

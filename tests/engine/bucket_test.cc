@@ -11,7 +11,7 @@ namespace {
 
 std::vector<ParamInfo> params_of(const std::vector<size_t>& counts) {
   std::vector<ParamInfo> params;
-  for (size_t i = 0; i < counts.size(); ++i) params.push_back({counts[i], DType::kFloat32, "p" + std::to_string(i)});
+  for (size_t i = 0; i < counts.size(); ++i) params.push_back({counts[i], DType::kFloat32, std::string("p").append(std::to_string(i))});
   return params;
 }
 

@@ -7,14 +7,11 @@ from mpirun import expect, names_of_checks, run_checks
 pytestmark = pytest.mark.mpi
 
 RANKS = [1, 2, 3, 4]
-NEEDS_PEERS = {"check_different_models_are_told_apart", "check_broadcast_optimizer_state"}
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_optimizer))
 @pytest.mark.parametrize("n", RANKS)
 def test_optimizer(n: int, check: str) -> None:
-    if n == 1 and check in NEEDS_PEERS:
-        pytest.skip("about differences between ranks")
     expect(run_checks("checks_optimizer", n), check)
 
 

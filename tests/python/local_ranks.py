@@ -23,7 +23,8 @@ def run_ranks(n: int, body: Callable[[_C.Communicator], T]) -> list[T]:
             results[rank] = body(comms[rank])
         except BaseException:  # shown below, with the other ranks'
             errors.append(f"rank {rank}: {traceback.format_exc()}")
-            comms[rank].fail(f"rank {rank}: the test failed")
+            comms[rank].fail("the test failed")
+        comms[rank].close()  # waits for the others: each rank closes its own
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n)]
     for thread in threads:
@@ -33,6 +34,4 @@ def run_ranks(n: int, body: Callable[[_C.Communicator], T]) -> list[T]:
     hanging = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
     assert not errors, "\n".join(errors)
     assert not hanging, f"ranks {hanging} still run after {JOIN_S} s"
-    for comm in comms:
-        comm.close()
     return results  # type: ignore[return-value]
