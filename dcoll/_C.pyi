@@ -1,7 +1,7 @@
 """The compiled core, as Python sees it.
 
-Buffers cross this boundary as (address, element count, dtype code): the core knows neither torch nor NumPy. Callers keep
-the memory alive until the handle is done. Every method that can wait releases the GIL.
+Buffers cross this boundary as (address, element count, dtype code): the core knows neither torch nor NumPy. Callers
+keep the memory alive until the handle is done. Every method that can wait releases the GIL.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ cuda_built: bool
 class DcollError(RuntimeError): ...
 class ArgumentError(DcollError, ValueError): ...
 class MismatchError(DcollError): ...
-class TimeoutError(DcollError): ...  # noqa: A001
+class TimeoutError(DcollError): ...
 class PeerError(DcollError): ...
 class TransportError(DcollError): ...
 
@@ -59,8 +59,8 @@ class Handle:
     def wait(self, timeout: float = -1.0) -> None:
         """Wait until finished; raise what the collective failed with.
 
-        timeout in seconds; negative: no limit beyond the core's own deadline (DCOLL_TIMEOUT). When it passes, TimeoutError
-        is raised and the collective goes on: wait again.
+        timeout in seconds; negative: no limit beyond the core's own deadline (DCOLL_TIMEOUT). When it passes,
+        TimeoutError is raised and the collective goes on: wait again.
         """
     def output(self) -> Buffer:
         """Ragged collectives (allgather, alltoall): the received bytes, in rank order. After wait()."""
@@ -69,7 +69,7 @@ class Handle:
 
 @final
 class Communicator:
-    """An ordered set of ranks. Collectives are matched by the order of the calls, which must be the same on every rank."""
+    """An ordered set of ranks. Collectives are matched by the order of calls, which must be the same on every rank."""
 
     rank: int
     size: int
@@ -82,8 +82,8 @@ class Communicator:
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
 
-    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages only ("" is fine),
-    # but is part of what ranks compare.
+    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages ("" is fine), and
+    # is part of what ranks compare.
     def allreduce(
         self,
         in_ptr: int,
@@ -124,7 +124,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Handle:
-        """rows of row_elems elements are reduced; rank r keeps rows // size of them, the first rows % size ranks one more."""
+        """rows of row_elems elements are reduced; each rank keeps rows // size of them, the first rows % size one more."""
     def alltoall(self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = "") -> Handle:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def barrier(self, name: str = "") -> Handle: ...
@@ -163,8 +163,8 @@ def connect_local(n: int) -> list[Communicator]:
 class Reducer:
     """Fused gradient buckets (csrc/engine/bucket.h).
 
-    Parameters are numbered 0..P-1 in the order given, all must be listed identically on all ranks. Initially buckets are
-    filled in reverse order (gradients become ready back to front); rebuild() re-fills them in the order observed on rank 0.
+    Parameters are numbered 0..P-1 in the order given, the same on all ranks. Initially buckets are filled in reverse
+    order (gradients become ready back to front); rebuild() re-fills them in the order observed on rank 0.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Reducer:
     def wait_seconds(self) -> float:
         """Total time spent waiting in finish() so far: communication that backward did not hide."""
 
-class kernels:  # noqa: N801 (a submodule)
+class kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""
 
     @staticmethod
@@ -231,7 +231,7 @@ class kernels:  # noqa: N801 (a submodule)
     @staticmethod
     def unpack(segments: Sequence[tuple[int, int, int]], flat: int) -> None: ...
 
-class cuda:  # noqa: N801 (a submodule)
+class cuda:
     """The CUDA kernels, by device address, on the current device; stream is a cudaStream_t (0: the default stream).
 
     A build without CUDA has available, device_count and unavailable_reason only.
@@ -247,7 +247,9 @@ class cuda:  # noqa: N801 (a submodule)
     @staticmethod
     def device_name(device: int = 0) -> str: ...
     @staticmethod
-    def reduce2(dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0) -> None: ...
+    def reduce2(
+        dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
+    ) -> None: ...
     @staticmethod
     def reduce_n(
         dst: int, srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
@@ -266,7 +268,7 @@ class cuda:  # noqa: N801 (a submodule)
     def unpack(segments: Sequence[tuple[int, int, int]], flat: int, stream: int = 0) -> None: ...
 
 @final
-class plan:  # noqa: N801 (a submodule)
+class plan:
     """Schedules as data (csrc/plan): build, verify, select. Nothing here communicates."""
 
     @staticmethod
@@ -274,8 +276,8 @@ class plan:  # noqa: N801 (a submodule)
         """(collective, name, reason)"""
     @staticmethod
     def build(collective: str, algo: str, n: int, rank: int, root: int = 0) -> list[list[dict[str, Any]]]:
-        """The channels of one rank, each a list of steps: op, src, src_chunk, dst, chunk, receives_from, sends_to (a rank
-        or None), send_channel (the number its messages are posted on, or None), finalize, text.
+        """The channels of one rank, each a list of steps: op, src, src_chunk, dst, chunk, receives_from, sends_to (a
+        rank or None), send_channel (the number its messages are posted on, or None), finalize, text.
         """
     @staticmethod
     def verify(

@@ -31,7 +31,8 @@ LogLevel log_level_from(std::string_view name) {
 void Log::operator()(LogLevel severity, const std::string& text) const {
   if (severity < level) return;
   // One write per line, so that lines of several ranks do not mix.
-  const std::string line = "[dcoll " + std::string(label(severity)) + " rank " + std::to_string(rank) + "] " + text + "\n";
+  const std::string line =
+      "[dcoll " + std::string(label(severity)) + " rank " + std::to_string(rank) + "] " + text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

@@ -11,10 +11,13 @@ namespace dcoll {
 namespace {
 
 constexpr std::array kTable = {
-    SettingInfo{"DCOLL_TRANSPORT", "auto", "auto, mpi", "auto: shared memory inside a node, MPI between; mpi: MPI always"},
+    SettingInfo{"DCOLL_TRANSPORT", "auto", "auto, mpi",
+                "auto: shared memory inside a node, MPI between; mpi: MPI always"},
     SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, direct", "the all-reduce algorithm"},
-    SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0", "a wait without progress for this long fails and names the ranks"},
-    SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks", "how long a wait spins before it sleeps"},
+    SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0",
+                "a wait without progress for this long fails and names the ranks"},
+    SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks",
+                "how long a wait spins before it sleeps"},
     SettingInfo{"DCOLL_ARENA_MB", "0", "MiB >= 16, 0 = physical memory", "address space per rank for mapped buffers"},
     SettingInfo{"DCOLL_SLICE_KB", "64", "KiB, 1 to 4096", "longest message between two ranks (pipelining unit)"},
     SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},

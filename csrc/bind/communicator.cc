@@ -51,7 +51,8 @@ class Handle {
   std::shared_ptr<Memory> output() const {
     check_finished();
     if (operation_->output == nullptr) {
-      throw ArgumentError(operation_->request.describe() + " has no output of its own: it wrote to the caller's memory.");
+      throw ArgumentError(operation_->request.describe() +
+                          " has no output of its own: it wrote to the caller's memory.");
     }
     return operation_->output;
   }
@@ -89,7 +90,8 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
 
 std::unique_ptr<Handle> all_reduce(const CommPtr& comm, uintptr_t in, uintptr_t out, size_t count, int dtype, int op,
                                    std::string name, double prescale, double postscale, std::string algo) {
-  return start(comm, all_reduce_request(in, out, count, dtype, op, std::move(name), prescale, postscale, std::move(algo)));
+  return start(comm,
+               all_reduce_request(in, out, count, dtype, op, std::move(name), prescale, postscale, std::move(algo)));
 }
 
 void all_reduce_sync(const CommPtr& comm, uintptr_t in, uintptr_t out, size_t count, int dtype, int op,

@@ -1,6 +1,5 @@
 // The exception classes: base/error.h, rooted at dcoll.DcollError.
 #include "base/error.h"
-
 #include "bind/bind.h"
 
 namespace py = pybind11;
@@ -16,8 +15,8 @@ Classes* classes;
 
 py::object make_class(py::module_& m, const char* name, const char* doc, py::object bases) {
   const std::string qualified = std::string("dcoll.") + name;
-  py::object made = py::reinterpret_steal<py::object>(
-      PyErr_NewExceptionWithDoc(qualified.c_str(), doc, bases.ptr(), nullptr));
+  py::object made =
+      py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(qualified.c_str(), doc, bases.ptr(), nullptr));
   if (!made) throw py::error_already_set();
   m.attr(name) = made;
   return made;
@@ -50,9 +49,9 @@ void bind_errors(py::module_& m) {
   classes->root = make_class(m, "DcollError", "Everything dcoll raises by itself.", runtime_error);
   classes->argument = make_class(m, "ArgumentError", "An argument that can never work; nothing was sent.",
                                  py::make_tuple(classes->root, value_error));
-  classes->mismatch = make_class(m, "MismatchError",
-                                 "The ranks called different collectives; raised on all of them, the job can go on.",
-                                 classes->root);
+  classes->mismatch =
+      make_class(m, "MismatchError",
+                 "The ranks called different collectives; raised on all of them, the job can go on.", classes->root);
   classes->timeout = make_class(m, "TimeoutError", "A deadline passed; names the ranks waited for.", classes->root);
   classes->peer = make_class(m, "PeerError", "Another rank failed, died or left; carries its words.", classes->root);
   classes->transport = make_class(m, "TransportError", "MPI, a socket or shared memory failed.", classes->root);

@@ -48,7 +48,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("settings", &settings_rows);
   m.def("algorithms", [] {
     std::vector<std::tuple<std::string, std::string, std::string>> rows;
-    for (const auto& a : dcoll::plan::algorithms()) rows.emplace_back(dcoll::plan::collective_name(a.collective), a.name, a.reason);
+    for (const auto& a : dcoll::plan::algorithms())
+      rows.emplace_back(dcoll::plan::collective_name(a.collective), a.name, a.reason);
     return rows;
   });
 

@@ -20,9 +20,9 @@ std::unique_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
   }
   std::vector<ParamInfo> params;
   for (size_t i = 0; i < numels.size(); ++i) params.push_back({numels[i], static_cast<DType>(dtypes[i]), names[i]});
-  return std::make_unique<Reducer>(std::move(comm), std::move(params),
-                                   ReducerOptions{static_cast<ReduceOp>(op), bucket_bytes, first_bucket_bytes, prescale,
-                                                  postscale});
+  return std::make_unique<Reducer>(
+      std::move(comm), std::move(params),
+      ReducerOptions{static_cast<ReduceOp>(op), bucket_bytes, first_bucket_bytes, prescale, postscale});
 }
 
 std::vector<size_t> finish(Reducer& reducer) {
@@ -51,7 +51,8 @@ void bind_reducer(py::module_& m) {
       .def("num_buckets", &Reducer::num_buckets)
       .def("bucket_of", &Reducer::bucket_of, "param"_a)
       .def("bucket_params", &bucket_params, "bucket"_a)
-      .def("bucket_buffer", [](const Reducer& self, size_t index) { return self.bucket(index).memory; }, "bucket"_a)
+      .def(
+          "bucket_buffer", [](const Reducer& self, size_t index) { return self.bucket(index).memory; }, "bucket"_a)
       .def("offset_bytes", &Reducer::offset_bytes, "param"_a)
       .def("mark_ready", &Reducer::mark_ready, "param"_a)
       .def("finish", &finish)

@@ -28,10 +28,7 @@ void bind_world(py::module_& m) {
         return connect_world(mpi, settings);
       },
       py::arg("mpi").none(true), py::keep_alive<0, 1>());
-  m.def(
-      "connect_local",
-      [](int n) { return connect_threads(n, Settings::from_env()); },
-      py::arg("n"));
+  m.def("connect_local", [](int n) { return connect_threads(n, Settings::from_env()); }, py::arg("n"));
 }
 
 }  // namespace dcoll::bind

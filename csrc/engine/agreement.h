@@ -17,13 +17,11 @@ class Board {
  public:
   explicit Board(Window& window) : window_(window), size_(window.local_size()) {}
 
-  // Publishes this rank's next post and rings the peers. Everything this rank wrote before is visible to a rank that has
-  // seen the post (release store). Returns its number.
+  // Publishes this rank's next post and rings the peers. Everything this rank wrote before is visible to a rank that
+  // has seen the post (release store). Returns its number.
   uint64_t post(const BoardEntry::Post& post);
   // Acquire load: what `rank` wrote before its post `ticket` is visible after this returned true.
-  bool seen(int rank, uint64_t ticket) {
-    return window_.board(rank).posted.load(std::memory_order_acquire) >= ticket;
-  }
+  bool seen(int rank, uint64_t ticket) { return window_.board(rank).posted.load(std::memory_order_acquire) >= ticket; }
   uint64_t next_ticket() const { return ticket_ + 1; }
   const BoardEntry::Post& at(int rank, uint64_t ticket) { return window_.board(rank).post[ticket % 2]; }
   int size() const { return size_; }

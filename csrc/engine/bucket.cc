@@ -11,7 +11,9 @@
 namespace dcoll {
 namespace {
 
-constexpr size_t align(size_t bytes) { return (bytes + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment; }
+constexpr size_t align(size_t bytes) {
+  return (bytes + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment;
+}
 
 // 0 or 1 in the bucket's dtype.
 void write_flag(std::byte* flag, DType dtype, bool value) {

@@ -1,14 +1,14 @@
-// Fused gradient buckets. Parameters are laid out one after the other in a few flat buffers; the gradients *are* views of
-// them, so nothing is packed or unpacked. A bucket is submitted as soon as all its gradients are there, while backward
-// still computes the next ones.
+// Fused gradient buckets. Parameters are laid out one after the other in a few flat buffers; the gradients *are* views
+// of them, so nothing is packed or unpacked. A bucket is submitted as soon as all its gradients are there, while
+// backward still computes the next ones.
 //
-// Order: buckets are submitted in index order on every rank (bucket i waits for bucket i-1), so no coordinator is needed.
-// Indices follow the order in which gradients become ready: guessed as the reverse of the parameters' order at first,
-// then as observed (rebuild).
+// Order: buckets are submitted in index order on every rank (bucket i waits for bucket i-1), so no coordinator is
+// needed. Indices follow the order in which gradients become ready: guessed as the reverse of the parameters' order at
+// first, then as observed (rebuild).
 //
-// Unused parameters: behind its parameters a bucket holds one element per parameter, 1 where this rank had a gradient and
-// 0 where not. It is reduced with the rest, so after the reduction every rank knows which parameters nobody used, at no
-// extra message.
+// Unused parameters: behind its parameters a bucket holds one element per parameter, 1 where this rank had a gradient
+// and 0 where not. It is reduced with the rest, so after the reduction every rank knows which parameters nobody used,
+// at no extra message.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,8 @@ const std::string& Fabric::fastest_all_reduce(size_t bytes) {
 
 namespace {
 
-// At or below this size an all-reduce over mapped memory goes through the slots in one barrier, wherever the buffers lie.
+// At or below this size an all-reduce over mapped memory goes through the slots in one barrier, wherever the buffers
+// lie.
 constexpr size_t kOneShotBytes = 16 << 10;
 
 double postscale_of(const Request& r, int size) {
@@ -49,7 +50,12 @@ double postscale_of(const Request& r, int size) {
 }
 
 ReduceJob job_of(const Request& r, int size) {
-  return {static_cast<const std::byte*>(r.in), static_cast<std::byte*>(r.out), r.count, r.dtype, r.op, r.prescale,
+  return {static_cast<const std::byte*>(r.in),
+          static_cast<std::byte*>(r.out),
+          r.count,
+          r.dtype,
+          r.op,
+          r.prescale,
           postscale_of(r, size)};
 }
 
@@ -99,8 +105,8 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
   return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
 }
 
-// Shows the peers what this rank called, as one post on the board. An operand that cannot be read in place (or is small)
-// lies in the slot by then, or its first piece does.
+// Shows the peers what this rank called, as one post on the board. An operand that cannot be read in place (or is
+// small) lies in the slot by then, or its first piece does.
 Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct) {
   BoardEntry::Post post{r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count};
   if (direct && r.prescale == 1.0 && job.bytes() > kOneShotBytes) {
@@ -164,7 +170,8 @@ size_t sum(const std::vector<size_t>& values) {
   return total;
 }
 
-// The schedule and the buffers of the data phase. Allocates the result of ragged collectives, whose sizes are known now.
+// The schedule and the buffers of the data phase. Allocates the result of ragged collectives, whose sizes are known
+// now.
 struct DataPhase {
   std::shared_ptr<const plan::Schedule> schedule;
   Binding binding;

@@ -25,7 +25,10 @@ Communicator::Communicator(Members members, const Settings& settings)
       settings_(settings),
       log_{log_level_from(settings.log_level), members_.rank},
       // A microsecond or so of spinning costs nothing even on a shared core; more only where the core is ours.
-      spin_s_((settings.spin_us >= 0 ? settings.spin_us : members_.own_core ? 2000.0 : 0.0) * 1e-6) {
+      spin_s_((settings.spin_us >= 0 ? settings.spin_us
+               : members_.own_core   ? 2000.0
+                                     : 0.0) *
+              1e-6) {
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
@@ -34,7 +37,8 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
   fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
-  if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1) connect_slots();
+  if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
+    connect_slots();
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
@@ -57,7 +61,8 @@ Communicator::~Communicator() {
 void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
   if (closing_) {
-    throw Error("This communicator was closed (dcoll.shutdown()); no collective can be started. Call dcoll.init() first.");
+    throw Error(
+        "This communicator was closed (dcoll.shutdown()); no collective can be started. Call dcoll.init() first.");
   }
 }
 
@@ -138,9 +143,10 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
       }
       Communicator& comm;
     } waiter(*this);
-    const auto deadline = timeout_s < 0 ? Clock::time_point::max()
-                                        : Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                             std::chrono::duration<double>(timeout_s));
+    const auto deadline =
+        timeout_s < 0
+            ? Clock::time_point::max()
+            : Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
     drive(operation.done, Spin::kAllowed, deadline);
   }
   return operation.done.load(std::memory_order_acquire);
@@ -178,8 +184,8 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     const auto now = Clock::now();
     if (now >= deadline) return;
     const auto limit = std::min<Clock::duration>(kLongestSleep, deadline - now);
-    members_.transport->wait(ticket, std::chrono::duration_cast<std::chrono::microseconds>(limit) +
-                                         std::chrono::microseconds(1));
+    members_.transport->wait(
+        ticket, std::chrono::duration_cast<std::chrono::microseconds>(limit) + std::chrono::microseconds(1));
   }
 }
 

@@ -1,9 +1,9 @@
 // An ordered set of ranks and the collectives between them. Many can exist at once; nothing here is global.
 //
 // Threads: any thread may submit and wait. Operations run one after the other in the order submitted, which must be the
-// same on every rank. Whoever waits drives: a thread inside wait() polls the operations itself (spinning while its core is
-// its own), and the background thread stands back; while nobody waits, the background thread drives and sleeps on a futex
-// whenever there is nothing to do, so that it takes no time from the thread that computes.
+// same on every rank. Whoever waits drives: a thread inside wait() polls the operations itself (spinning while its core
+// is its own), and the background thread stands back; while nobody waits, the background thread drives and sleeps on a
+// futex whenever there is nothing to do, so that it takes no time from the thread that computes.
 //
 // Failure: the first failure is kept for good. It is sent to every peer (so all ranks fail with the same cause), every
 // pending operation ends with it, and every later call throws it at once.
@@ -46,18 +46,18 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if the
-  // wait ends early.
+  // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if
+  // the wait ends early.
   enum class Start { kInBackground, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
   // ArgumentError, or the failure of this communicator.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
-  // For a caller that is about to wait: finishes a small all-reduce on the spot and returns null, if the peers are there
-  // and nothing is queued; otherwise as submit(kByWaiter).
+  // For a caller that is about to wait: finishes a small all-reduce on the spot and returns null, if the peers are
+  // there and nothing is queued; otherwise as submit(kByWaiter).
   std::shared_ptr<Operation> run_or_submit(Request request);
-  // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's. When
-  // timeout_s passes first, TimeoutError is thrown and the operation goes on.
+  // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
+  // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s);

@@ -1,12 +1,12 @@
-// All-reduce over memory the node's ranks have mapped: the hand-fused forms of plan::direct_all_reduce (reduction in rank
-// order, so they equal that schedule bit for bit; tests/engine/direct_test.cc holds them to it).
+// All-reduce over memory the node's ranks have mapped: the hand-fused forms of plan::direct_all_reduce (reduction in
+// rank order, so they equal that schedule bit for bit; tests/engine/direct_test.cc holds them to it).
 //
-// Slot (any memory, small): each rank copies its operand into its slot and posts; when all posted, each rank reduces all
-// slots into its own result. One barrier. Bytes moved per rank: 2n in, (p+1)n out.
+// Slot (any memory, small): each rank copies its operand into its slot and posts; when all posted, each rank reduces
+// all slots into its own result. One barrier. Bytes moved per rank: 2n in, (p+1)n out.
 //
-// Two-shot (buffers in the arena): each rank posts where its operand lies; when all posted, rank r reduces slice r of all p
-// operands and writes the sum to all p results; a second barrier ends it. Moves 2pn bytes over the node, the minimum for p
-// private results.
+// Two-shot (buffers in the arena): each rank posts where its operand lies; when all posted, rank r reduces slice r of
+// all p operands and writes the sum to all p results; a second barrier ends it. Moves 2pn bytes over the node, the
+// minimum for p private results.
 //
 // Staged (any memory, large): the slot form applied to one slot-sized piece after the other, in two alternating slots.
 #pragma once
@@ -35,11 +35,13 @@ struct ReduceJob {
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };
 
-// Two slots per rank in its arena, and where the peers' slots are. Slot t % 2 belongs to post t: a rank writes it before
-// post t and peers read it after; it is written again before post t+2, when every rank is known to have left t (Board).
+// Two slots per rank in its arena, and where the peers' slots are. Slot t % 2 belongs to post t: a rank writes it
+// before post t and peers read it after; it is written again before post t+2, when every rank is known to have left t
+// (Board).
 class Slots {
  public:
-  static constexpr size_t kBytes = size_t{64} << 10;  // two of them and the peers' stay in L2; measured best of 16 to 256 KiB
+  static constexpr size_t kBytes = size_t{64}
+                                   << 10;  // two of them and the peers' stay in L2; measured best of 16 to 256 KiB
 
   Slots(std::shared_ptr<Window> window, Board& board);
 
@@ -47,8 +49,8 @@ class Slots {
   uint64_t own_offset() const { return own_offset_; }
   void learn(uint64_t ticket);
 
-  void fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);     // before post `ticket`
-  void reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);   // once all posted `ticket`
+  void fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);    // before post `ticket`
+  void reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);  // once all posted `ticket`
 
  private:
   std::byte* slot(int rank, uint64_t ticket) const;
@@ -56,8 +58,8 @@ class Slots {
   Board& board_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
-  std::vector<std::byte*> slots_;          // per rank
-  std::vector<const void*> sources_;       // reused by every reduce
+  std::vector<std::byte*> slots_;     // per rank
+  std::vector<const void*> sources_;  // reused by every reduce
 };
 
 class TwoShot final : public Pollable {

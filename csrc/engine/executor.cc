@@ -136,8 +136,8 @@ bool Executor::run_local(const Step& step, const ChannelState& state, size_t byt
   return true;
 }
 
-// Posts receives ahead of the step being executed, so that the medium can deliver early. Only the current step's receive
-// may land in the caller's memory: further ahead, earlier steps may still need what is there.
+// Posts receives ahead of the step being executed, so that the medium can deliver early. Only the current step's
+// receive may land in the caller's memory: further ahead, earlier steps may still need what is there.
 void Executor::post_receives(int channel) {
   ChannelState& state = channels_[channel];
   const plan::Channel& program = schedule_->channels[channel];

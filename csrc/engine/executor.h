@@ -1,5 +1,5 @@
-// Runs one rank's Schedule over a transport: each channel is a cursor (round, step) that moves on whenever the message it
-// waits for has arrived and the slot it sends through is free. Nothing here knows which algorithm it runs.
+// Runs one rank's Schedule over a transport: each channel is a cursor (round, step) that moves on whenever the message
+// it waits for has arrived and the slot it sends through is free. Nothing here knows which algorithm it runs.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +39,14 @@ class Executor final : public Pollable {
     size_t step = 0;
   };
   struct ChannelState {
-    Cursor at;           // the step being executed
-    Cursor posted;       // receives before this one are posted
-    bool reduced = false;  // a fused step has done its receive half and waits for room to send
-    int send_on = 0;       // the channel its messages are posted on
+    Cursor at;                             // the step being executed
+    Cursor posted;                         // receives before this one are posted
+    bool reduced = false;                  // a fused step has done its receive half and waits for room to send
+    int send_on = 0;                       // the channel its messages are posted on
     std::unique_ptr<std::byte[]> scratch;  // one slice
   };
-  // Memory of ours that a transport may still read: (peer, channel) must have sent `ticket` messages before we write it.
+  // Memory of ours that a transport may still read: (peer, channel) must have sent `ticket` messages before we write
+  // it.
   struct Pin {
     const std::byte* begin;
     size_t bytes;

@@ -34,11 +34,13 @@ bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kRedu
 
 void validate_scale(const Request& r) {
   if (r.dtype == DType::kBool && r.op == ReduceOp::kAverage) {
-    throw ArgumentError(r.describe() + ": the average of bool is not defined. Use sum (or), product (and), min or max, "
+    throw ArgumentError(r.describe() +
+                        ": the average of bool is not defined. Use sum (or), product (and), min or max, "
                         "or convert to a number type first.");
   }
   if (!is_floating(r.dtype) && (r.prescale != 1.0 || r.postscale != 1.0)) {
-    throw ArgumentError(r.describe() + ": prescale and postscale factors need a floating dtype (float16, bfloat16, "
+    throw ArgumentError(r.describe() +
+                        ": prescale and postscale factors need a floating dtype (float16, bfloat16, "
                         "float32, float64). Leave them at 1.0 or convert first.");
   }
 }

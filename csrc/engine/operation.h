@@ -23,17 +23,17 @@ std::string_view kind_name(Kind kind);
 struct Request {
   Kind kind = Kind::kBarrier;
   const void* in = nullptr;
-  void* out = nullptr;     // allreduce, broadcast (the buffer), reducescatter; else the core allocates the result
-  size_t count = 0;        // allreduce: elements. Others: rows
-  size_t row_elems = 1;    // reducescatter: elements per row. Byte collectives: bytes per row
+  void* out = nullptr;   // allreduce, broadcast (the buffer), reducescatter; else the core allocates the result
+  size_t count = 0;      // allreduce: elements. Others: rows
+  size_t row_elems = 1;  // reducescatter: elements per row. Byte collectives: bytes per row
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   double prescale = 1.0;
   double postscale = 1.0;
-  std::string algo{};                 // "" = as configured
-  std::string name{};                 // part of what ranks compare; "" is fine
-  std::vector<size_t> splits{};       // alltoall: rows for each rank
+  std::string algo{};            // "" = as configured
+  std::string name{};            // part of what ranks compare; "" is fine
+  std::vector<size_t> splits{};  // alltoall: rows for each rank
 
   // Throws ArgumentError for what can never work, before anything is sent.
   void validate(int size) const;

@@ -1,6 +1,6 @@
-// A collective is a coroutine that never blocks: it awaits Pollables, and whoever drives the communicator polls the one it
-// is suspended on. So a collective reads as its description (agree, then reduce-scatter, then all-gather), while many
-// threads, deadlines and a failing peer are the driver's business alone.
+// A collective is a coroutine that never blocks: it awaits Pollables, and whoever drives the communicator polls the one
+// it is suspended on. So a collective reads as its description (agree, then reduce-scatter, then all-gather), while
+// many threads, deadlines and a failing peer are the driver's business alone.
 #pragma once
 
 #include <coroutine>
@@ -32,8 +32,8 @@ class Task {
     void return_void() {}
     void unhandled_exception() { error = std::current_exception(); }
 
-    // co_await pollable: suspends until it is finished; not at all when it finishes at once. The Pollable must be a local
-    // variable of the coroutine.
+    // co_await pollable: suspends until it is finished; not at all when it finishes at once. The Pollable must be a
+    // local variable of the coroutine.
     struct Awaiter {
       Pollable& pollable;
       bool await_ready() {

@@ -101,10 +101,10 @@ bool cores_suffice(MpiBackend& mpi, const std::vector<int>& local_ranks) {
 // all fall back to MPI together: `failed` of any of them is everybody's.
 Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std::vector<int>& local_ranks,
                       const Settings& settings, const Log& log) {
-  const ShmPeers peers{
-      .local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) - local_ranks.begin()),
-      .local_size = static_cast<int>(local_ranks.size()),
-      .key = job_key(mpi)};
+  const ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
+                                                      local_ranks.begin()),
+                       .local_size = static_cast<int>(local_ranks.size()),
+                       .key = job_key(mpi)};
   Endpoint endpoint;
   std::string error;
   if (settings.transport == "mpi") {
@@ -118,12 +118,13 @@ Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std:
   }
   const char failed = !error.empty();
   const std::vector<std::byte> all = mpi.all_gather(&failed, 1);
-  const bool node_failed = std::any_of(local_ranks.begin(), local_ranks.end(),
-                                       [&](int rank) { return all[rank] != std::byte{0}; });
+  const bool node_failed =
+      std::any_of(local_ranks.begin(), local_ranks.end(), [&](int rank) { return all[rank] != std::byte{0}; });
   if (!node_failed) return endpoint;
   if (settings.transport != "mpi" && failed) {
-    log(LogLevel::kWarning, "node " + std::to_string(nodes[mpi.rank()]) +
-                                ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + error);
+    log(LogLevel::kWarning,
+        "node " + std::to_string(nodes[mpi.rank()]) +
+            ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + error);
   }
   return {};
 }
@@ -165,10 +166,10 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
     members.transport = std::move(node.transport);
   } else {
     auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots));
-    members.transport = mapped && local_ranks.size() > 1
-                            ? make_router(members.rank, members.size, std::move(node.transport), local_ranks,
-                                          std::move(remote))
-                            : std::move(remote);
+    members.transport =
+        mapped && local_ranks.size() > 1
+            ? make_router(members.rank, members.size, std::move(node.transport), local_ranks, std::move(remote))
+            : std::move(remote);
   }
   log(LogLevel::kInfo, "size " + std::to_string(members.size) + ", node " +
                            std::to_string(members.node_of_rank[members.rank]) + ", " +

@@ -7,9 +7,9 @@
 namespace dcoll::kernels {
 
 struct Segment {
-  void* tensor;        // the private tensor; null means "absent": packed as zeros, skipped when unpacking
-  size_t offset_bytes; // where it lies in the flat buffer
-  size_t bytes;        // 0 allowed
+  void* tensor;         // the private tensor; null means "absent": packed as zeros, skipped when unpacking
+  size_t offset_bytes;  // where it lies in the flat buffer
+  size_t bytes;         // 0 allowed
 };
 
 // flat[offset .. offset+bytes) = tensor, for each segment. Segments do not overlap.

@@ -25,11 +25,12 @@ namespace dcoll::kernels {
 // dst[i] = (a[i] op b[i]) * scale
 void reduce2(void* dst, const void* a, const void* b, size_t count, DType dtype, ReduceOp op, double scale = 1.0);
 
-// dst[i] = (srcs[0][i] op srcs[1][i] op ... ) * scale, one pass, srcs.size() >= 1. 16-bit floats round once, at the end.
+// dst[i] = (srcs[0][i] op srcs[1][i] op ... ) * scale, one pass, srcs.size() >= 1. 16-bit floats round once, at the
+// end.
 void reduce_n(void* dst, std::span<const void* const> srcs, size_t count, DType dtype, ReduceOp op, double scale = 1.0);
 
-// As reduce_n, then the result is stored to each of dsts (two-shot all-reduce: read p slices, write p slices, one pass).
-// A dst may equal a src exactly.
+// As reduce_n, then the result is stored to each of dsts (two-shot all-reduce: read p slices, write p slices, one
+// pass). A dst may equal a src exactly.
 void reduce_n_to_n(std::span<void* const> dsts, std::span<const void* const> srcs, size_t count, DType dtype,
                    ReduceOp op, double scale = 1.0);
 

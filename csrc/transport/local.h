@@ -1,4 +1,5 @@
-// Ranks as threads of one process, over the same mapped-memory FIFOs that shm uses: for tests (and TSan), and for size 1.
+// Ranks as threads of one process, over the same mapped-memory FIFOs that shm uses: for tests (and TSan), and for
+// size 1.
 #pragma once
 
 #include <vector>

@@ -25,7 +25,8 @@ class MpiBackend {
   // Blocking helpers for start-up, over the backend's own communicator.
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   virtual std::vector<std::byte> all_gather(const void* data, size_t bytes) = 0;  // size() * bytes, in rank order
-  virtual std::vector<int> node_of_ranks() = 0;  // per rank: node index, by MPI_Comm_split_type(SHARED), numbered by lowest rank
+  virtual std::vector<int>
+  node_of_ranks() = 0;  // per rank: node index, by MPI_Comm_split_type(SHARED), numbered by lowest rank
   virtual void barrier() = 0;
 
   // Point-to-point over a communicator of its own (MPI_Comm_dup), tag = channel.

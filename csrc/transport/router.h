@@ -11,7 +11,7 @@ namespace dcoll {
 
 // `local` is indexed by local rank; local_ranks[i] is the communicator rank of local rank i. `remote` is indexed by
 // communicator rank. Either may be null when no peer needs it.
-std::unique_ptr<Transport> make_router(int rank, int size, std::unique_ptr<Transport> local, std::vector<int> local_ranks,
-                                       std::unique_ptr<Transport> remote);
+std::unique_ptr<Transport> make_router(int rank, int size, std::unique_ptr<Transport> local,
+                                       std::vector<int> local_ranks, std::unique_ptr<Transport> remote);
 
 }  // namespace dcoll

@@ -18,7 +18,8 @@ struct ShmPeers {
 };
 
 // Connects to all local peers; collective over the node. Peers are numbered by local rank in the resulting transport.
-// Throws TransportError (naming the local rank and the cause) when a peer cannot be reached or mapped before `deadline`.
+// Throws TransportError (naming the local rank and the cause) when a peer cannot be reached or mapped before
+// `deadline`.
 Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::chrono::milliseconds deadline);
 
 }  // namespace dcoll

@@ -4,14 +4,17 @@
 // Contract
 //   - Messages are FIFO per (sender, receiver, channel). Channels 0 .. kMaxChannels-1 carry schedules.
 //   - A message is at most max_message_bytes() long and never empty.
-//   - post_* never block. All calls of one Transport are made under the owner's lock: no implementation locks for itself.
+//   - post_* never block. All calls of one Transport are made under the owner's lock: no implementation locks for
+//   itself.
 //   - post_send: the transport may read `data` until sent(peer, channel) has counted that message; only then may the
 //     memory be written or freed. Sends on one (peer, channel) complete in order.
 //   - acquire_send/commit_send: the caller composes the message in the transport's own memory (one at a time per
 //     (peer, channel)); nothing of the caller's is pinned.
-//   - post_recv states the exact length of the next message; front() returns the oldest posted receive's bytes once they
+//   - post_recv states the exact length of the next message; front() returns the oldest posted receive's bytes once
+//   they
 //     have all arrived, and pop() lets go of them. Bytes received into transport memory are valid until pop().
-//   - Memory order: whatever a rank wrote before post_send/commit_send is visible to the receiver after front() returned
+//   - Memory order: whatever a rank wrote before post_send/commit_send is visible to the receiver after front()
+//   returned
 //     that message (release/acquire for mapped memory, MPI's own guarantee elsewhere).
 //   - Errors throw TransportError or PeerError naming the peer.
 #pragma once
@@ -36,7 +39,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const char* name() const = 0;  // "local", "shm", "mpi"
-  // The longest message this transport carries; the engine's slices are no longer than the least over all peers and ranks.
+  // The longest message this transport carries; the engine's slices are no longer than the least over all peers and
+  // ranks.
   virtual size_t max_message_bytes() const = 0;
 
   // False when there is no room now; nothing happened, try again later.
@@ -58,9 +62,9 @@ class Transport {
   // Moves things along where the medium needs it (MPI). Cheap when there is nothing to do.
   virtual void progress() = 0;
 
-  // Sleeping. prepare_wait() returns a ticket; if the caller then finds nothing to do it calls wait(ticket, limit), which
-  // returns when any peer acted towards this rank after the ticket was drawn, or `limit` passed, or wake() was called
-  // (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
+  // Sleeping. prepare_wait() returns a ticket; if the caller then finds nothing to do it calls wait(ticket, limit),
+  // which returns when any peer acted towards this rank after the ticket was drawn, or `limit` passed, or wake() was
+  // called (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
   virtual uint32_t prepare_wait() = 0;
   virtual void wait(uint32_t ticket, std::chrono::microseconds limit) = 0;
   // Ends a wait() of this rank's from another thread of this process. Needs no lock.

@@ -3,9 +3,9 @@
 // Every rank of a node owns one arena (a large sparse mapping); every other rank of the node maps it too. A buffer is
 // then (rank, offset), and offsets are meaningful everywhere, so allocating needs no agreement between ranks.
 //
-// The board is one cache-line-aligned record per local rank, for posting "my operand is at offset X, for collective number
-// S with fingerprint F" and waiting until everybody did. Memory order: a rank's writes before board_post(seq) are visible
-// to every rank that saw board_seq(rank) >= seq (release store / acquire load).
+// The board is one cache-line-aligned record per local rank, for posting "my operand is at offset X, for collective
+// number S with fingerprint F" and waiting until everybody did. Memory order: a rank's writes before board_post(seq)
+// are visible to every rank that saw board_seq(rank) >= seq (release store / acquire load).
 #pragma once
 
 #include <atomic>
@@ -15,14 +15,14 @@
 namespace dcoll {
 
 struct alignas(128) BoardEntry {
-  std::atomic<uint64_t> posted{0};   // sequence number of the last collective this rank entered
-  std::atomic<uint64_t> finished{0}; // ... whose data it no longer reads or writes (or: phase counter)
+  std::atomic<uint64_t> posted{0};    // sequence number of the last collective this rank entered
+  std::atomic<uint64_t> finished{0};  // ... whose data it no longer reads or writes (or: phase counter)
   // Double buffered by sequence parity: a fast rank may post collective s+1 while a slow one still reads s.
   struct Post {
     uint64_t fingerprint = 0;
-    uint64_t offset_in = 0;   // in this rank's arena; kUnmapped when the buffer is not in it
+    uint64_t offset_in = 0;  // in this rank's arena; kUnmapped when the buffer is not in it
     uint64_t offset_out = 0;
-    uint64_t value = 0;       // free for the collective (e.g. a count for ragged all-gather)
+    uint64_t value = 0;  // free for the collective (e.g. a count for ragged all-gather)
   } post[2];
 };
 

@@ -1,10 +1,11 @@
-// All-reduce of the engine against gather + reduce, exactly: every dtype, operator, algorithm, memory and awkward count.
+// All-reduce of the engine against gather + reduce, exactly: every dtype, operator, algorithm, memory and awkward
+// count.
 #include <algorithm>
 
 #include "base/error.h"
+#include "rank_threads.h"
 #include "support/check.h"
 #include "values.h"
-#include "rank_threads.h"
 
 using namespace dcoll;
 using namespace dcoll::test;
@@ -197,7 +198,8 @@ TEST(on_the_spot_or_queued) {
         }
       }
       float x = 1;
-      const Request odd{.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = comm.rank() == 0 ? size_t{1} : size_t{0}};
+      const Request odd{
+          .kind = Kind::kAllReduce, .in = &x, .out = &x, .count = comm.rank() == 0 ? size_t{1} : size_t{0}};
       CHECK_THROWS(comm.wait(*comm.run_or_submit(odd)), MismatchError, "rank 0 called");
     });
   }

@@ -1,8 +1,9 @@
 // Gradient buckets: layout, readiness, order, unused parameters, rebuilding.
-#include "base/error.h"
 #include "engine/bucket.h"
-#include "support/check.h"
+
+#include "base/error.h"
 #include "rank_threads.h"
+#include "support/check.h"
 
 using namespace dcoll;
 using namespace dcoll::test;
@@ -11,7 +12,8 @@ namespace {
 
 std::vector<ParamInfo> params_of(const std::vector<size_t>& counts) {
   std::vector<ParamInfo> params;
-  for (size_t i = 0; i < counts.size(); ++i) params.push_back({counts[i], DType::kFloat32, std::string("p").append(std::to_string(i))});
+  for (size_t i = 0; i < counts.size(); ++i)
+    params.push_back({counts[i], DType::kFloat32, std::string("p").append(std::to_string(i))});
   return params;
 }
 
@@ -25,14 +27,15 @@ void fill(Reducer& reducer, size_t param, size_t count, float value) {
 }
 
 // A communicator that the Reducer shares without owning: the test's world does.
-std::shared_ptr<Communicator> borrowed(Communicator& comm) { return {&comm, [](Communicator*) {}}; }
+std::shared_ptr<Communicator> borrowed(Communicator& comm) {
+  return {&comm, [](Communicator*) {}};
+}
 
 }  // namespace
 
 TEST(layout_is_reverse_order_with_a_small_first_bucket) {
   run_ranks(1, [](Communicator& comm) {
-    Reducer reducer(borrowed(comm), params_of({100, 100, 100, 100}),
-                    {.bucket_bytes = 1000, .first_bucket_bytes = 400});
+    Reducer reducer(borrowed(comm), params_of({100, 100, 100, 100}), {.bucket_bytes = 1000, .first_bucket_bytes = 400});
     CHECK_EQ(reducer.num_buckets(), size_t{3});
     CHECK_EQ(reducer.bucket_of(3), size_t{0});
     CHECK_EQ(reducer.bucket_of(2), size_t{1});

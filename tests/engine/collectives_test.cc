@@ -3,8 +3,8 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "support/check.h"
 #include "rank_threads.h"
+#include "support/check.h"
 
 using namespace dcoll;
 using namespace dcoll::test;
@@ -65,7 +65,8 @@ TEST(ragged_all_gather) {
 TEST(reduce_scatter_any_rows) {
   for (int n = 1; n <= 8; ++n) {
     run_ranks(n, [n](Communicator& comm) {
-      for (size_t rows : {size_t{0}, size_t{1}, static_cast<size_t>(n), static_cast<size_t>(2 * n + 1), size_t{20003}}) {
+      for (size_t rows :
+           {size_t{0}, size_t{1}, static_cast<size_t>(n), static_cast<size_t>(2 * n + 1), size_t{20003}}) {
         constexpr size_t kRowElems = 2;
         std::vector<int32_t> in(rows * kRowElems);
         for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<int32_t>(i) + comm.rank();

@@ -1,7 +1,7 @@
 // What happens when things go wrong: every rank learns the same, nothing hangs, and what can go on does.
 #include "base/error.h"
-#include "support/check.h"
 #include "rank_threads.h"
+#include "support/check.h"
 
 using namespace dcoll;
 using namespace dcoll::test;

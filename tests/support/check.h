@@ -62,28 +62,28 @@ inline int run(int argc, char** argv) {
   static void test_##name();                                          \
   static ::dcoll::test::Register register_##name(#name, test_##name); \
   static void test_##name()
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                                   \
+  do {                                                                     \
     if (!(condition)) ::dcoll::test::fail(__FILE__, __LINE__, #condition); \
   } while (0)
-#define CHECK_EQ(a, b)                                                                                          \
-  do {                                                                                                          \
-    const auto va_ = (a);                                                                                       \
-    const auto vb_ = (b);                                                                                       \
+#define CHECK_EQ(a, b)                                                                                       \
+  do {                                                                                                       \
+    const auto va_ = (a);                                                                                    \
+    const auto vb_ = (b);                                                                                    \
     if (!(va_ == vb_)) ::dcoll::test::fail(__FILE__, __LINE__, ::dcoll::test::show(#a " == " #b, va_, vb_)); \
   } while (0)
 // The expression throws Exception, and its message contains `text`.
-#define CHECK_THROWS(expression, Exception, text)                                                            \
-  do {                                                                                                       \
-    bool thrown_ = false;                                                                                    \
-    try {                                                                                                    \
-      (void)(expression);                                                                                    \
-    } catch (const Exception& e_) {                                                                          \
-      thrown_ = true;                                                                                        \
-      if (std::string(e_.what()).find(text) == std::string::npos)                                            \
+#define CHECK_THROWS(expression, Exception, text)                                                               \
+  do {                                                                                                          \
+    bool thrown_ = false;                                                                                       \
+    try {                                                                                                       \
+      (void)(expression);                                                                                       \
+    } catch (const Exception& e_) {                                                                             \
+      thrown_ = true;                                                                                           \
+      if (std::string(e_.what()).find(text) == std::string::npos)                                               \
         ::dcoll::test::fail(__FILE__, __LINE__, std::string("message lacks \"") + (text) + "\": " + e_.what()); \
-    }                                                                                                        \
-    if (!thrown_) ::dcoll::test::fail(__FILE__, __LINE__, #expression " did not throw " #Exception);          \
+    }                                                                                                           \
+    if (!thrown_) ::dcoll::test::fail(__FILE__, __LINE__, #expression " did not throw " #Exception);            \
   } while (0)
 #define TEST_MAIN \
   int main(int argc, char** argv) { return ::dcoll::test::run(argc, argv); }
