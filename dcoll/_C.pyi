@@ -82,8 +82,8 @@ class Communicator:
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
 
-    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages ("" is fine), and
-    # is part of what ranks compare.
+    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages ("" is fine) and
+    # part of what ranks compare.
     def allreduce(
         self,
         in_ptr: int,
@@ -124,7 +124,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Handle:
-        """rows of row_elems elements are reduced; each rank keeps rows // size of them, the first rows % size one more."""
+        """rows of row_elems elements are reduced; each rank keeps rows // size, the first rows % size one more."""
     def alltoall(self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = "") -> Handle:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def barrier(self, name: str = "") -> Handle: ...

@@ -1,0 +1,212 @@
+"""GradientSync where things are out of the ordinary: sparse gradients, checkpoints, errors, conversions."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from gradient_models import Toy, clear, sync_of
+from local_ranks import run_ranks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum
+from dcoll.gradients import GradientSync
+
+
+def embedding_grads(comm: _C.Communicator, mode: str) -> list[torch.Tensor]:
+    """Three steps on an embedding; returns its dense gradient after each."""
+    model = nn.ModuleDict({"table": nn.Embedding(6, 2, sparse=mode != "dense"), "out": nn.Linear(2, 1, bias=False)})
+    nn.init.ones_(model["out"].weight)
+    sync = sync_of(comm, model, sparse_as_dense=mode == "as_dense")
+    found = []
+    for step in range(3):
+        clear(model, sync)
+        rows = torch.tensor([comm.rank, comm.rank, step])
+        model["out"](model["table"](rows)).sum().backward()
+        grad = model["table"].weight.grad
+        assert grad.is_sparse == (mode == "sparse")
+        found.append(grad.to_dense().clone())
+        sync.after_step()
+    assert len(sync.sparse_params) == (mode == "sparse")
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sparse", "as_dense"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sparse_gradients_equal_dense_ones(n: int, mode: str) -> None:
+    want = run_ranks(n, lambda comm: embedding_grads(comm, "dense"))
+    got = run_ranks(n, lambda comm: embedding_grads(comm, mode))
+    for rank in range(n):
+        for one, other in zip(got[rank], want[rank], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+def test_sparse_on_some_ranks_only() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = nn.ModuleDict({"table": nn.Embedding(4, 2, sparse=True), "other": nn.Linear(2, 1, bias=False)})
+        sync = sync_of(comm, model)
+        for _ in range(2):
+            clear(model, sync)
+            loss = model["other"](torch.ones(2)).sum()
+            if comm.rank == 1:
+                loss = loss + model["table"](torch.tensor([3])).sum()
+            loss.backward()
+            grad = model["table"].weight.grad.to_dense()
+            assert grad.tolist() == [[0.0, 0.0]] * 3 + [[0.5, 0.5]]
+            sync.after_step()
+        clear(model, sync)
+        model["other"](torch.ones(2)).sum().backward()
+        assert model["table"].weight.grad is None
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_modules(reentrant: bool) -> None:
+    initial = nn.ModuleList([nn.Linear(3, 3).double() for _ in range(4)])
+
+    def body(comm: _C.Communicator) -> None:
+        layers = copy.deepcopy(initial)
+
+        def loss_of(rank: int, use_checkpoint: bool) -> torch.Tensor:
+            h = (torch.arange(6.0, dtype=torch.float64).view(2, 3) + rank).requires_grad_()
+            for i, layer in enumerate(layers):
+                h = checkpoint(layer, h, use_reentrant=reentrant) if use_checkpoint and i in (1, 2) else layer(h)
+            return (h**2).sum()
+
+        want = torch.autograd.grad(
+            sum(loss_of(rank, False) for rank in range(comm.size)) / comm.size, list(layers.parameters())
+        )
+        sync = sync_of(comm, layers)
+        rounds, finish = [], sync.finish
+        sync.finish = lambda: rounds.append(finish())  # type: ignore[method-assign]
+        for step in range(2):
+            clear(layers, sync)
+            loss_of(comm.rank, True).backward()
+            assert len(rounds) == step + 1, "the end of an inner backward was taken for the end"
+            for p, g in zip(layers.parameters(), want, strict=True):
+                torch.testing.assert_close(p.grad, g, rtol=1e-12, atol=1e-12)
+            sync.after_step()
+
+    run_ranks(2, body)
+
+
+def test_a_model_that_is_one_reentrant_checkpoint() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync_of(comm, model)
+        x = torch.tensor(2.0 * comm.rank, requires_grad=True)
+        checkpoint(lambda x: model(x, [0, 1, 2, 3]), x, use_reentrant=True).backward()
+        assert model.grads() == [1.0, 2.0, 3.0, 4.0]
+
+    run_ranks(2, body)
+
+
+class Exploding(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError("boom")
+
+
+@pytest.mark.parametrize("cleared", [True, False], ids=["zero_grad", "no zero_grad"])
+def test_a_backward_that_raised_is_forgotten(cleared: bool) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        for _ in range(2):
+            clear(model, sync)
+            with pytest.raises(ValueError, match="boom"):
+                (model.w[3] * Exploding.apply(model.w[2].sum()) + model.w[3] * 2.0).sum().backward()
+            if cleared:
+                clear(model, sync)
+            else:
+                model.zero_grad()  # which the optimizer does not see
+            model(2.0 * comm.rank, [0, 1, 2, 3]).backward()
+            assert model.grads() == [1.0, 2.0, 3.0, 4.0]
+            sync.after_step()
+
+    run_ranks(2, body)
+
+
+def test_the_last_owner_of_the_parameters_counts() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        first = sync_of(comm, model)
+        second = sync_of(comm, model)
+        assert not first._hooks
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [1.0, 2.0, None, None]
+        with pytest.raises(ArgumentError, match="another DistributedOptimizer"):
+            GradientSync(comm, [model.w[0]], lambda p: "w")
+        second.release()
+        clear(model, second)
+        model(2.0 * comm.rank, [0]).backward()
+        assert model.grads()[0] == 2.0 * comm.rank
+
+    run_ranks(2, body)
+
+
+def test_different_models_are_told_apart() -> None:
+    def body(comm: _C.Communicator) -> None:
+        with pytest.raises(MismatchError, match=r"(?s)differ at number 0.*rank 0: w\.0.*\[5\].*rank 1: w\.0.*\[6\]"):
+            sync_of(comm, Toy(width=5 + comm.rank))
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda comm: sync_of(comm, Toy(), op=Min), r"dcoll\.Average, dcoll\.Sum|dcoll\.Sum, dcoll\.Average"),
+        (lambda comm: sync_of(comm, Toy(), passes=0), "backward_passes_per_step is 0"),
+        (lambda comm: sync_of(comm, Toy(), op=Sum, predivide=2.0), "op=Average"),
+        (lambda comm: sync_of(comm, Toy().to("meta")), r"w\.0 is on device meta"),
+        (
+            lambda comm: GradientSync(
+                comm, [torch.zeros(2, dtype=torch.complex64, requires_grad=True)], lambda p: "w.0"
+            ),
+            r"w\.0.*complex64",
+        ),
+    ],
+    ids=["op", "passes", "predivide", "device", "dtype"],
+)
+def test_wrong_arguments(make: Callable[[_C.Communicator], object], text: str) -> None:
+    def body(comm: _C.Communicator) -> None:
+        with pytest.raises(ArgumentError, match=text):
+            make(comm)
+
+    run_ranks(1, body)
+
+
+def test_converting_the_model_afterwards_is_told() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync_of(comm, model)
+        model.double()
+        with pytest.raises(DcollError, match=r"w\.\d was torch\.float32.*now torch\.float64.*then make the optimizer"):
+            model(1.0, [0, 1, 2, 3]).backward()
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize("op", [Average, Sum])
+def test_a_failed_peer_ends_backward(op: ReduceOp) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model, op=op)
+        model(1.0, [0, 1, 2, 3]).backward()
+        clear(model, sync)
+        if comm.rank == 1:
+            comm.fail("KeyError: 'lost'")
+            return
+        with pytest.raises(DcollError, match="rank 1: KeyError: 'lost'"):
+            model(1.0, [0, 1, 2, 3]).backward()
+
+    run_ranks(2, body)
