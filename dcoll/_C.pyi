@@ -82,8 +82,8 @@ class Communicator:
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
 
-    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages ("" is fine) and
-    # part of what ranks compare.
+    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
+    # part of what ranks compare; "" is fine.
     def allreduce(
         self,
         in_ptr: int,
