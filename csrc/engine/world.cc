@@ -104,7 +104,8 @@ Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std:
   const ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
                                                       local_ranks.begin()),
                        .local_size = static_cast<int>(local_ranks.size()),
-                       .key = job_key(mpi)};
+                       .key = job_key(mpi),
+                       .job_ranks = local_ranks};
   Endpoint endpoint;
   std::string error;
   if (settings.transport == "mpi") {

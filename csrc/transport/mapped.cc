@@ -79,7 +79,10 @@ SlotHeader& MappedTransport::slot_at(std::byte* ring, size_t slot) const {
 std::string MappedTransport::peer_name(int peer) const {
   const int pid =
       watch_ ? watch_->pid(peer) : static_cast<int>(world_->regions[static_cast<size_t>(peer)]->header().pid);
-  return "local rank " + std::to_string(peer) + " (pid " + std::to_string(pid) + ")";
+  const std::vector<int>& job_ranks = world_->job_ranks;
+  const std::string who = job_ranks.empty() ? "local rank " + std::to_string(peer)
+                                            : "rank " + std::to_string(job_ranks[static_cast<size_t>(peer)]);
+  return who + " (pid " + std::to_string(pid) + ")";
 }
 
 // ---- Sending ----

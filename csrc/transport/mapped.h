@@ -49,6 +49,7 @@ struct MappedWorld {
   int rank;
   RegionLayout layout;
   std::vector<std::shared_ptr<Region>> regions;  // by local rank
+  std::vector<int> job_ranks{};                  // by local rank: what messages call it; empty: "local rank N"
 };
 
 class MappedTransport final : public Transport {

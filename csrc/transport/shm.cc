@@ -53,7 +53,7 @@ Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::c
   }
   const RegionLayout layout(peers.local_size, options);
   const auto own = static_cast<size_t>(peers.local_rank);
-  MappedWorld world{peers.local_rank, layout, {}};
+  MappedWorld world{peers.local_rank, layout, {}, peers.job_ranks};
   std::vector<MeshPeer> mesh(1);
   {
     const Fd segment = create_segment(layout.region_bytes);  // closed below: the mappings keep the memory alive

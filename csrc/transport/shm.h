@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 #include "transport/endpoint.h"
 
@@ -15,6 +16,7 @@ struct ShmPeers {
   int local_rank = 0;
   int local_size = 1;
   std::array<uint8_t, 16> key{};  // the job's random key, the same on all ranks, from rank 0 through MPI
+  std::vector<int> job_ranks{};   // of the local ranks, for messages; empty: they say "local rank N"
 };
 
 // Connects to all local peers; collective over the node. Peers are numbered by local rank in the resulting transport.
