@@ -1,5 +1,5 @@
 // All-reduce over memory the node's ranks have mapped: the hand-fused forms of plan::direct_all_reduce (reduction in
-// rank order, so they equal that schedule bit for bit; tests/engine/direct_test.cc holds them to it).
+// rank order, so they equal that schedule bit for bit; tests/engine/all_reduce_test.cc holds them to it).
 //
 // Slot (any memory, small): each rank copies its operand into its slot and posts; when all posted, each rank reduces
 // all slots into its own result. One barrier. Bytes moved per rank: 2n in, (p+1)n out.

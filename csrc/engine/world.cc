@@ -195,7 +195,7 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     members.transport_of_rank.assign(n, "local");
     members.transport_of_rank[rank] = "self";
     members.transport = std::move(endpoints[rank].transport);
-    members.window = std::move(endpoints[rank].window);
+    if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
     members.own_core = CPU_COUNT(&cores) >= n;
     communicators.push_back(std::make_shared<Communicator>(std::move(members), settings));
   }

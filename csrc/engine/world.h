@@ -13,7 +13,8 @@ namespace dcoll {
 // All ranks of the MPI job; collective. mpi == nullptr: this process alone.
 std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings);
 
-// n communicators of one world inside this process, one for each of n threads.
+// n communicators of one world inside this process, one for each of n threads. With DCOLL_TRANSPORT=mpi they have no
+// memory in common but for messages, like ranks on different nodes: schedules run instead of the fused forms.
 std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings);
 
 }  // namespace dcoll

@@ -72,7 +72,7 @@ template <class T>
 __device__ T scaled(T value, const Scale& scale) {
   if (!scale.active) return value;
   if constexpr (std::is_floating_point_v<T>) {
-    return value * static_cast<T>(scale.factor);
+    return scale.divisor == 1 ? value * static_cast<T>(scale.factor) : value / static_cast<T>(scale.divisor);
   } else {
     return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
   }

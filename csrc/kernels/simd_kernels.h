@@ -90,9 +90,14 @@ template <class D>
 DCOLL_INLINE void apply_scale(Wide<Vec<typename D::Lane>>& w, const Scale& scale) {
   using Lane = typename D::Lane;
   if constexpr (std::is_floating_point_v<Lane>) {
-    const Lane factor = (Lane)scale.factor;
+    const Lane factor = (Lane)scale.factor, divisor = (Lane)scale.divisor;
+    if (scale.divisor == 1) {
 #pragma GCC unroll 8
-    for (size_t u = 0; u < kUnroll; ++u) w.v[u] *= factor;
+      for (size_t u = 0; u < kUnroll; ++u) w.v[u] *= factor;
+    } else {
+#pragma GCC unroll 8
+      for (size_t u = 0; u < kUnroll; ++u) w.v[u] /= divisor;
+    }
   } else {
     w = divide<Lane>(w, scale.divisor);
   }

@@ -148,27 +148,43 @@ TEST(large) {
   });
 }
 
-// The fused paths add in rank order, exactly as the schedule they stand for: the same bits, not just nearly so. Sums of
-// 1e8, 1 and -1e8 in float32 depend on the order.
-TEST(fused_equals_rank_order) {
+// The fused forms add in rank order, exactly as the schedule they stand for: the same bits, not just nearly so. Sums of
+// 1e8, 1.25 and -1e8 in float32 depend on the order.
+TEST(fused_equals_schedule) {
+  constexpr size_t kCount = 50000;
   for (int n : {2, 3, 4, 8}) {
-    run_ranks(n, [n](Communicator& comm) {
-      const size_t count = 50000;
-      auto value = [](int rank, size_t i) {
-        return (rank % 3 == 0 ? 1e8f : rank % 3 == 1 ? 1.25f : -1e8f) + static_cast<float>(i % 7);
-      };
-      std::vector<float> want(count);
-      for (size_t i = 0; i < count; ++i) {
-        want[i] = value(0, i);
-        for (int rank = 1; rank < n; ++rank) want[i] += value(rank, i);
-      }
+    auto value = [](int rank, size_t i) {
+      return (rank % 3 == 0 ? 1e8f : rank % 3 == 1 ? 1.25f : -1e8f) + static_cast<float>(i % 7);
+    };
+    auto reduce = [&](Communicator& comm, bool mapped, size_t count, const float* want) {
+      const auto memory = mapped ? comm.alloc(count * 4) : Memory::plain(count * 4);
+      auto* data = reinterpret_cast<float*>(memory->data());
+      for (size_t i = 0; i < count; ++i) data[i] = value(comm.rank(), i);
+      run(comm, {.kind = Kind::kAllReduce, .in = data, .out = data, .count = count, .algo = "direct"});
+      CHECK(std::memcmp(data, want, count * sizeof(float)) == 0);
+    };
+    std::vector<float> want(kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      want[i] = value(0, i);
+      for (int rank = 1; rank < n; ++rank) want[i] += value(rank, i);
+    }
+    run_ranks(n, without_shared_memory(), [&](Communicator& comm) { reduce(comm, false, kCount, want.data()); });
+    run_ranks(n, [&](Communicator& comm) {
       for (bool mapped : {false, true}) {
-        for (size_t take : {size_t{1000}, count}) {  // one-shot; staged or two-shot
-          const auto memory = mapped ? comm.alloc(take * 4) : Memory::plain(take * 4);
-          auto* data = reinterpret_cast<float*>(memory->data());
-          for (size_t i = 0; i < take; ++i) data[i] = value(comm.rank(), i);
-          run(comm, {.kind = Kind::kAllReduce, .in = data, .out = data, .count = take});
-          CHECK(std::memcmp(data, want.data(), take * sizeof(float)) == 0);
+        for (size_t count : {size_t{1000}, kCount}) reduce(comm, mapped, count, want.data());  // one-shot and beyond
+      }
+    });
+  }
+}
+
+// As between nodes: the handshake by messages, and schedules only.
+TEST(by_messages) {
+  for (int n = 1; n <= 8; ++n) {
+    run_ranks(n, without_shared_memory(), [n](Communicator& comm) {
+      for (size_t count : {size_t{0}, size_t{1}, static_cast<size_t>(n), size_t{4097}, size_t{60001}}) {
+        for (const char* algo : {"auto", "ring", "tree", "direct"}) {
+          check_all_reduce(comm, {DType::kFloat32, ReduceOp::kAverage, algo, count, false, count % 2 == 0});
+          check_all_reduce(comm, {DType::kInt64, ReduceOp::kSum, algo, count, false, count % 2 == 1});
         }
       }
     });

@@ -17,11 +17,17 @@ std::vector<int32_t> as_ints(const Memory& memory) {
   return values;
 }
 
+// With shared memory and by messages alone.
+void for_both_worlds(int n, const std::function<void(Communicator&)>& body) {
+  run_ranks(n, body);
+  run_ranks(n, without_shared_memory(), body);
+}
+
 }  // namespace
 
 TEST(broadcast_from_every_root) {
   for (int n = 1; n <= 8; ++n) {
-    run_ranks(n, [n](Communicator& comm) {
+    for_both_worlds(n, [n](Communicator& comm) {
       for (int root = 0; root < n; ++root) {
         for (size_t count : {size_t{0}, size_t{1}, size_t{1001}, size_t{70001}}) {
           std::vector<int32_t> data(count, -1);
@@ -41,7 +47,7 @@ TEST(broadcast_from_every_root) {
 
 TEST(ragged_all_gather) {
   for (int n = 1; n <= 8; ++n) {
-    run_ranks(n, [](Communicator& comm) {
+    for_both_worlds(n, [](Communicator& comm) {
       for (size_t scale : {size_t{0}, size_t{1}, size_t{5000}}) {
         auto rows_of = [&](int rank) { return static_cast<size_t>((rank * 2) % 5) * scale; };  // some have none
         constexpr size_t kRowElems = 3;
@@ -64,7 +70,7 @@ TEST(ragged_all_gather) {
 
 TEST(reduce_scatter_any_rows) {
   for (int n = 1; n <= 8; ++n) {
-    run_ranks(n, [n](Communicator& comm) {
+    for_both_worlds(n, [n](Communicator& comm) {
       for (size_t rows :
            {size_t{0}, size_t{1}, static_cast<size_t>(n), static_cast<size_t>(2 * n + 1), size_t{20003}}) {
         constexpr size_t kRowElems = 2;
@@ -89,7 +95,7 @@ TEST(reduce_scatter_any_rows) {
 
 TEST(all_to_all_with_splits) {
   for (int n = 1; n <= 8; ++n) {
-    run_ranks(n, [n](Communicator& comm) {
+    for_both_worlds(n, [n](Communicator& comm) {
       for (size_t scale : {size_t{1}, size_t{6000}}) {
         auto rows = [&](int from, int to) { return static_cast<size_t>((from + 2 * to) % 3) * scale; };  // some zero
         std::vector<size_t> splits;

@@ -36,6 +36,21 @@ TEST(mismatch_is_reported_everywhere_and_the_job_goes_on) {
   }
 }
 
+TEST(mismatch_between_nodes) {
+  for (int n : {2, 3, 6}) {
+    run_ranks(n, without_shared_memory(), [n](Communicator& comm) {
+      std::vector<float> x(8, 1.0f);
+      const Request mine{
+          .kind = Kind::kAllReduce, .in = x.data(), .out = x.data(), .count = comm.rank() == n - 1 ? 7u : 8u};
+      for (int i = 0; i < 3; ++i) {
+        CHECK_THROWS(run(comm, mine), MismatchError,
+                     "rank " + std::to_string(n - 1) + " called allreduce (sum of 7 float32)");
+        expect_working(comm);
+      }
+    });
+  }
+}
+
 // dtype, op, root, scale, algorithm and name are all compared.
 TEST(mismatch_in_every_argument) {
   run_ranks(2, [](Communicator& comm) {

@@ -22,6 +22,13 @@ inline Settings test_settings() {
   return settings;
 }
 
+// Ranks that reach each other by messages alone.
+inline Settings without_shared_memory() {
+  Settings settings = test_settings();
+  settings.transport = "mpi";
+  return settings;
+}
+
 inline void run_ranks(int n, const Settings& settings, const std::function<void(Communicator&)>& body) {
   auto world = connect_threads(n, settings);
   std::vector<std::exception_ptr> errors(n);

@@ -151,6 +151,10 @@ inline Number combine(DType dtype, ReduceOp op, Number a, Number b) {
 
 inline Number scaled(DType dtype, Number n, double scale) {
   if (scale == 1.0) return n;
+  const auto divisor = static_cast<double>(std::llround(1.0 / scale));
+  if (is_floating(dtype) && 1.0 / divisor == scale) {  // 1/n divides, correctly rounded
+    return {dtype == DType::kFloat64 ? n.real / divisor : static_cast<float>(n.real) / static_cast<float>(divisor), 0};
+  }
   if (dtype == DType::kFloat64) return {n.real * scale, 0};
   if (is_floating(dtype)) return {static_cast<float>(n.real) * static_cast<float>(scale), 0};
   return {0, static_cast<uint64_t>(static_cast<int64_t>(n.integer) / std::llround(1.0 / scale))};
