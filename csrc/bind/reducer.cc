@@ -26,13 +26,7 @@ std::unique_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
 }
 
 std::vector<size_t> finish(Reducer& reducer) {
-  reducer.flush();
-  const auto begin = Clock::now();
-  for (size_t b = 0; b < reducer.num_buckets(); ++b) {
-    wait_interruptibly(reducer.communicator(), *reducer.bucket(b).operation, -1);
-  }
-  reducer.add_wait_seconds(seconds_between(begin, Clock::now()));
-  return reducer.collect();
+  return reducer.finish([&](Operation& operation) { wait_interruptibly(reducer.communicator(), operation, -1); });
 }
 
 std::vector<size_t> bucket_params(const Reducer& reducer, size_t index) {

@@ -133,34 +133,44 @@ void Reducer::flush() {
   }
 }
 
-bool Reducer::wait_bucket(size_t index, double timeout_s) {
-  Operation& operation = *buckets_.at(index).operation;
-  if (!comm_->wait_for(operation, timeout_s)) return false;
-  if (operation.error) {
-    const std::exception_ptr error = operation.error;
+std::vector<size_t> Reducer::finish(const std::function<void(Operation&)>& wait) {
+  try {
+    flush();
+    wait_for_all(wait);
+  } catch (...) {
     reset();
-    std::rethrow_exception(error);
+    throw;
   }
-  return true;
-}
-
-std::vector<size_t> Reducer::collect() {
-  std::vector<size_t> unused;
-  for (const size_t param : missing()) {
-    const Place& place = place_[param];
-    const Bucket& bucket = buckets_[place.bucket];
-    if (is_zero(bucket.flag(place.slot), bucket.dtype)) unused.push_back(param);
-  }
+  std::vector<size_t> unused = unused_anywhere();
   observed_ = arrived_;
   for (const size_t param : missing()) observed_.push_back(param);
   reset();
   return unused;
 }
 
-std::vector<size_t> Reducer::finish() {
-  flush();
-  for (size_t b = 0; b < buckets_.size(); ++b) wait_bucket(b, -1);
-  return collect();
+// All of them even if one fails: their memory is the caller's again only then. Throws the first failure.
+void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
+  const auto begin = Clock::now();
+  std::exception_ptr failure;
+  for (const Bucket& bucket : buckets_) {
+    try {
+      wait(*bucket.operation);
+    } catch (const Error&) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  wait_seconds_ += seconds_between(begin, Clock::now());
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<size_t> Reducer::unused_anywhere() const {
+  std::vector<size_t> unused;
+  for (const size_t param : missing()) {
+    const Place& place = place_[param];
+    const Bucket& bucket = buckets_[place.bucket];
+    if (is_zero(bucket.flag(place.slot), bucket.dtype)) unused.push_back(param);
+  }
+  return unused;
 }
 
 void Reducer::reset() {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -68,22 +69,17 @@ class Reducer {
 
   // The gradient is in its bucket. False when it was ready already; then nothing is done.
   bool mark_ready(size_t param);
-  // Submits what is not submitted yet: parameters that are not ready contribute zeros. Then call finish() to wait.
-  void flush();
-  // flush(), wait for every bucket; the parameters no rank had a gradient for. Ready for the next backward afterwards,
-  // also when it throws.
-  std::vector<size_t> finish();
+  // End of backward: parameters that are not ready contribute zeros; submits the rest and waits for all buckets, by
+  // `wait`, which throws what an operation failed with. Returns the parameters no rank had a gradient for. Afterwards,
+  // also when it throws, no bucket is in flight (unless `wait` threw something that is no Error) and the next backward
+  // may begin.
+  std::vector<size_t> finish(const std::function<void(Operation&)>& wait);
   std::vector<size_t> missing() const;
   std::vector<size_t> order() const;
   void rebuild(const std::vector<size_t>& order);
 
   Communicator& communicator() const { return *comm_; }
-  void add_wait_seconds(double seconds) { wait_seconds_ += seconds; }
   double wait_seconds() const { return wait_seconds_; }
-  // Waits for bucket `index`; false when timeout_s passed first. Throws what it failed with.
-  bool wait_bucket(size_t index, double timeout_s);
-  // After all buckets were waited for: see finish().
-  std::vector<size_t> collect();
 
  private:
   struct Place {
@@ -94,6 +90,9 @@ class Reducer {
   void close_bucket(Bucket& bucket);
   void submit_full();
   void submit(Bucket& bucket);
+  void flush();
+  void wait_for_all(const std::function<void(Operation&)>& wait);
+  std::vector<size_t> unused_anywhere() const;
   void reset();
 
   std::shared_ptr<Communicator> comm_;

@@ -1,5 +1,6 @@
 // MPI, behind an interface, because the library that implements it (libdcoll_mpi.so) is loaded at run time: dcoll works
-// where no MPI is installed, and the core never links one. mpi_plugin.cc is the only file that includes <mpi.h>.
+// where no MPI is installed, and the core never links one. Only its own files (mpi_plugin, mpi_transport, mpi_requests)
+// include <mpi.h>.
 #pragma once
 
 #include <cstddef>

@@ -26,6 +26,10 @@ void fill(Reducer& reducer, size_t param, size_t count, float value) {
   std::fill_n(gradient(reducer, param), count, value);
 }
 
+std::vector<size_t> finish(Reducer& reducer) {
+  return reducer.finish([&](Operation& operation) { reducer.communicator().wait(operation); });
+}
+
 // A communicator that the Reducer shares without owning: the test's world does.
 std::shared_ptr<Communicator> borrowed(Communicator& comm) {
   return {&comm, [](Communicator*) {}};
@@ -57,7 +61,7 @@ TEST(averages_over_ranks_whatever_the_order_of_readiness) {
           CHECK(reducer.mark_ready(p));
           CHECK(!reducer.mark_ready(p));
         }
-        CHECK(reducer.finish().empty());
+        CHECK(finish(reducer).empty());
         for (size_t p = 0; p < counts.size(); ++p) {
           for (size_t i = 0; i < counts[p]; ++i) {
             CHECK_EQ(gradient(reducer, p)[i], static_cast<float>(n * (static_cast<int>(p) + step)) + (n - 1.0f));
@@ -80,7 +84,7 @@ TEST(unused_parameters) {
       reducer.mark_ready(1);
     }
     CHECK_EQ(reducer.missing().size(), comm.rank() == 2 ? size_t{1} : size_t{2});
-    CHECK(reducer.finish() == std::vector<size_t>{2});
+    CHECK(finish(reducer) == std::vector<size_t>{2});
     for (int i = 0; i < 4; ++i) {
       CHECK_EQ(gradient(reducer, 0)[i], 3.0f);
       CHECK_EQ(gradient(reducer, 1)[i], 5.0f);
@@ -98,7 +102,7 @@ TEST(rebuild_follows_the_observed_order) {
         fill(reducer, p, counts[p], static_cast<float>(p));
         reducer.mark_ready(p);
       }
-      CHECK(reducer.finish() == std::vector<size_t>{1});
+      CHECK(finish(reducer) == std::vector<size_t>{1});
       for (size_t p : {size_t{2}, size_t{0}, size_t{3}}) CHECK_EQ(gradient(reducer, p)[0], static_cast<float>(p));
     };
     step();
@@ -112,7 +116,28 @@ TEST(rebuild_follows_the_observed_order) {
     CHECK_THROWS(reducer.rebuild({0, 1, 2, 2}), ArgumentError, "twice or out of range");
     reducer.mark_ready(0);
     CHECK_THROWS(reducer.rebuild(order), ArgumentError, "in progress");
-    reducer.finish();
+    finish(reducer);
+  });
+}
+
+// One rank's second bucket is another: all ranks hear of it, no bucket stays in flight, and the next round works.
+TEST(mismatch_leaves_a_usable_reducer) {
+  run_ranks(2, [](Communicator& comm) {
+    const std::vector<size_t> counts = {3, comm.rank() == 0 ? size_t{5} : size_t{60}, 7};
+    const ReducerOptions options{.bucket_bytes = 1, .first_bucket_bytes = 1};
+    Reducer odd(borrowed(comm), params_of(counts), options);
+    for (size_t p = 0; p < 3; ++p) odd.mark_ready(p);
+    CHECK_THROWS(finish(odd), MismatchError, "rank 0 called allreduce 'bucket 1'");
+    CHECK_EQ(odd.missing().size(), size_t{3});
+    for (size_t b = 0; b < 3; ++b) CHECK(odd.bucket(b).operation->done.load());
+
+    Reducer even(borrowed(comm), params_of({3, 5, 7}), options);
+    for (size_t p = 0; p < 3; ++p) {
+      fill(even, p, 1, 2.0f);
+      even.mark_ready(p);
+    }
+    CHECK(finish(even).empty());
+    CHECK_EQ(gradient(even, 1)[0], 2.0f);
   });
 }
 
@@ -127,7 +152,7 @@ TEST(dtypes_have_buckets_of_their_own) {
     CHECK_THROWS(Reducer(borrowed(comm), params, {}), ArgumentError, "Parameter 'p1' is int32");
     CHECK_THROWS(Reducer(borrowed(comm), params_of({1}), {.op = ReduceOp::kMax}), ArgumentError, "got max");
     for (size_t p : {size_t{0}, size_t{1}, size_t{2}}) reducer.mark_ready(p);
-    reducer.finish();
+    finish(reducer);
   });
 }
 
