@@ -192,17 +192,20 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
 // One look at everything. Drive lock held. Throws nothing: failures end in the operations.
 void Communicator::step(bool& moved) {
   take_inbox();
-  if (members_.size > 1 && !failed_.load(std::memory_order_relaxed)) {
-    try {
-      members_.transport->progress();
-      const std::string notice = members_.transport->poll_failure();
-      if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
-    } catch (...) {
-      fail_with(std::current_exception(), /*tell_peers=*/true);
-    }
+  const bool listens = members_.size > 1 && !failed_.load(std::memory_order_relaxed);
+  try {
+    if (listens) members_.transport->progress();
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
   }
-  while (!queue_.empty() && advance_front(moved)) {
+  bool advanced = false;
+  while (!queue_.empty() && advance_front(advanced)) {
   }
+  moved |= advanced;
+  // A peer's failure counts once nothing moves any more: what that peer did before it failed is still completed.
+  if (!listens || advanced) return;
+  const std::string notice = members_.transport->poll_failure();
+  if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
 }
 
 void Communicator::take_inbox() {

@@ -103,6 +103,26 @@ TEST(failure_reaches_every_rank_with_its_text) {
   }
 }
 
+// Rank 1 has entered a collective and looks away; rank 0 finishes it and fails. Rank 1 still gets what is complete.
+TEST(failure_does_not_overtake_what_is_complete) {
+  Settings settings = test_settings();
+  settings.spin_us = 100;  // so that run_or_submit enters, however few cores there are
+  auto world = connect_threads(2, settings);
+  float x = 1, y = 1;
+  auto sum = [](float& value) { return Request{.kind = Kind::kAllReduce, .in = &value, .out = &value, .count = 1}; };
+  std::thread first([&] { run(*world[0], sum(x)); });  // the first collective also tells where the slots are
+  run(*world[1], sum(y));
+  first.join();
+  const auto entered = world[1]->run_or_submit(sum(y));
+  CHECK(entered != nullptr && !entered->done.load());
+  run(*world[0], sum(x));
+  world[0]->fail("after the collective");
+  world[1]->wait(*entered);
+  CHECK_EQ(x, 4.0f);
+  CHECK_EQ(y, 4.0f);
+  CHECK_THROWS(run(*world[1], sum(y)), PeerError, "rank 0: after the collective");
+}
+
 TEST(timeout_names_operation_and_ranks) {
   Settings settings = test_settings();
   settings.timeout_s = 0.3;
