@@ -1,9 +1,11 @@
 // libdcoll_mpi.so: everything of dcoll that needs an MPI library. Loaded by mpi_loader.cc; see mpi.h.
 #include <dlfcn.h>
 
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <map>
+#include <thread>
 
 #include "base/error.h"
 #include "transport/mpi.h"
@@ -26,6 +28,8 @@ int int_count(size_t bytes) {
   throw ArgumentError("an MPI start-up exchange of " + std::to_string(bytes) + " bytes is not possible: up to " +
                       std::to_string(INT_MAX) + " are");
 }
+
+constexpr auto kAbortLimit = std::chrono::seconds(3);
 
 // MPI_Testsome has no communicator: MPICH raises its errors on MPI_COMM_SELF (before MPI 4: on the world), whose
 // default handler ends the process without a word of ours. A handler the program chose itself stays.
@@ -185,6 +189,12 @@ void Backend::finalize() {
 }
 
 void Backend::abort(int exit_code) {
+  // MPI_Abort asks the launcher and may wait for its answer for ever (seen with Open MPI's mpirun --continuous when two
+  // ranks abort at once). The process ends all the same.
+  std::thread([exit_code] {
+    std::this_thread::sleep_for(kAbortLimit);
+    std::_Exit(exit_code);
+  }).detach();
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);  // MPI_Abort is only a best effort
 }

@@ -45,10 +45,9 @@ def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
         out = stack.sum(0)
         if op is Average:
             if dtype.is_floating_point:
-                # The sum times 1/n, as the core computes it: in float32 for the narrow types.
+                # The sum divided by n, as the core computes it: in float32 for the narrow types.
                 wide = np.float64 if dtype is torch.float64 else np.float32
-                scaled = out.numpy().astype(wide) * wide(1.0 / len(inputs))
-                return torch.from_numpy(scaled).to(dtype)
+                return torch.from_numpy(out.numpy().astype(wide) / wide(len(inputs))).to(dtype)
             out = torch.div(out, len(inputs), rounding_mode="trunc")
     if dtype is torch.bool:
         return out != 0
