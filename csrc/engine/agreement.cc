@@ -5,11 +5,15 @@
 
 namespace dcoll {
 
+Board::Board(Window& window) : window_(window), rank_(window.local_rank()) {
+  for (int rank = 0; rank < window.local_size(); ++rank) entries_.push_back(&window.board(rank));
+}
+
 uint64_t Board::post(const BoardEntry::Post& post) {
-  BoardEntry& mine = window_.board(window_.local_rank());
   const uint64_t ticket = ++ticket_;
-  mine.post[ticket % 2] = post;
-  mine.posted.store(ticket, std::memory_order_release);
+  BoardEntry::Record& mine = record(rank_, ticket);
+  mine.post = post;
+  mine.ticket.store(ticket, std::memory_order_release);
   window_.notify_all();
   return ticket;
 }

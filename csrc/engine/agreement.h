@@ -2,7 +2,9 @@
 // before all were seen to be equal. So a mismatch is found before it can do harm, and the job can go on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "engine/task.h"
 #include "transport/transport.h"
@@ -15,21 +17,34 @@ namespace dcoll {
 // and a rank makes t+1 only after it has read everything of t.
 class Board {
  public:
-  explicit Board(Window& window) : window_(window), size_(window.local_size()) {}
+  static constexpr size_t kInlineBytes = BoardEntry::Record::kInlineBytes;
+
+  explicit Board(Window& window);
 
   // Publishes this rank's next post and rings the peers. Everything this rank wrote before is visible to a rank that
   // has seen the post (release store). Returns its number.
   uint64_t post(const BoardEntry::Post& post);
   // Acquire load: what `rank` wrote before its post `ticket` is visible after this returned true.
-  bool seen(int rank, uint64_t ticket) { return window_.board(rank).posted.load(std::memory_order_acquire) >= ticket; }
+  bool seen(int rank, uint64_t ticket) const {
+    return record(rank, ticket).ticket.load(std::memory_order_acquire) >= ticket;
+  }
   uint64_t next_ticket() const { return ticket_ + 1; }
-  const BoardEntry::Post& at(int rank, uint64_t ticket) { return window_.board(rank).post[ticket % 2]; }
-  int size() const { return size_; }
+  const BoardEntry::Post& at(int rank, uint64_t ticket) const { return record(rank, ticket).post; }
+
+  // kInlineBytes that travel with a post: this rank's are written before the post, the peers' read once it was seen.
+  std::byte* next_inline_data() { return record(rank_, next_ticket()).inline_data; }
+  const std::byte* inline_data(int rank, uint64_t ticket) const { return record(rank, ticket).inline_data; }
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(entries_.size()); }
   Window& window() { return window_; }
 
  private:
+  BoardEntry::Record& record(int rank, uint64_t ticket) const { return entries_[rank]->record[ticket % 2]; }
+
   Window& window_;
-  int size_;
+  const int rank_;
+  std::vector<BoardEntry*> entries_;  // per rank
   uint64_t ticket_ = 0;
 };
 

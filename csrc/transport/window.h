@@ -3,9 +3,9 @@
 // Every rank of a node owns one arena (a large sparse mapping); every other rank of the node maps it too. A buffer is
 // then (rank, offset), and offsets are meaningful everywhere, so allocating needs no agreement between ranks.
 //
-// The board is one cache-line-aligned record per local rank, for posting "my operand is at offset X, for collective
-// number S with fingerprint F" and waiting until everybody did. Memory order: a rank's writes before board_post(seq)
-// are visible to every rank that saw board_seq(rank) >= seq (release store / acquire load).
+// The board is one pair of records per local rank, for posting "my operand is at offset X, for post number T with
+// fingerprint F" and waiting until everybody did. A record lies on one pair of cache lines, ticket first, so a post and
+// an operand of up to kNearBytes reach a peer in one cache-line transfer.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,26 @@
 
 namespace dcoll {
 
-struct alignas(128) BoardEntry {
-  std::atomic<uint64_t> posted{0};    // sequence number of the last collective this rank entered
-  std::atomic<uint64_t> finished{0};  // ... whose data it no longer reads or writes (or: phase counter)
-  // Double buffered by sequence parity: a fast rank may post collective s+1 while a slow one still reads s.
+struct BoardEntry {
   struct Post {
     uint64_t fingerprint = 0;
     uint64_t offset_in = 0;  // in this rank's arena; kUnmapped when the buffer is not in it
     uint64_t offset_out = 0;
     uint64_t value = 0;  // free for the collective (e.g. a count for ragged all-gather)
-  } post[2];
+  };
+  struct alignas(128) Record {
+    static constexpr size_t kInlineBytes = 128 - sizeof(uint64_t) - sizeof(Post);
+    static constexpr size_t kNearBytes = 64 - sizeof(uint64_t) - sizeof(Post);  // those on the ticket's own line
+    // The number of the post this record holds, 0 before the first. Memory order: written last (release), read first
+    // (acquire), so whatever the owner wrote before it, here and elsewhere, is visible to a rank that saw the ticket.
+    std::atomic<uint64_t> ticket{0};
+    Post post;
+    std::byte inline_data[kInlineBytes] = {};
+  };
+  // Post t is in record t % 2: a fast rank may make post t+1 while a slow one still reads t.
+  Record record[2];
 };
+static_assert(sizeof(BoardEntry::Record) == 128);
 
 class Window {
  public:

@@ -27,24 +27,32 @@ TEST(board_carries_data_and_wakes) {
   run_ranks(n, [&](int rank) {
     Window& w = *ends[static_cast<size_t>(rank)].window;
     Transport& t = *ends[static_cast<size_t>(rank)].transport;
-    for (uint64_t seq = 1; seq <= kRounds; ++seq) {
-      BoardEntry& mine = w.board(rank);
-      data[static_cast<size_t>(rank)] = seq;
-      mine.post[seq % 2] = {seq * 3, 10, 20, static_cast<uint64_t>(rank)};
-      mine.posted.store(seq, std::memory_order_release);
+    // Two posts a round: "my data is there", in one record, and "I have read yours", in the other.
+    auto post = [&](uint64_t ticket, const BoardEntry::Post& content) {
+      BoardEntry::Record& mine = w.board(rank).record[ticket % 2];
+      mine.post = content;
+      mine.inline_data[BoardEntry::Record::kInlineBytes - 1] = static_cast<std::byte>(ticket);
+      mine.ticket.store(ticket, std::memory_order_release);
       w.notify_all();
+    };
+    auto theirs = [&](int peer, uint64_t ticket) -> const BoardEntry::Record& {
+      const BoardEntry::Record& record = w.board(peer).record[ticket % 2];
+      sleep_until(t, [&] { return record.ticket.load(std::memory_order_acquire) >= ticket; });
+      return record;
+    };
+    for (uint64_t seq = 1; seq <= kRounds; ++seq) {
+      const uint64_t ready = 2 * seq - 1, finished = 2 * seq;
+      data[static_cast<size_t>(rank)] = seq;
+      post(ready, {seq * 3, 10, 20, static_cast<uint64_t>(rank)});
       for (int peer = 0; peer < n; ++peer) {
-        BoardEntry& theirs = w.board(peer);
-        sleep_until(t, [&] { return theirs.posted.load(std::memory_order_acquire) >= seq; });
-        CHECK_EQ(theirs.post[seq % 2].fingerprint, seq * 3);
-        CHECK_EQ(theirs.post[seq % 2].value, static_cast<uint64_t>(peer));
+        const BoardEntry::Record& record = theirs(peer, ready);
+        CHECK_EQ(record.post.fingerprint, seq * 3);
+        CHECK_EQ(record.post.value, static_cast<uint64_t>(peer));
+        CHECK(record.inline_data[BoardEntry::Record::kInlineBytes - 1] == static_cast<std::byte>(ready));
         CHECK_EQ(data[static_cast<size_t>(peer)], seq);
       }
-      mine.finished.store(seq, std::memory_order_release);
-      w.notify_all();
-      for (int peer = 0; peer < n; ++peer) {
-        sleep_until(t, [&] { return w.board(peer).finished.load(std::memory_order_acquire) >= seq; });
-      }
+      post(finished, {});
+      for (int peer = 0; peer < n; ++peer) theirs(peer, finished);
     }
   });
 }

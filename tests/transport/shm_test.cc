@@ -167,12 +167,12 @@ TEST(windows_show_the_same_memory) {
     std::byte* block = w.alloc(5000);
     const auto data = message(static_cast<uint64_t>(rank), 5000);
     std::memcpy(block, data.data(), 5000);
-    w.board(rank).post[1].offset_in = w.offset_of(block, 5000);
-    w.board(rank).posted.store(1, std::memory_order_release);
+    w.board(rank).record[1].post.offset_in = w.offset_of(block, 5000);
+    w.board(rank).record[1].ticket.store(1, std::memory_order_release);
     w.notify_all();
     for (int peer = 0; peer < n; ++peer) {
-      sleep_until(*end.transport, [&] { return w.board(peer).posted.load(std::memory_order_acquire) == 1; });
-      CHECK(is_message(w.base(peer) + w.board(peer).post[1].offset_in, static_cast<uint64_t>(peer), 5000));
+      sleep_until(*end.transport, [&] { return w.board(peer).record[1].ticket.load(std::memory_order_acquire) == 1; });
+      CHECK(is_message(w.base(peer) + w.board(peer).record[1].post.offset_in, static_cast<uint64_t>(peer), 5000));
     }
     barrier(*end.transport);
     w.free(block);
