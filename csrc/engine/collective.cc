@@ -41,22 +41,18 @@ const std::string& Fabric::fastest_all_reduce(size_t bytes) {
 
 namespace {
 
-// At or below this size an all-reduce over mapped memory goes through the slots in one barrier, wherever the buffers
-// lie.
-constexpr size_t kOneShotBytes = 16 << 10;
-
-double postscale_of(const Request& r, int size) {
-  return r.op == ReduceOp::kAverage ? r.postscale / size : r.postscale;
+double postscale_of(ReduceOp op, double postscale, int size) {
+  return op == ReduceOp::kAverage ? postscale / size : postscale;
 }
 
-ReduceJob job_of(const Request& r, int size) {
-  return {static_cast<const std::byte*>(r.in),
-          static_cast<std::byte*>(r.out),
-          r.count,
-          r.dtype,
-          r.op,
-          r.prescale,
-          postscale_of(r, size)};
+ReduceJob job_of(const ReduceCall& call, int size) {
+  return {static_cast<const std::byte*>(call.in),
+          static_cast<std::byte*>(call.out),
+          call.count,
+          call.dtype,
+          call.op,
+          call.prescale,
+          postscale_of(call.op, call.postscale, size)};
 }
 
 // An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
@@ -105,24 +101,6 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
   return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
 }
 
-// Shows the peers what this rank called, as one post on the board. An operand that cannot be read in place (or is
-// small) lies in the slot by then, or its first piece does.
-Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct) {
-  BoardEntry::Post post{r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count};
-  if (direct && r.prescale == 1.0 && job.bytes() > kOneShotBytes) {
-    post.offset_in = fabric.window->offset_of(r.in, job.bytes());
-    post.offset_out = fabric.window->offset_of(r.out, job.bytes());
-  }
-  Entry entry;
-  entry.in_slot = direct && (post.offset_in == Window::kUnmapped || post.offset_out == Window::kUnmapped);
-  if (entry.in_slot) {
-    const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(r.dtype));
-    fabric.slots->fill(fabric.board->next_ticket(), job, 0, first);
-  }
-  entry.ticket = fabric.board->post(post);
-  return entry;
-}
-
 bool fingerprints_equal(Board& board, uint64_t ticket) {
   for (int rank = 1; rank < board.size(); ++rank) {
     if (board.at(rank, ticket).fingerprint != board.at(0, ticket).fingerprint) return false;
@@ -130,19 +108,10 @@ bool fingerprints_equal(Board& board, uint64_t ticket) {
   return true;
 }
 
-int count_mapped(Board& board, uint64_t ticket) {
-  int mapped = 0;
-  for (int rank = 0; rank < board.size(); ++rank) {
-    const BoardEntry::Post& post = board.at(rank, ticket);
-    mapped += post.offset_in != Window::kUnmapped && post.offset_out != Window::kUnmapped;
-  }
-  return mapped;
-}
-
-// Whether an all-reduce takes the fused path over mapped memory rather than a schedule.
-bool use_direct(const Fabric& fabric, const Request& r) {
-  if (r.kind != Kind::kAllReduce || fabric.board == nullptr || fabric.size == 1) return false;
-  const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+// Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
+bool use_direct(const Fabric& fabric, std::string_view algo) {
+  if (fabric.all_reduce == nullptr) return false;
+  if (algo.empty()) algo = fabric.algo;
   return algo == "auto" || algo == "direct";
 }
 
@@ -225,7 +194,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
     b.dtype = r.dtype;
     b.op = r.op;
-    b.postscale = postscale_of(r, f.size);
+    b.postscale = postscale_of(r.op, r.postscale, f.size);
     if (r.prescale != 1.0) {
       const size_t count = r.count * (r.kind == Kind::kReduceScatter ? r.row_elems : 1);
       phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
@@ -238,10 +207,10 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 }  // namespace
 
-Task run_collective(Fabric& f, Operation& op, Entry entry) {
+Task run_collective(Fabric& f, Operation& op, bool entered) {
   const Request& r = op.request;
-  const ReduceJob job = job_of(r, f.size);
-  const bool direct = use_direct(f, r);
+  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo);
+  const ReduceJob job = direct ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
 
   // 0. Once: where everybody's slots are.
@@ -252,12 +221,17 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     f.slots_posted = 0;
   }
 
-  // 1. Everybody shows what it called. Small operands ride along, so that this is all there is to wait for.
-  if (f.size > 1 && f.board != nullptr) {
-    if (entry.ticket == 0) entry = enter(f, r, job, direct);
-    BoardWait everybody(*f.board, entry.ticket);
+  // 1. Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
+  if (direct) {
+    if (!entered) f.all_reduce->enter(job, r.fingerprint());
+    co_await *f.all_reduce;
+    if (f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone) co_return;
+    equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
+  } else if (f.size > 1 && f.board != nullptr) {
+    const uint64_t ticket = f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
+    BoardWait everybody(*f.board, ticket);
     co_await everybody;
-    equal = fingerprints_equal(*f.board, entry.ticket);
+    equal = fingerprints_equal(*f.board, ticket);
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -293,16 +267,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
 
   // 3. The data.
   if (direct) {
-    const int mapped = count_mapped(*f.board, entry.ticket);
-    if (job.bytes() <= kOneShotBytes) {
-      f.slots->reduce(entry.ticket, job, 0, job.count);
-    } else if (mapped == f.size) {
-      TwoShot two_shot(*f.board, entry.ticket, job);
-      co_await two_shot;
-    } else {
-      Staged staged(*f.board, *f.slots, job, mapped == 0 ? entry.ticket : 0);
-      co_await staged;
-    }
+    Staged staged(*f.board, *f.slots, job, f.all_reduce->first_piece_ticket());
+    co_await staged;
   } else {
     DataPhase phase = data_phase(f, op);
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
@@ -310,20 +276,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
 }
 
-bool OneShot::suits(const Fabric& fabric, const Request& request) {
-  return use_direct(fabric, request) && fabric.slots_posted == 0 &&
-         request.count * dtype_bytes(request.dtype) <= kOneShotBytes;
-}
-
-OneShot::OneShot(Fabric& fabric, const Request& request)
-    : fabric_(fabric),
-      job_(job_of(request, fabric.size)),
-      entry_(enter(fabric, request, job_, /*direct=*/true)),
-      everybody_(*fabric.board, entry_.ticket) {}
-
-bool OneShot::finish() {
-  if (!fingerprints_equal(*fabric_.board, entry_.ticket)) return false;
-  fabric_.slots->reduce(entry_.ticket, job_, 0, job_.count);
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {
+  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo)) return false;
+  fabric.all_reduce->enter(job_of(call, fabric.size), call.fingerprint());
   return true;
 }
 

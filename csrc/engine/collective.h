@@ -10,6 +10,7 @@
 
 #include "engine/agreement.h"
 #include "engine/direct.h"
+#include "engine/node_all_reduce.h"
 #include "engine/operation.h"
 #include "engine/task.h"
 #include "plan/algorithms.h"
@@ -19,12 +20,14 @@
 
 namespace dcoll {
 
-// What a communicator's collectives work with. `board` and `slots` exist where all ranks share mapped memory.
+// What a communicator's collectives work with. Board, slots and the direct all-reduce exist where all ranks
+// share mapped memory.
 struct Fabric {
   Transport* transport = nullptr;
   std::shared_ptr<Window> window;
   std::unique_ptr<Board> board;
   std::unique_ptr<Slots> slots;
+  std::unique_ptr<NodeAllReduce> all_reduce;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   int rank = 0;
@@ -48,31 +51,12 @@ struct Fabric {
   std::array<std::string, 64> fastest_;  // per power of two
 };
 
-// How a rank entered a collective over the board: the post it made, and whether its operand lay in its slot by then.
-struct Entry {
-  uint64_t ticket = 0;  // 0: not entered yet
-  bool in_slot = false;
-};
+// The whole collective. entered: an all-reduce that enter_all_reduce has begun.
+Task run_collective(Fabric& fabric, Operation& operation, bool entered = false);
 
-// The whole collective. `entry`: already made by OneShot.
-Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
-
-// A small all-reduce over mapped memory without a coroutine: what a synchronous call tries first. One barrier, no
-// allocation. If the peers are late, run_collective takes over from entry().
-class OneShot {
- public:
-  static bool suits(const Fabric& fabric, const Request& request);
-  OneShot(Fabric& fabric, const Request& request);  // enters
-  bool poll() { return everybody_.poll(moved_); }   // true: everybody has entered
-  bool finish();                                    // false: the ranks called different things, run_collective tells
-  const Entry& entry() const { return entry_; }
-
- private:
-  Fabric& fabric_;
-  ReduceJob job_;
-  Entry entry_;
-  BoardWait everybody_;
-  bool moved_ = false;
-};
+// Begins an all-reduce in fabric.all_reduce, without a coroutine: what a synchronous call polls on its own thread, so
+// that nothing is allocated in the steady state. False, and nothing is done, where this call takes another path. If the
+// peers are late, or the data must be staged, run_collective takes over.
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call);
 
 }  // namespace dcoll

@@ -45,6 +45,7 @@ Communicator::Communicator(Members members, const Settings& settings)
 void Communicator::connect_slots() {
   fabric_.board = std::make_unique<Board>(*members_.window);
   fabric_.slots = std::make_unique<Slots>(members_.window, *fabric_.board);
+  fabric_.all_reduce = std::make_unique<NodeAllReduce>(*fabric_.board, *fabric_.slots);
   fabric_.slots_posted = fabric_.board->post({.value = fabric_.slots->own_offset()});
 }
 
@@ -81,16 +82,20 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
+  if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
+  return submit(std::move(request), Start::kByWaiter);
+}
+
+std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
   {
     const std::lock_guard lock(drive_mutex_);
     const bool free = spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
-    if (free && OneShot::suits(fabric_, request)) {
-      request.validate(members_.size);
-      Entry entry;
-      if (try_one_shot(request, entry)) return nullptr;
-      // Entered, but not everybody came at once (or they called something else): the ordinary way from here.
-      auto operation = std::make_shared<Operation>(std::move(request));
-      operation->task = run_collective(fabric_, *operation, entry);
+    if (free && call.plainly_valid() && enter_all_reduce(fabric_, call)) {
+      if (poll_briefly(*fabric_.all_reduce)) return nullptr;
+      // Not everybody came at once, or there is more to do than this thread should do at a stretch: the ordinary way
+      // from here.
+      auto operation = std::make_shared<Operation>(Request::of(call));
+      operation->task = run_collective(fabric_, *operation, /*entered=*/true);
       operation->started = true;
       operation->last_moved = Clock::now();
       queue_.push_back(operation);
@@ -98,19 +103,23 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       return operation;
     }
   }
-  return submit(std::move(request), Start::kByWaiter);
+  return submit(Request::of(call), Start::kByWaiter);
 }
 
-// Drive lock held, so for a few microseconds only.
-bool Communicator::try_one_shot(const Request& request, Entry& entry) {
+// Drive lock held, so not for long: some 10 us without the peers, and at most kPolls pieces of a large operand.
+bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
   constexpr int kPolls = 1000;
-  OneShot one_shot(fabric_, request);
-  entry = one_shot.entry();
-  for (int i = 0; i < kPolls; ++i) {
-    if (one_shot.poll()) return one_shot.finish();
-    cpu_relax();
+  try {
+    bool moved = false;
+    for (int i = 0; i < kPolls; ++i) {
+      if (all_reduce.poll(moved)) return all_reduce.outcome() == NodeAllReduce::Outcome::kDone;
+      cpu_relax();
+    }
+    return false;
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+    throw;
   }
-  return false;
 }
 
 // Lets the background thread look after what is pending, unless somebody waits and thereby drives.

@@ -39,46 +39,6 @@ void Slots::reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t c
   kernels::reduce_n(job.out + begin * dtype_bytes(job.dtype), sources_, count, job.dtype, job.op, job.postscale);
 }
 
-TwoShot::TwoShot(Board& board, uint64_t ticket, const ReduceJob& job) : board_(board), job_(job) {
-  const int size = board.size(), rank = board.window().local_rank();
-  for (int r = 0; r < size; ++r) {
-    ins_.push_back(board.window().base(r) + board.at(r, ticket).offset_in);
-    outs_.push_back(board.window().base(r) + board.at(r, ticket).offset_out);
-  }
-  // Slices begin on cache lines, so that no two ranks write to one line.
-  const size_t line = Memory::kAlignment / dtype_bytes(job.dtype);
-  const size_t lines = (job.count + line - 1) / line;
-  at_ = std::min(job.count, lines * rank / size * line);
-  end_ = std::min(job.count, lines * (rank + 1) / size * line);
-}
-
-bool TwoShot::poll(bool& moved) {
-  const size_t elem = dtype_bytes(job_.dtype);
-  if (at_ < end_) {
-    const size_t count = std::min(end_ - at_, kPieceBytes / elem);
-    std::vector<const void*> sources(ins_.size());
-    std::vector<void*> results(outs_.size());
-    for (size_t r = 0; r < ins_.size(); ++r) {
-      sources[r] = ins_[r] + at_ * elem;
-      results[r] = outs_[r] + at_ * elem;
-    }
-    kernels::reduce_n_to_n(results, sources, count, job_.dtype, job_.op, job_.postscale);
-    at_ += count;
-    moved = true;
-    if (at_ < end_) return false;
-  }
-  if (!posted_) {
-    done_ticket_ = board_.post({});
-    posted_ = true;
-  }
-  bool seen = false;  // seeing again what was seen before is no movement
-  return BoardWait(board_, done_ticket_).poll(seen);
-}
-
-void TwoShot::waiting_for(std::vector<int>& ranks) const {
-  if (posted_) BoardWait(board_, done_ticket_).waiting_for(ranks);
-}
-
 Staged::Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t filled)
     : board_(board),
       slots_(slots),

@@ -4,10 +4,6 @@
 // Slot (any memory, small): each rank copies its operand into its slot and posts; when all posted, each rank reduces
 // all slots into its own result. One barrier. Bytes moved per rank: 2n in, (p+1)n out.
 //
-// Two-shot (buffers in the arena): each rank posts where its operand lies; when all posted, rank r reduces slice r of
-// all p operands and writes the sum to all p results; a second barrier ends it. Moves 2pn bytes over the node, the
-// minimum for p private results.
-//
 // Staged (any memory, large): the slot form applied to one slot-sized piece after the other, in two alternating slots.
 #pragma once
 
@@ -60,25 +56,6 @@ class Slots {
   uint64_t own_offset_;
   std::vector<std::byte*> slots_;     // per rank
   std::vector<const void*> sources_;  // reused by every reduce
-};
-
-class TwoShot final : public Pollable {
- public:
-  // All ranks posted `ticket`, with the offsets of their operand and result.
-  TwoShot(Board& board, uint64_t ticket, const ReduceJob& job);
-  bool poll(bool& moved) override;
-  void waiting_for(std::vector<int>& ranks) const override;
-
- private:
-  static constexpr size_t kPieceBytes = size_t{256} << 10;  // reduced per poll, so that the driver can look around
-
-  Board& board_;
-  ReduceJob job_;
-  std::vector<const std::byte*> ins_;
-  std::vector<std::byte*> outs_;
-  size_t at_, end_;  // elements of this rank's slice still to reduce
-  uint64_t done_ticket_ = 0;
-  bool posted_ = false;
 };
 
 class Staged final : public Pollable {

@@ -1,0 +1,69 @@
+// All-reduce between ranks that all share memory: which of the direct forms it takes, as a state machine. A synchronous
+// call polls it on its own thread; if the peers are late, the coroutine run_collective awaits the same object, and so
+// goes on from whatever was reached.
+//
+//   bytes          operand         how                                                                     barriers
+//   up to 88       anywhere        it lies beside the post, on the board                                   1
+//   up to 1 Ki     anywhere        it lies in the slot when the rank posts                                 1
+//   above          all mapped      two-shot, in place                                                      2
+//   up to 64 Ki    none mapped     it lies in the slot when the rank posts                                 1
+//   above, mixed   anywhere        staged: kToStage, the caller goes on with Staged                        1 a piece
+//
+// All ranks take the same row: the size is part of the fingerprint, and every rank sees every post.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/agreement.h"
+#include "engine/direct.h"
+#include "engine/task.h"
+#include "engine/two_shot.h"
+
+namespace dcoll {
+
+class NodeAllReduce final : public Pollable {
+ public:
+  // Where two-shot in place begins to pay; measured (docs/performance.md).
+  static constexpr size_t kInPlaceBytes = 1 << 10;
+
+  enum class Outcome {
+    kNone,      // not entered, or not finished
+    kDone,      // the result is there
+    kMismatch,  // the ranks called different things; nothing was moved
+    kToStage,   // agreed, but the data must be staged. first_piece_ticket() tells what lies in the slots
+  };
+
+  NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board) {}
+
+  // Shows the peers what this rank called, as one post on the board, with the operand or where it lies.
+  void enter(const ReduceJob& job, uint64_t fingerprint);
+  bool poll(bool& moved) override;  // true: finished, with this outcome:
+  Outcome outcome() const { return outcome_; }
+  void waiting_for(std::vector<int>& ranks) const override;
+
+  // kToStage: the post before which every rank has put its first piece into its slot; 0 if not all have.
+  uint64_t first_piece_ticket() const { return none_mapped_ ? ticket_ : 0; }
+
+ private:
+  enum class Phase { kEntered, kTwoShot };
+
+  bool agree();  // everybody has entered
+  void reduce_inline();
+
+  Board& board_;
+  Slots& slots_;
+  TwoShot two_shot_;
+  ReduceJob job_;
+  Phase phase_ = Phase::kEntered;
+  Outcome outcome_ = Outcome::kNone;
+  uint64_t ticket_ = 0;
+  bool none_mapped_ = false;
+  std::optional<BoardWait> everybody_;
+  std::vector<const void*> sources_;  // reused by every reduce_inline
+};
+
+}  // namespace dcoll
