@@ -18,6 +18,28 @@ uint64_t Board::post(const BoardEntry::Post& post) {
   return ticket;
 }
 
+bool Board::fingerprints_equal(uint64_t ticket) const {
+  for (int rank = 1; rank < size(); ++rank) {
+    if (at(rank, ticket).fingerprint != at(0, ticket).fingerprint) return false;
+  }
+  return true;
+}
+
+int Board::count_mapped(uint64_t ticket) const {
+  int mapped = 0;
+  for (int rank = 0; rank < size(); ++rank) mapped += at(rank, ticket).mapped();
+  return mapped;
+}
+
+void Board::fetch_next_record() {
+  BoardEntry::Record& next = record(rank_, next_ticket());
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(next.ticket));  // without -mprfchw, __builtin_prefetch fetches for reading only
+#else
+  __builtin_prefetch(&next, 1);
+#endif
+}
+
 bool BoardWait::poll(bool& moved) {
   while (next_ < board_.size() && board_.seen(next_, ticket_)) {
     ++next_;

@@ -101,13 +101,6 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
   return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
 }
 
-bool fingerprints_equal(Board& board, uint64_t ticket) {
-  for (int rank = 1; rank < board.size(); ++rank) {
-    if (board.at(rank, ticket).fingerprint != board.at(0, ticket).fingerprint) return false;
-  }
-  return true;
-}
-
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
 bool use_direct(const Fabric& fabric, std::string_view algo) {
   if (fabric.all_reduce == nullptr) return false;
@@ -231,7 +224,7 @@ Task run_collective(Fabric& f, Operation& op, bool entered) {
     const uint64_t ticket = f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
     BoardWait everybody(*f.board, ticket);
     co_await everybody;
-    equal = fingerprints_equal(*f.board, ticket);
+    equal = f.board->fingerprints_equal(ticket);
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;

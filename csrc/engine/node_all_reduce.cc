@@ -6,14 +6,6 @@
 #include "kernels/reduce.h"
 
 namespace dcoll {
-namespace {
-
-bool is_mapped(const BoardEntry::Post& post) {
-  return post.offset_in != Window::kUnmapped && post.offset_out != Window::kUnmapped;
-}
-
-}  // namespace
-
 void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
   job_ = job;
   phase_ = Phase::kEntered;
@@ -26,7 +18,7 @@ void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
   }
   if (bytes > Board::kInlineBytes) {
     const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(job.dtype));
-    if (!is_mapped(post)) slots_.fill(board_.next_ticket(), job, 0, first);
+    if (!post.mapped()) slots_.fill(board_.next_ticket(), job, 0, first);
   } else if (job.prescale != 1.0) {
     kernels::scale(board_.next_inline_data(), job.in, job.count, job.dtype, job.prescale);
   } else if (bytes > 0) {
@@ -40,39 +32,53 @@ bool NodeAllReduce::poll(bool& moved) {
   if (outcome_ != Outcome::kNone) return true;
   if (phase_ == Phase::kEntered) {
     if (!everybody_->poll(moved)) return false;
-    if (agree()) return true;
+    choose_form();
+    if (outcome_ != Outcome::kNone) return true;
   }
-  if (!two_shot_.poll(moved)) return false;
-  outcome_ = Outcome::kDone;
+  if (phase_ == Phase::kInSlots) {
+    if (!everybody_->poll(moved)) return false;
+    slots_.reduce(ticket_, job_, 0, job_.count);
+  } else if (!two_shot_.poll(moved)) {
+    return false;
+  }
+  done();
   return true;
 }
 
-// Settles the outcome, or begins the two-shot form. True: settled.
-bool NodeAllReduce::agree() {
-  const uint64_t fingerprint = board_.at(0, ticket_).fingerprint;
-  int mapped = 0;
-  bool equal = true;
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    const BoardEntry::Post& post = board_.at(rank, ticket_);
-    equal &= post.fingerprint == fingerprint;
-    mapped += is_mapped(post);
-  }
+void NodeAllReduce::choose_form() {
+  const size_t bytes = job_.bytes();
+  const int mapped = board_.count_mapped(ticket_);
   none_mapped_ = mapped == 0;
-  outcome_ = Outcome::kDone;
-  if (!equal) {
+  if (!board_.fingerprints_equal(ticket_)) {
     outcome_ = Outcome::kMismatch;
-  } else if (job_.bytes() <= Board::kInlineBytes) {
+  } else if (bytes <= Board::kInlineBytes) {
     reduce_inline();
-  } else if (none_mapped_ && job_.bytes() <= Slots::kBytes) {
+    done();
+  } else if (none_mapped_ && bytes <= Slots::kBytes) {
     slots_.reduce(ticket_, job_, 0, job_.count);
+    done();
   } else if (mapped == board_.size()) {
-    outcome_ = Outcome::kNone;
-    phase_ = Phase::kTwoShot;
     two_shot_.begin(ticket_, job_);
+    phase_ = Phase::kTwoShot;
+  } else if (bytes <= Slots::kBytes) {
+    fill_and_post();
   } else {
     outcome_ = Outcome::kToStage;
   }
-  return outcome_ != Outcome::kNone;
+}
+
+// All ranks fill the slots of the second post, also those that filled the first's: those will be filled again before
+// the peers are known to have read them.
+void NodeAllReduce::fill_and_post() {
+  slots_.fill(board_.next_ticket(), job_, 0, job_.count);
+  ticket_ = board_.post({});
+  everybody_.emplace(board_, ticket_);
+  phase_ = Phase::kInSlots;
+}
+
+void NodeAllReduce::done() {
+  outcome_ = Outcome::kDone;
+  board_.fetch_next_record();
 }
 
 void NodeAllReduce::reduce_inline() {
@@ -83,10 +89,10 @@ void NodeAllReduce::reduce_inline() {
 
 void NodeAllReduce::waiting_for(std::vector<int>& ranks) const {
   if (outcome_ != Outcome::kNone) return;
-  if (phase_ == Phase::kEntered) {
-    everybody_->waiting_for(ranks);
-  } else {
+  if (phase_ == Phase::kTwoShot) {
     two_shot_.waiting_for(ranks);
+  } else {
+    everybody_->waiting_for(ranks);
   }
 }
 

@@ -2,12 +2,13 @@
 // call polls it on its own thread; if the peers are late, the coroutine run_collective awaits the same object, and so
 // goes on from whatever was reached.
 //
-//   bytes          operand         how                                                                     barriers
-//   up to 88       anywhere        it lies beside the post, on the board                                   1
-//   up to 1 Ki     anywhere        it lies in the slot when the rank posts                                 1
+//   bytes          operands        how                                                                     barriers
+//   up to 88       anywhere        beside the post, on the board                                           1
+//   up to 1 Ki     anywhere        in the slots when the ranks post                                        1
 //   above          all mapped      two-shot, in place                                                      2
-//   up to 64 Ki    none mapped     it lies in the slot when the rank posts                                 1
-//   above, mixed   anywhere        staged: kToStage, the caller goes on with Staged                        1 a piece
+//   up to 64 Ki    none mapped     in the slots when the ranks post                                        1
+//   up to 64 Ki    some mapped     in the slots with a second post                                         2
+//   above          not all mapped  staged: kToStage, the caller goes on with Staged                        1 a piece
 //
 // All ranks take the same row: the size is part of the fingerprint, and every rank sees every post.
 #pragma once
@@ -49,10 +50,12 @@ class NodeAllReduce final : public Pollable {
   uint64_t first_piece_ticket() const { return none_mapped_ ? ticket_ : 0; }
 
  private:
-  enum class Phase { kEntered, kTwoShot };
+  enum class Phase { kEntered, kInSlots, kTwoShot };
 
-  bool agree();  // everybody has entered
+  void choose_form();  // everybody has entered
+  void fill_and_post();
   void reduce_inline();
+  void done();
 
   Board& board_;
   Slots& slots_;
@@ -60,7 +63,7 @@ class NodeAllReduce final : public Pollable {
   ReduceJob job_;
   Phase phase_ = Phase::kEntered;
   Outcome outcome_ = Outcome::kNone;
-  uint64_t ticket_ = 0;
+  uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_
   bool none_mapped_ = false;
   std::optional<BoardWait> everybody_;
   std::vector<const void*> sources_;  // reused by every reduce_inline

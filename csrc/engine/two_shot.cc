@@ -19,6 +19,7 @@ void TwoShot::begin(uint64_t ticket, const ReduceJob& job) {
     outs_[rank] = bases_[rank] + post.offset_out;
     ins_[rank] = scaled ? outs_[rank] : bases_[rank] + post.offset_in;
   }
+  board_.fetch_next_record();
   if (!scaled) return begin_reducing();
   phase_ = Phase::kScaling;
   at_ = 0;

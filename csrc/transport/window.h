@@ -14,12 +14,16 @@
 
 namespace dcoll {
 
+inline constexpr uint64_t kUnmappedOffset = ~uint64_t{0};
+
 struct BoardEntry {
   struct Post {
     uint64_t fingerprint = 0;
     uint64_t offset_in = 0;  // in this rank's arena; kUnmapped when the buffer is not in it
     uint64_t offset_out = 0;
     uint64_t value = 0;  // free for the collective (e.g. a count for ragged all-gather)
+
+    bool mapped() const { return offset_in != kUnmappedOffset && offset_out != kUnmappedOffset; }
   };
   struct alignas(128) Record {
     static constexpr size_t kInlineBytes = 128 - sizeof(uint64_t) - sizeof(Post);
@@ -37,7 +41,7 @@ static_assert(sizeof(BoardEntry::Record) == 128);
 
 class Window {
  public:
-  static constexpr uint64_t kUnmapped = ~uint64_t{0};
+  static constexpr uint64_t kUnmapped = kUnmappedOffset;
   virtual ~Window() = default;
 
   virtual int local_rank() const = 0;
