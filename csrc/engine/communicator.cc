@@ -101,6 +101,10 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   return submit(std::move(request), Start::kByWaiter);
 }
 
+std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
+  return run_or_submit(Request::of(call));
+}
+
 // Drive lock held, so for a few microseconds only.
 bool Communicator::try_one_shot(const Request& request, Entry& entry) {
   constexpr int kPolls = 1000;

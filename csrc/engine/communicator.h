@@ -56,6 +56,7 @@ class Communicator {
   // For a caller that is about to wait: finishes a small all-reduce on the spot and returns null, if the peers are
   // there and nothing is queued; otherwise as submit(kByWaiter).
   std::shared_ptr<Operation> run_or_submit(Request request);
+  std::shared_ptr<Operation> run_or_submit(const ReduceCall& call);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);

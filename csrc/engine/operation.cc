@@ -47,6 +47,19 @@ void validate_scale(const Request& r) {
 
 }  // namespace
 
+Request Request::of(const ReduceCall& call) {
+  return {.kind = Kind::kAllReduce,
+          .in = call.in,
+          .out = call.out,
+          .count = call.count,
+          .dtype = call.dtype,
+          .op = call.op,
+          .prescale = call.prescale,
+          .postscale = call.postscale,
+          .algo = std::string(call.algo),
+          .name = std::string(call.name)};
+}
+
 void Request::validate(int size) const {
   if (root < 0 || root >= size) {
     throw ArgumentError(describe() + ": root rank " + std::to_string(root) + " does not exist; allowed are 0 to " +

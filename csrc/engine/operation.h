@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,6 +19,19 @@ namespace dcoll {
 
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown };
 std::string_view kind_name(Kind kind);
+
+// The arguments of an all-reduce, without anything that needs allocating: what a synchronous call starts from.
+struct ReduceCall {
+  const void* in = nullptr;
+  void* out = nullptr;  // may equal in
+  size_t count = 0;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::string_view algo{};  // as in Request
+  std::string_view name{};
+};
 
 // What the caller asked for. The memory belongs to the caller and must live until the operation is done.
 struct Request {
@@ -34,6 +48,8 @@ struct Request {
   std::string algo{};            // "" = as configured
   std::string name{};            // part of what ranks compare; "" is fine
   std::vector<size_t> splits{};  // alltoall: rows for each rank
+
+  static Request of(const ReduceCall& call);
 
   // Throws ArgumentError for what can never work, before anything is sent.
   void validate(int size) const;
