@@ -10,7 +10,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dcoll import _C, collective, objects
 from dcoll.errors import ArgumentError
@@ -40,9 +40,9 @@ def _inline(in_place: bool) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        callable_: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place)
-        inline: Function = functools.update_wrapper(callable_, function)
-        return inline
+        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place)
+        functools.update_wrapper(inline, function)
+        return cast(Function, inline)
 
     return decorate
 
