@@ -156,7 +156,6 @@ ELSEWHERE: dict[str, Any] = {
     "complex": torch.ones(2, dtype=torch.complex64),
     "uint16": torch.ones(2, dtype=torch.uint16),
     "float8": torch.ones(2).to(torch.float8_e5m2),
-    "quantized": torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.quint8),
     "subclass": torch.ones(2).as_subclass(Subclass),
     "negated": NEGATED,
     "negated scalar": NEGATED[0],
