@@ -4,7 +4,7 @@ Buffers cross this boundary as (address, element count, dtype code): the core kn
 keep the memory alive until the handle is done. Every method that can wait releases the GIL.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 __version__: str
@@ -128,6 +128,8 @@ class Communicator:
     def alltoall(self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = "") -> Handle:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def barrier(self, name: str = "") -> Handle: ...
+    def barrier_sync(self) -> None:
+        """As barrier().wait(), run on the calling thread."""
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
     def fail(self, text: str) -> None:
@@ -136,6 +138,35 @@ class Communicator:
         """The first cause this communicator failed with, or ""."""
     def close(self) -> None:
         """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
+
+@final
+class InlineAllReduce:
+    """A callable with the parameters of dcoll.allreduce that does the plain calls in C and hands all others on.
+
+    otherwise: the Python function; ops: the members of dcoll.ReduceOp; communicator: None means the job's (set_job).
+    """
+
+    def __init__(
+        self,
+        otherwise: Callable[..., Any],
+        ops: tuple[int, ...],
+        in_place: bool,
+        communicator: Communicator | None = None,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+def set_job(communicator: Communicator | None) -> None:
+    """The communicator of dcoll's own InlineAllReduce objects; None: there is none, they hand every call on."""
+
+def use_torch(torch: Any, written: Callable[[tuple[Any, ...]], None], allow_exchange: bool = True) -> bool:
+    """Let InlineAllReduce work on torch's tensors. written: tells autograd that tensors were overwritten.
+
+    True when they are read through DLPack's C exchange API; False when through torch's methods, because torch does not
+    have it or allow_exchange is False.
+    """
+
+def use_numpy(numpy: Any) -> None:
+    """Let InlineAllReduce work on NumPy's arrays."""
 
 @final
 class Mpi:

@@ -5,13 +5,14 @@ order, so all must make the same calls in the same order; `name` appears in mess
 The results carry no autograd history.
 """
 
+import functools
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
-from dcoll import collective, objects
+from dcoll import _C, collective, objects
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import Average, ReduceOp, Sum
@@ -19,6 +20,7 @@ from dcoll.tensors import KINDS, code_of, kind_of, library
 from dcoll.world import WORLD, communicator
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -31,6 +33,21 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return Average if average else Sum
 
 
+def _inline(in_place: bool) -> Callable[[Function], Function]:
+    """The usual calls of the decorated all-reduce are done in C, without Python; all others by the function itself.
+
+    Usual are a dense torch.Tensor or numpy.ndarray and arguments of the types in the signature but for `average`.
+    """
+
+    def decorate(function: Function) -> Function:
+        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place)
+        functools.update_wrapper(inline, function)
+        return cast(Function, inline)
+
+    return decorate
+
+
+@_inline(in_place=False)
 def allreduce(
     tensor: T,
     average: bool | None = None,
@@ -51,6 +68,7 @@ def allreduce(
     return out
 
 
+@_inline(in_place=True)
 def allreduce_(
     tensor: T,
     average: bool | None = None,
@@ -168,7 +186,7 @@ def alltoall_async(tensor: Any, splits: Iterable[int] | None = None, name: str |
 
 def barrier() -> None:
     """Wait until every rank is here."""
-    communicator().barrier().wait()
+    communicator().barrier_sync()
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:

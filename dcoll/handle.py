@@ -9,7 +9,7 @@ from dcoll import _C
 class Handle:
     """A collective under way. It keeps the tensors alive that the core works on."""
 
-    __slots__ = ("_core", "_finish", "_memory", "_result")
+    __slots__ = ("_core", "_finish", "_memory", "_result", "_waited")
 
     def __init__(self, core: _C.Handle, memory: Any, finish: Callable[[_C.Handle], Any] | None, result: Any) -> None:
         """memory: what the core reads and writes; finish: makes the result once it is done (None: `result` is it)."""
@@ -17,6 +17,7 @@ class Handle:
         self._memory = memory
         self._finish = finish
         self._result = result
+        self._waited = False
 
     def poll(self) -> bool:
         """True when finished, successfully or not: wait() then returns, or raises, at once."""
@@ -29,6 +30,7 @@ class Handle:
         limit beyond the core's own (DCOLL_TIMEOUT).
         """
         self._core.wait(-1.0 if timeout is None else max(0.0, timeout))
+        self._waited = True
         if self._finish is not None:
             self._result = self._finish(self._core)
             self._finish = None
@@ -37,7 +39,7 @@ class Handle:
 
     def __del__(self) -> None:
         # Dropped without wait(): the core still writes to the tensors, so they must outlive it.
-        if not self._core.poll():
+        if not self._waited and not self._core.poll():
             _unfinished[:] = [kept for kept in _unfinished if not kept[0].poll()]
             _unfinished.append((self._core, self._memory, self._result))
 

@@ -76,10 +76,14 @@ class TorchKind(Kind):
         self.empty_like = torch.empty_like
         for name, code in DTYPE_NAMES.items():
             CODES[getattr(torch, name)] = code
+        self._written = _version_counter(torch)
+        _C.use_torch(torch, self._written)
 
     def dense(self, tensor: Any) -> Any:
         if tensor.is_cpu and tensor.layout is self._strided:
-            return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+            if tensor.is_contiguous() and not tensor.is_neg():
+                return tensor
+            return tensor.detach().contiguous().resolve_neg()
         raise self._unsupported(tensor)
 
     writable = dense
@@ -102,7 +106,7 @@ class TorchKind(Kind):
 
     def changed(self, tensor: Any) -> None:
         # So that autograd notices when a value it saved for backward was overwritten.
-        self._torch.autograd.graph.increment_version(tensor)
+        self._written((tensor,))
 
     def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
         if math.prod(shape) == 0:
@@ -111,6 +115,28 @@ class TorchKind(Kind):
 
     def counts(self, values: list[int]) -> Any:
         return self._torch.tensor(values, dtype=self._torch.int32)
+
+
+def _version_counter(torch: Any) -> Callable[[tuple[Any, ...]], None]:
+    """What increments the version counters of tensors: torch's own C function where it takes several, as it does from
+    some version on. It is private, and so tried before it is used.
+    """
+    public: Callable[[Any], None] = torch.autograd.graph.increment_version
+    private: Callable[[tuple[Any, ...]], None] | None = getattr(torch._C, "_increment_version", None)
+    probe = torch.empty(0)
+    try:
+        if private is not None:
+            private((probe,))
+    except (TypeError, RuntimeError):
+        private = None
+    if private is not None and probe._version == 1:
+        return private
+
+    def one_by_one(tensors: tuple[Any, ...]) -> None:
+        for tensor in tensors:
+            public(tensor)
+
+    return one_by_one
 
 
 class NumpyKind(Kind):
@@ -122,6 +148,7 @@ class NumpyKind(Kind):
         for name, code in DTYPE_NAMES.items():
             if name != "bfloat16":  # not NumPy's own: see code_of
                 CODES[numpy.dtype(name)] = code
+        _C.use_numpy(numpy)
 
     @staticmethod
     def address(tensor: Any) -> int:

@@ -45,11 +45,13 @@ def init() -> None:
     WORLD.lifecycle.join(comm)
     WORLD.cross = Cross.of(comm)
     WORLD.comm = comm
+    _C.set_job(comm)
 
 
 def shutdown() -> None:
     """Leave the job after finishing what is queued. init() joins it again; MPI itself ends when the process does."""
     WORLD.comm = None
+    _C.set_job(None)
     if WORLD.lifecycle is not None:
         WORLD.lifecycle.leave()
 

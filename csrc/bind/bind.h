@@ -3,16 +3,26 @@
 
 #include <pybind11/pybind11.h>
 
+#include <exception>
+
 #include "engine/communicator.h"
 #include "engine/memory.h"
 
 namespace dcoll::bind {
+
+// Sets the Python error that belongs to a C++ exception, for functions that pybind11 does not call.
+void set_error(std::exception_ptr error);
+
+// The communicator in its Python object; null, with a Python error set, when the object is none.
+Communicator* communicator_of(PyObject* object);
 
 void bind_errors(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_world(pybind11::module_& m);
 void bind_reducer(pybind11::module_& m);
+void bind_operand(pybind11::module_& m);
+void bind_inline_all_reduce(pybind11::module_& m);
 
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);

@@ -168,9 +168,22 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
         return start(self, {.kind = Kind::kBarrier, .name = std::move(name)});
       },
       "name"_a = "");
+  comm.def("barrier_sync", [](const CommPtr& self) {
+    const auto operation = self->submit({.kind = Kind::kBarrier}, Communicator::Start::kByWaiter);
+    wait_interruptibly(*self, *operation, -1);
+  });
 }
 
 }  // namespace
+
+Communicator* communicator_of(PyObject* object) {
+  try {
+    return py::cast<Communicator*>(py::handle(object));
+  } catch (const py::cast_error&) {
+    PyErr_Format(PyExc_TypeError, "expected a dcoll._C.Communicator, got %R", object);
+    return nullptr;
+  }
+}
 
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s) {
   constexpr double kLookForSignalsSeconds = 0.1;

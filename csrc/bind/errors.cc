@@ -42,6 +42,18 @@ void translate(std::exception_ptr error) {
 
 }  // namespace
 
+void set_error(std::exception_ptr error) {
+  try {
+    translate(error);
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  }
+}
+
 void bind_errors(py::module_& m) {
   classes = new Classes;
   py::object runtime_error = py::reinterpret_borrow<py::object>(PyExc_RuntimeError);

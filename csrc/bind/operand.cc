@@ -1,0 +1,246 @@
+#include "bind/operand.h"
+
+#include <cstring>
+
+#include "bind/bind.h"
+#include "bind/dlpack.h"
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+// What tensors.py registered. Immortal on purpose: tensors are reduced while the interpreter shuts down, too.
+struct Torch {
+  PyObject* tensor = nullptr;     // the type
+  PyObject* parameter = nullptr;  // the type
+  PyObject* empty_like = nullptr;
+  PyObject* written = nullptr;  // takes a tuple of tensors
+  PyObject* data_ptr = nullptr;
+  PyObject* numel = nullptr;
+  PyObject* is_contiguous = nullptr;
+  PyObject* is_neg = nullptr;
+  PyObject* strided = nullptr;                    // the layout
+  PyObject* dtypes[kNumDTypes] = {};              // by code
+  const dlpack::ExchangeApi* exchange = nullptr;  // null: the methods
+};
+struct Numpy {
+  PyObject* ndarray = nullptr;  // the type
+  PyObject* empty_like = nullptr;
+};
+Torch torch;
+Numpy numpy;
+
+bool is_torch(PyObject* object) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  return type == torch.tensor || type == torch.parameter;
+}
+bool is_numpy(PyObject* object) { return reinterpret_cast<PyObject*>(Py_TYPE(object)) == numpy.ndarray; }
+
+bool refuse() {
+  PyErr_Clear();
+  return false;
+}
+
+// Whether `function(object)` is True.
+bool holds(PyObject* function, PyObject* object) {
+  PyObject* answer = PyObject_CallOneArg(function, object);
+  if (answer == nullptr) return refuse();
+  Py_DECREF(answer);
+  return answer == Py_True;
+}
+
+bool find_dtype(uint8_t code, uint8_t bits, DType& dtype) {
+  struct Row {
+    uint8_t code, bits;
+    DType dtype;
+  };
+  static constexpr Row kRows[] = {
+      {dlpack::kFloat, 32, DType::kFloat32}, {dlpack::kBfloat, 16, DType::kBFloat16},
+      {dlpack::kFloat, 16, DType::kFloat16}, {dlpack::kFloat, 64, DType::kFloat64},
+      {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
+      {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
+      {dlpack::kBool, 8, DType::kBool},
+  };
+  for (const Row& row : kRows) {
+    if (row.code == code && row.bits == bits) {
+      dtype = row.dtype;
+      return true;
+    }
+  }
+  return false;
+}
+
+// Row-major without gaps, as torch sees it: strides of dimensions of size 1 do not matter.
+bool count_if_dense(const dlpack::Tensor& tensor, size_t& count) {
+  int64_t expected = 1;
+  bool dense = true;
+  for (int32_t dim = tensor.ndim; dim-- > 0;) {
+    const int64_t size = tensor.shape[dim];
+    dense &= size == 1 || tensor.strides == nullptr || tensor.strides[dim] == expected;
+    expected *= size;
+  }
+  count = static_cast<size_t>(expected);
+  return dense || count == 0;
+}
+
+// By DLPack. The exchange reports the memory but not torch's negation bit; read_torch asks for that.
+bool read_exchanged(PyObject* object, Operand& operand) {
+  dlpack::Tensor tensor;
+  if (torch.exchange->tensor_from_object(object, &tensor) != 0) return refuse();
+  if (tensor.device_type != dlpack::kCpu || tensor.type_lanes != 1) return false;
+  if (!find_dtype(tensor.type_code, tensor.type_bits, operand.dtype)) return false;
+  if (!count_if_dense(tensor, operand.count)) return false;
+  operand.data = static_cast<std::byte*>(tensor.data) + (tensor.data != nullptr ? tensor.byte_offset : 0);
+  return true;
+}
+
+bool attribute_is(PyObject* object, const char* name, PyObject* wanted) {
+  PyObject* value = PyObject_GetAttrString(object, name);
+  if (value == nullptr) return refuse();
+  Py_DECREF(value);
+  return value == wanted;
+}
+
+// By torch's methods, for versions without the exchange.
+bool read_by_methods(PyObject* object, Operand& operand) {
+  if (!attribute_is(object, "is_cpu", Py_True) || !attribute_is(object, "layout", torch.strided)) return false;
+  if (!holds(torch.is_contiguous, object)) return false;
+  PyObject* dtype = PyObject_GetAttrString(object, "dtype");
+  if (dtype == nullptr) return refuse();
+  int code = 0;
+  while (code < kNumDTypes && torch.dtypes[code] != dtype) ++code;
+  Py_DECREF(dtype);
+  if (code == kNumDTypes) return false;
+  operand.dtype = static_cast<DType>(code);
+  size_t values[2];
+  PyObject* const functions[2] = {torch.numel, torch.data_ptr};
+  for (int i = 0; i < 2; ++i) {
+    PyObject* value = PyObject_CallOneArg(functions[i], object);
+    if (value == nullptr) return refuse();
+    values[i] = PyLong_AsSize_t(value);
+    Py_DECREF(value);
+    if (PyErr_Occurred() != nullptr) return refuse();
+  }
+  operand.count = values[0];
+  operand.data = reinterpret_cast<void*>(values[1]);
+  return true;
+}
+
+bool read_torch(PyObject* object, Operand& operand) {
+  if (!(torch.exchange != nullptr ? read_exchanged(object, operand) : read_by_methods(object, operand))) return false;
+  if (operand.count > 0 && operand.data == nullptr) return false;
+  // `z.conj().imag` is a view of z's memory whose values are the negatives of what lies there. Its stride is two, so
+  // only one with a single element can be dense; and complex numbers are aligned to their size, so an imaginary part
+  // never is aligned to twice its own. What is left has to be asked.
+  const bool may_be_negated =
+      operand.count == 1 && reinterpret_cast<uintptr_t>(operand.data) % (2 * dtype_bytes(operand.dtype)) != 0;
+  return !may_be_negated || !holds(torch.is_neg, object);
+}
+
+bool find_format(const char* format, DType& dtype) {
+  if (format == nullptr || format[0] == '\0' || format[1] != '\0') return false;  // a prefix: foreign byte order
+  switch (format[0]) {
+    case 'f':
+      dtype = DType::kFloat32;
+      return true;
+    case 'd':
+      dtype = DType::kFloat64;
+      return true;
+    case 'e':
+      dtype = DType::kFloat16;
+      return true;
+    case 'b':
+      dtype = DType::kInt8;
+      return true;
+    case 'B':
+      dtype = DType::kUInt8;
+      return true;
+    case 'i':
+      dtype = DType::kInt32;
+      return true;
+    case 'l':
+    case 'q':
+      dtype = DType::kInt64;
+      return true;
+    case '?':
+      dtype = DType::kBool;
+      return true;
+    default:  // of the characters of the struct module, not of an enum
+      return false;
+  }
+}
+
+bool read_numpy(PyObject* object, Access access, Operand& operand) {
+  Py_buffer view;
+  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (access == Access::kWrite ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object, &view, flags) != 0) return refuse();
+  const bool known =
+      find_format(view.format, operand.dtype) && static_cast<size_t>(view.itemsize) == dtype_bytes(operand.dtype);
+  operand.data = view.buf;
+  if (known) operand.count = static_cast<size_t>(view.len) / dtype_bytes(operand.dtype);
+  // The caller's reference keeps the array, and with it the memory.
+  PyBuffer_Release(&view);
+  return known;
+}
+
+const dlpack::ExchangeApi* find_exchange(const py::object& tensor_type) {
+  const py::object capsule = py::getattr(tensor_type, dlpack::kAttribute, py::none());
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule) == 0) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
+  while (api != nullptr && api->major_version != dlpack::kMajorVersion) api = api->older_version;
+  return api != nullptr && api->tensor_from_object != nullptr ? api : nullptr;
+}
+
+PyObject* forever(py::object object) { return object.release().ptr(); }
+
+bool use_torch(const py::module_& module, py::object written, bool allow_exchange) {
+  const py::object tensor = module.attr("Tensor");
+  torch.tensor = forever(tensor);
+  torch.parameter = forever(module.attr("nn").attr("Parameter"));
+  torch.empty_like = forever(module.attr("empty_like"));
+  torch.written = forever(std::move(written));
+  torch.data_ptr = forever(tensor.attr("data_ptr"));
+  torch.numel = forever(tensor.attr("numel"));
+  torch.is_contiguous = forever(tensor.attr("is_contiguous"));
+  torch.is_neg = forever(tensor.attr("is_neg"));
+  torch.strided = forever(module.attr("strided"));
+  for (int code = 0; code < kNumDTypes; ++code) {
+    torch.dtypes[code] = forever(module.attr(std::string(dtype_name(static_cast<DType>(code))).c_str()));
+  }
+  torch.exchange = allow_exchange ? find_exchange(tensor) : nullptr;
+  return torch.exchange != nullptr;
+}
+
+void use_numpy(const py::module_& module) {
+  numpy.ndarray = forever(module.attr("ndarray"));
+  numpy.empty_like = forever(module.attr("empty_like"));
+}
+
+}  // namespace
+
+bool read_operand(PyObject* object, Access access, Operand& operand) {
+  if (is_torch(object)) return read_torch(object, operand);
+  return is_numpy(object) && read_numpy(object, access, operand);
+}
+
+PyObject* empty_like(PyObject* plain) {
+  return PyObject_CallOneArg(is_torch(plain) ? torch.empty_like : numpy.empty_like, plain);
+}
+
+bool mark_written(PyObject* plain) {
+  if (!is_torch(plain)) return true;
+  PyObject* tensors = PyTuple_Pack(1, plain);
+  if (tensors == nullptr) return false;
+  PyObject* none = PyObject_CallOneArg(torch.written, tensors);
+  Py_DECREF(tensors);
+  Py_XDECREF(none);
+  return none != nullptr;
+}
+
+void bind_operand(py::module_& m) {
+  m.def("use_torch", &use_torch, py::arg("torch"), py::arg("written"), py::arg("allow_exchange") = true);
+  m.def("use_numpy", &use_numpy, py::arg("numpy"));
+}
+
+}  // namespace dcoll::bind

@@ -1,0 +1,34 @@
+// Reading the plain tensors: dense, row-major, on the CPU, of torch.Tensor, torch.nn.Parameter or numpy.ndarray itself
+// (a subclass may mean anything) and of a dtype the core has. Everything else is left to dcoll/tensors.py.
+//
+// Neither torch nor NumPy is linked. Tensors of torch are read through DLPack's C exchange API (torch 2.10 and later),
+// or through methods of torch.Tensor; arrays through the buffer protocol. All functions need the interpreter lock.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+
+#include "base/types.h"
+
+namespace dcoll::bind {
+
+struct Operand {
+  void* data = nullptr;
+  size_t count = 0;  // elements
+  DType dtype = DType::kFloat32;
+  size_t bytes() const { return count * dtype_bytes(dtype); }
+};
+
+enum class Access { kRead, kWrite };
+
+// False: not a plain tensor, or its library was not registered yet. No Python error is set then.
+bool read_operand(PyObject* object, Access access, Operand& operand);
+
+// A new tensor like a plain one, uninitialised. A new reference; null: a Python error is set.
+PyObject* empty_like(PyObject* plain);
+
+// Tells torch's autograd that the core wrote to a plain tensor. False: a Python error is set.
+bool mark_written(PyObject* plain);
+
+}  // namespace dcoll::bind
