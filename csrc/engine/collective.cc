@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "engine/executor.h"
+#include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
 #include "plan/select.h"
@@ -43,7 +44,7 @@ namespace {
 
 // At or below this size an all-reduce over mapped memory goes through the slots in one barrier, wherever the buffers
 // lie.
-constexpr size_t kOneShotBytes = 16 << 10;
+constexpr size_t kOneShotBytes = Slots::kBytes;
 
 double postscale_of(const Request& r, int size) {
   return r.op == ReduceOp::kAverage ? r.postscale / size : r.postscale;
@@ -115,9 +116,10 @@ Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct)
   }
   Entry entry;
   entry.in_slot = direct && (post.offset_in == Window::kUnmapped || post.offset_out == Window::kUnmapped);
-  if (entry.in_slot) {
-    const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(r.dtype));
-    fabric.slots->fill(fabric.board->next_ticket(), job, 0, first);
+  if (entry.in_slot && job.bytes() <= kOneShotBytes) {
+    fabric.slots->fill(fabric.board->next_ticket(), job, 0, job.count);
+  } else if (entry.in_slot) {
+    Staged::fill_first(*fabric.board, *fabric.slots, job);
   }
   entry.ticket = fabric.board->post(post);
   return entry;
@@ -300,7 +302,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       TwoShot two_shot(*f.board, entry.ticket, job);
       co_await two_shot;
     } else {
-      Staged staged(*f.board, *f.slots, job, mapped == 0 ? entry.ticket : 0);
+      Staged staged(*f.board, *f.slots, job, entry.ticket);
       co_await staged;
     }
   } else {

@@ -7,10 +7,23 @@
 
 namespace dcoll {
 
+namespace {
+
+// A piece costs one barrier, the more expensive the more ranks meet (and share a core), so pieces grow with the square
+// of the ranks: 128 KiB for two, where 32 to 512 KiB were measured to be equal, 512 KiB for four, where smaller ones
+// were slower. Slices, a rank's share of a piece, still grow with the ranks up to 1 MiB.
+size_t piece_bytes_for(int ranks) {
+  constexpr size_t kPerRankSquared = size_t{32} << 10, kMost = size_t{1} << 20;
+  return std::min(kMost, kPerRankSquared * ranks * ranks);
+}
+
+}  // namespace
+
 Slots::Slots(std::shared_ptr<Window> window, Board& board)
     : board_(board),
-      memory_(Memory::mapped(window, 2 * kBytes)),
-      own_offset_(window->offset_of(memory_->data(), 2 * kBytes)),
+      piece_bytes_(piece_bytes_for(board.size())),
+      memory_(Memory::mapped(window, 2 * kBytes + kPieces * piece_bytes_)),
+      own_offset_(window->offset_of(memory_->data(), memory_->bytes())),
       slots_(board.size()),
       sources_(board.size()) {
   slots_[window->local_rank()] = memory_->data();
@@ -77,36 +90,6 @@ bool TwoShot::poll(bool& moved) {
 
 void TwoShot::waiting_for(std::vector<int>& ranks) const {
   if (posted_) BoardWait(board_, done_ticket_).waiting_for(ranks);
-}
-
-Staged::Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t filled)
-    : board_(board),
-      slots_(slots),
-      job_(job),
-      piece_(std::min(Slots::kBytes / dtype_bytes(job.dtype), job.count)),
-      ticket_(filled),
-      posted_(filled != 0) {}
-
-bool Staged::poll(bool& moved) {
-  while (at_ < job_.count) {
-    if (!posted_) {
-      piece_ = std::min(Slots::kBytes / dtype_bytes(job_.dtype), job_.count - at_);
-      slots_.fill(board_.next_ticket(), job_, at_, piece_);
-      ticket_ = board_.post({});
-      posted_ = moved = true;
-    }
-    bool seen = false;
-    if (!BoardWait(board_, ticket_).poll(seen)) return false;
-    slots_.reduce(ticket_, job_, at_, piece_);
-    at_ += piece_;
-    posted_ = false;
-    moved = true;
-  }
-  return true;
-}
-
-void Staged::waiting_for(std::vector<int>& ranks) const {
-  if (posted_) BoardWait(board_, ticket_).waiting_for(ranks);
 }
 
 }  // namespace dcoll
