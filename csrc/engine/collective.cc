@@ -42,10 +42,6 @@ const std::string& Fabric::fastest_all_reduce(size_t bytes) {
 
 namespace {
 
-// At or below this size an all-reduce over mapped memory goes through the slots in one barrier, wherever the buffers
-// lie.
-constexpr size_t kOneShotBytes = Slots::kBytes;
-
 double postscale_of(const Request& r, int size) {
   return r.op == ReduceOp::kAverage ? r.postscale / size : r.postscale;
 }
@@ -110,13 +106,13 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
 // small) lies in the slot by then, or its first piece does.
 Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct) {
   BoardEntry::Post post{r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count};
-  if (direct && r.prescale == 1.0 && job.bytes() > kOneShotBytes) {
+  if (direct && r.prescale == 1.0 && job.bytes() > fabric.slots->one_shot_bytes()) {
     post.offset_in = fabric.window->offset_of(r.in, job.bytes());
     post.offset_out = fabric.window->offset_of(r.out, job.bytes());
   }
   Entry entry;
   entry.in_slot = direct && (post.offset_in == Window::kUnmapped || post.offset_out == Window::kUnmapped);
-  if (entry.in_slot && job.bytes() <= kOneShotBytes) {
+  if (entry.in_slot && job.bytes() <= fabric.slots->one_shot_bytes()) {
     fabric.slots->fill(fabric.board->next_ticket(), job, 0, job.count);
   } else if (entry.in_slot) {
     Staged::fill_first(*fabric.board, *fabric.slots, job);
@@ -296,7 +292,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   // 3. The data.
   if (direct) {
     const int mapped = count_mapped(*f.board, entry.ticket);
-    if (job.bytes() <= kOneShotBytes) {
+    if (job.bytes() <= f.slots->one_shot_bytes()) {
       f.slots->reduce(entry.ticket, job, 0, job.count);
     } else if (mapped == f.size) {
       TwoShot two_shot(*f.board, entry.ticket, job);
@@ -314,7 +310,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
 
 bool OneShot::suits(const Fabric& fabric, const Request& request) {
   return use_direct(fabric, request) && fabric.slots_posted == 0 &&
-         request.count * dtype_bytes(request.dtype) <= kOneShotBytes;
+         request.count * dtype_bytes(request.dtype) <= fabric.slots->one_shot_bytes();
 }
 
 OneShot::OneShot(Fabric& fabric, const Request& request)

@@ -9,11 +9,16 @@ namespace dcoll {
 
 namespace {
 
-// A piece costs one barrier, the more expensive the more ranks meet (and share a core), so pieces grow with the square
-// of the ranks: 128 KiB for two, where 32 to 512 KiB were measured to be equal, 512 KiB for four, where smaller ones
-// were slower. Slices, a rank's share of a piece, still grow with the ranks up to 1 MiB.
+// The slot form needs one barrier less than Staged, but its lines come back from readers at 15 ns each where cores
+// share no L2. For two ranks with a core each that is more than the barrier from 8 KiB on. More ranks usually share
+// cores, and then a barrier is a few context switches.
+size_t one_shot_bytes_for(int ranks) { return ranks == 2 ? size_t{8} << 10 : Slots::kBytes; }
+
+// A piece costs one barrier, the more expensive the more ranks meet (and share a core), so pieces grow with the ranks:
+// 128 KiB for two, where 32 to 512 KiB were measured to be equal, 512 KiB for four, where half of it was equal and a
+// quarter slower. For eight, 1 MiB was slower: the slots of all ranks crowd the operands out of the shared cache.
 size_t piece_bytes_for(int ranks) {
-  constexpr size_t kPerRankSquared = size_t{32} << 10, kMost = size_t{1} << 20;
+  constexpr size_t kPerRankSquared = size_t{32} << 10, kMost = size_t{512} << 10;
   return std::min(kMost, kPerRankSquared * ranks * ranks);
 }
 
@@ -21,6 +26,7 @@ size_t piece_bytes_for(int ranks) {
 
 Slots::Slots(std::shared_ptr<Window> window, Board& board)
     : board_(board),
+      one_shot_bytes_(one_shot_bytes_for(board.size())),
       piece_bytes_(piece_bytes_for(board.size())),
       memory_(Memory::mapped(window, 2 * kBytes + kPieces * piece_bytes_)),
       own_offset_(window->offset_of(memory_->data(), memory_->bytes())),

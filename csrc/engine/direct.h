@@ -35,8 +35,8 @@ struct ReduceJob {
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };
 
-// What a rank copies into its arena for its peers. At most 3 MiB and 32 KiB per rank, pages of which are taken when
-// first used.
+// What a rank copies into its arena for its peers. At most 1.5 MiB and 32 KiB per rank, pages of which are taken
+// when first used.
 //
 // Two slots for small operands: slot t % 2 belongs to post t. A rank writes it before post t and peers read it after;
 // it is written again before post t+2, when every rank is known to have left t (Board).
@@ -45,7 +45,7 @@ struct ReduceJob {
 // its owner has taken the sum out of it.
 class Slots {
  public:
-  static constexpr size_t kBytes = size_t{16} << 10;
+  static constexpr size_t kBytes = size_t{16} << 10;  // of a slot for small operands
 
   Slots(std::shared_ptr<Window> window, Board& board);
 
@@ -56,6 +56,7 @@ class Slots {
   void fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);    // before post `ticket`
   void reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);  // once all posted `ticket`
 
+  size_t one_shot_bytes() const { return one_shot_bytes_; }  // up to here operands are small; at most kBytes
   size_t piece_bytes() const { return piece_bytes_; }
   std::byte* piece(int rank, uint64_t k) const { return slots_[rank] + 2 * kBytes + k % kPieces * piece_bytes_; }
 
@@ -65,6 +66,7 @@ class Slots {
   std::byte* slot(int rank, uint64_t ticket) const;
 
   Board& board_;
+  size_t one_shot_bytes_;
   size_t piece_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;

@@ -10,9 +10,10 @@
 // collects k-1 and fills k+2 while the peers get there. So three slots in turn are enough. A rank whose operand and
 // result are mapped is read and written in place; it neither fills nor collects.
 //
-// Why the sum goes back over the lines it was read from: a line then moves to whoever will read *and* write it, and is
-// never written by one core while the other still holds an old copy. Where that matters (cores that share no L2) the
-// slot form, whose readers only read, takes three times as long; it also moves (p-1)n bytes per rank, this 2(p-1)n/p.
+// Why the sum goes back over the lines it was read from: a core that reads a line and then writes it takes the line
+// over from its last writer. Lines that one core writes again and again while another only reads them, as in the slot
+// form, took three times as long on cores that share no L2. The slot form also moves (p-1)n bytes into each rank, this
+// 2(p-1)n/p.
 #pragma once
 
 #include <algorithm>

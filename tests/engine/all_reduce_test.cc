@@ -98,8 +98,8 @@ TEST(every_count) {
   for (int n = 1; n <= 8; ++n) {
     run_ranks(n, [n](Communicator& comm) {
       const size_t s = n;
-      for (size_t count : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{17}, size_t{4095}, size_t{4096}, size_t{4097},
-                           size_t{16383}, size_t{16385}, size_t{100003}}) {
+      for (size_t count : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{17}, size_t{2048}, size_t{2049}, size_t{4095},
+                           size_t{4096}, size_t{4097}, size_t{16383}, size_t{16385}, size_t{100003}}) {
         for (const char* algo : {"", "ring", "tree"}) {
           for (bool mapped : {false, true}) {
             check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, algo, count, mapped, count % 2 == 0});
