@@ -20,6 +20,7 @@ struct Call {
   size_t count;
   double prescale;
   std::vector<Where> where;  // per rank
+  std::vector<float> want = {};
 };
 
 // Depends on everything, and 1e8 makes the sum depend on the order of the ranks.
@@ -79,15 +80,10 @@ class Rank {
   }
 
   void check(const Call& call) {
-    const auto* got = reinterpret_cast<const float*>(out_->data());
+    CHECK(std::memcmp(out_->data(), call.want.data(), call.count * sizeof(float)) == 0);
+    if (in_ == out_) return;
     const auto* in = reinterpret_cast<const float*>(in_->data());
-    const auto scale = static_cast<float>(call.prescale);
-    for (size_t i = 0; i < call.count; ++i) {
-      float want = value(0, at_, i) * scale;
-      for (int rank = 1; rank < board_.size(); ++rank) want += value(rank, at_, i) * scale;
-      CHECK_EQ(got[i], want);
-      if (in_ != out_) CHECK_EQ(in[i], value(rank_, at_, i));
-    }
+    for (size_t i = 0; i < call.count; ++i) CHECK_EQ(in[i], value(rank_, at_, i));
   }
 
   int rank_;
@@ -110,8 +106,17 @@ std::vector<std::unique_ptr<Rank>> make_ranks(int n) {
   return ranks;
 }
 
+std::vector<float> in_rank_order(int n, size_t call, size_t count, double prescale) {
+  std::vector<float> sums(count, 0.0f);
+  for (int rank = 0; rank < n; ++rank) {
+    for (size_t i = 0; i < count; ++i) sums[i] += value(rank, call, i) * static_cast<float>(prescale);
+  }
+  return sums;
+}
+
 // In bursts, so that one rank runs as far as it can before another gets a turn.
-void run_in_random_order(int n, const std::vector<Call>& calls, unsigned seed) {
+void run_in_random_order(int n, std::vector<Call> calls, unsigned seed) {
+  for (size_t i = 0; i < calls.size(); ++i) calls[i].want = in_rank_order(n, i, calls[i].count, calls[i].prescale);
   auto ranks = make_ranks(n);
   std::mt19937 random(seed);
   for (int finished = 0; finished < n;) {
@@ -131,10 +136,10 @@ TEST(every_boundary) {
     std::vector<Call> calls;
     for (const size_t count : {size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{16} * n - 1, size_t{16} * n + 1,
                                piece - 1, piece, piece + 1, 2 * piece - 17, 2 * piece, 2 * piece + 1, 3 * piece + 5}) {
-      calls.push_back({count, 1.0, plain});
+      calls.push_back({count, 1.0, plain, {}});
     }
     if (n <= 4) {
-      for (const size_t pieces : {4, 5, 7}) calls.push_back({pieces * piece - 3, 1.0, plain});
+      for (const size_t pieces : {4, 5, 7}) calls.push_back({pieces * piece - 3, 1.0, plain, {}});
     }
     run_in_random_order(n, calls, n);
   }
@@ -142,11 +147,11 @@ TEST(every_boundary) {
 
 TEST(any_memory_any_order) {
   for (int n : {2, 3, 4}) {
-    for (unsigned seed = 0; seed < 6; ++seed) {
+    for (unsigned seed = 0; seed < 4; ++seed) {
       std::mt19937 random(seed + 100 * n);
       std::vector<Call> calls;
       for (int i = 0; i < 10; ++i) {
-        Call call{1 + random() % (i % 3 == 0 ? 400000 : 3000), i % 4 == 3 ? 0.5 : 1.0, {}};
+        Call call{1 + random() % (i % 3 == 0 ? 400000 : 3000), i % 4 == 3 ? 0.5 : 1.0, {}, {}};
         for (int rank = 0; rank < n; ++rank) call.where.push_back(static_cast<Where>(random() % 3));
         calls.push_back(call);
       }
@@ -159,7 +164,7 @@ TEST(any_memory_any_order) {
 TEST(waits_name_who_stopped_in_the_middle) {
   auto ranks = make_ranks(3);
   const size_t piece = ranks[0]->piece_bytes() / sizeof(float);
-  const std::vector<Call> calls{{5 * piece, 1.0, std::vector<Where>(3, Where::kPlain)}};
+  const std::vector<Call> calls{{5 * piece, 1.0, std::vector<Where>(3, Where::kPlain), {}}};
   for (int turn = 0; turn < 2; ++turn) {
     for (auto& rank : ranks) rank->turn(calls);  // entered; then begun
   }
