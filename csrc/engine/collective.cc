@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "engine/executor.h"
+#include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
 #include "plan/select.h"
@@ -260,7 +261,7 @@ Task run_collective(Fabric& f, Operation& op, bool entered) {
 
   // 3. The data.
   if (direct) {
-    Staged staged(*f.board, *f.slots, job, f.all_reduce->first_piece_ticket());
+    Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
   } else {
     DataPhase phase = data_phase(f, op);

@@ -7,10 +7,29 @@
 
 namespace dcoll {
 
+namespace {
+
+// The slot form needs one barrier less than Staged, but its lines come back from readers at 15 ns each where cores
+// share no L2. For two ranks with a core each that is more than the barrier from 8 KiB on. More ranks usually share
+// cores, and then a barrier is a few context switches.
+size_t one_shot_bytes_for(int ranks) { return ranks == 2 ? size_t{8} << 10 : Slots::kBytes; }
+
+// A piece costs one barrier, the more expensive the more ranks meet (and share a core), so pieces grow with the ranks:
+// 128 KiB for two, where 32 to 512 KiB were measured to be equal, 512 KiB for four, where half of it was equal and a
+// quarter slower. For eight, 1 MiB was slower: the slots of all ranks crowd the operands out of the shared cache.
+size_t piece_bytes_for(int ranks) {
+  constexpr size_t kPerRankSquared = size_t{32} << 10, kMost = size_t{512} << 10;
+  return std::min(kMost, kPerRankSquared * ranks * ranks);
+}
+
+}  // namespace
+
 Slots::Slots(std::shared_ptr<Window> window, Board& board)
     : board_(board),
-      memory_(Memory::mapped(window, 2 * kBytes)),
-      own_offset_(window->offset_of(memory_->data(), 2 * kBytes)),
+      one_shot_bytes_(one_shot_bytes_for(board.size())),
+      piece_bytes_(piece_bytes_for(board.size())),
+      memory_(Memory::mapped(window, 2 * kBytes + kPieces * piece_bytes_)),
+      own_offset_(window->offset_of(memory_->data(), memory_->bytes())),
       slots_(board.size()),
       sources_(board.size()) {
   slots_[window->local_rank()] = memory_->data();
@@ -37,36 +56,6 @@ void Slots::fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t cou
 void Slots::reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count) {
   for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = slot(rank, ticket);
   kernels::reduce_n(job.out + begin * dtype_bytes(job.dtype), sources_, count, job.dtype, job.op, job.postscale);
-}
-
-Staged::Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t filled)
-    : board_(board),
-      slots_(slots),
-      job_(job),
-      piece_(std::min(Slots::kBytes / dtype_bytes(job.dtype), job.count)),
-      ticket_(filled),
-      posted_(filled != 0) {}
-
-bool Staged::poll(bool& moved) {
-  while (at_ < job_.count) {
-    if (!posted_) {
-      piece_ = std::min(Slots::kBytes / dtype_bytes(job_.dtype), job_.count - at_);
-      slots_.fill(board_.next_ticket(), job_, at_, piece_);
-      ticket_ = board_.post({});
-      posted_ = moved = true;
-    }
-    bool seen = false;
-    if (!BoardWait(board_, ticket_).poll(seen)) return false;
-    slots_.reduce(ticket_, job_, at_, piece_);
-    at_ += piece_;
-    posted_ = false;
-    moved = true;
-  }
-  return true;
-}
-
-void Staged::waiting_for(std::vector<int>& ranks) const {
-  if (posted_) BoardWait(board_, ticket_).waiting_for(ranks);
 }
 
 }  // namespace dcoll

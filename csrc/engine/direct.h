@@ -1,10 +1,8 @@
-// All-reduce over memory the node's ranks have mapped: the hand-fused forms of plan::direct_all_reduce (reduction in
-// rank order, so they equal that schedule bit for bit; tests/engine/all_reduce_test.cc holds them to it).
-//
-// Slot (any memory, small): each rank copies its operand into its slot and posts; when all posted, each rank reduces
-// all slots into its own result. One barrier. Bytes moved per rank: 2n in, (p+1)n out.
-//
-// Staged (any memory, large): the slot form applied to one slot-sized piece after the other, in two alternating slots.
+// Slots: what ranks copy into their arenas for their peers, and the slot form of all-reduce (any memory, small): each
+// rank copies its operand into its slot and posts; when all posted, each rank reduces all slots into its own result.
+// One barrier. Bytes moved per rank: 2n in, (p+1)n out. Reduction is in rank order, so it equals
+// plan::direct_all_reduce bit for bit (tests/engine/all_reduce_test.cc). The other forms: two_shot.h (mapped buffers),
+// staged.h (large, any memory).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +13,6 @@
 #include "base/types.h"
 #include "engine/agreement.h"
 #include "engine/memory.h"
-#include "engine/task.h"
 
 namespace dcoll {
 
@@ -31,13 +28,17 @@ struct ReduceJob {
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };
 
-// Two slots per rank in its arena, and where the peers' slots are. Slot t % 2 belongs to post t: a rank writes it
-// before post t and peers read it after; it is written again before post t+2, when every rank is known to have left t
-// (Board).
+// What a rank copies into its arena for its peers. At most 1.5 MiB and 32 KiB per rank, pages of which are taken
+// when first used.
+//
+// Two slots for small operands: slot t % 2 belongs to post t. A rank writes it before post t and peers read it after;
+// it is written again before post t+2, when every rank is known to have left t (Board).
+//
+// Three slots for the pieces of large ones (Staged): slot k % 3 holds piece k of one all-reduce, and is free again once
+// its owner has taken the sum out of it.
 class Slots {
  public:
-  static constexpr size_t kBytes = size_t{64}
-                                   << 10;  // two of them and the peers' stay in L2; measured best of 16 to 256 KiB
+  static constexpr size_t kBytes = size_t{16} << 10;  // of a slot for small operands
 
   Slots(std::shared_ptr<Window> window, Board& board);
 
@@ -48,31 +49,22 @@ class Slots {
   void fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);    // before post `ticket`
   void reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);  // once all posted `ticket`
 
+  size_t one_shot_bytes() const { return one_shot_bytes_; }  // up to here operands are small; at most kBytes
+  size_t piece_bytes() const { return piece_bytes_; }
+  std::byte* piece(int rank, uint64_t k) const { return slots_[rank] + 2 * kBytes + k % kPieces * piece_bytes_; }
+
  private:
+  static constexpr size_t kPieces = 3;
+
   std::byte* slot(int rank, uint64_t ticket) const;
 
   Board& board_;
+  size_t one_shot_bytes_;
+  size_t piece_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
   std::vector<std::byte*> slots_;     // per rank
   std::vector<const void*> sources_;  // reused by every reduce
-};
-
-class Staged final : public Pollable {
- public:
-  // filled: the post before which every rank has put the first piece into its slot, or 0 if they have not.
-  Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t filled);
-  bool poll(bool& moved) override;
-  void waiting_for(std::vector<int>& ranks) const override;
-
- private:
-  Board& board_;
-  Slots& slots_;
-  ReduceJob job_;
-  size_t at_ = 0;  // elements finished
-  size_t piece_;   // elements of the piece at at_
-  uint64_t ticket_;
-  bool posted_;
 };
 
 }  // namespace dcoll

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/staged.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
@@ -16,9 +17,10 @@ void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
     post.offset_in = board_.window().offset_of(job.in, bytes);
     post.offset_out = board_.window().offset_of(job.out, bytes);
   }
-  if (bytes > Board::kInlineBytes) {
-    const size_t first = std::min(job.count, Slots::kBytes / dtype_bytes(job.dtype));
-    if (!post.mapped()) slots_.fill(board_.next_ticket(), job, 0, first);
+  if (bytes > slots_.one_shot_bytes()) {
+    if (!post.mapped()) Staged::fill_first(board_, slots_, job);
+  } else if (bytes > Board::kInlineBytes) {
+    if (!post.mapped()) slots_.fill(board_.next_ticket(), job, 0, job.count);
   } else if (job.prescale != 1.0) {
     kernels::scale(board_.next_inline_data(), job.in, job.count, job.dtype, job.prescale);
   } else if (bytes > 0) {
@@ -38,6 +40,10 @@ bool NodeAllReduce::poll(bool& moved) {
   if (phase_ == Phase::kInSlots) {
     if (!everybody_->poll(moved)) return false;
     slots_.reduce(ticket_, job_, 0, job_.count);
+  } else if (phase_ == Phase::kFirstPieces) {
+    if (!everybody_->poll(moved)) return false;
+    outcome_ = Outcome::kToStage;
+    return true;
   } else if (!two_shot_.poll(moved)) {
     return false;
   }
@@ -48,20 +54,21 @@ bool NodeAllReduce::poll(bool& moved) {
 void NodeAllReduce::choose_form() {
   const size_t bytes = job_.bytes();
   const int mapped = board_.count_mapped(ticket_);
-  none_mapped_ = mapped == 0;
   if (!board_.fingerprints_equal(ticket_)) {
     outcome_ = Outcome::kMismatch;
   } else if (bytes <= Board::kInlineBytes) {
     reduce_inline();
     done();
-  } else if (none_mapped_ && bytes <= Slots::kBytes) {
+  } else if (mapped == 0 && bytes <= slots_.one_shot_bytes()) {
     slots_.reduce(ticket_, job_, 0, job_.count);
     done();
   } else if (mapped == board_.size()) {
     two_shot_.begin(ticket_, job_);
     phase_ = Phase::kTwoShot;
-  } else if (bytes <= Slots::kBytes) {
+  } else if (bytes <= slots_.one_shot_bytes()) {
     fill_and_post();
+  } else if (mapped > 0 && job_.prescale != 1.0) {
+    fill_first_pieces_and_post();
   } else {
     outcome_ = Outcome::kToStage;
   }
@@ -74,6 +81,14 @@ void NodeAllReduce::fill_and_post() {
   ticket_ = board_.post({});
   everybody_.emplace(board_, ticket_);
   phase_ = Phase::kInSlots;
+}
+
+// Operands that have to be scaled first cannot be read in place, so those that are mapped go through the slots too.
+void NodeAllReduce::fill_first_pieces_and_post() {
+  if (board_.at(board_.rank(), ticket_).mapped()) Staged::fill_first(board_, slots_, job_);
+  ticket_ = board_.post({.offset_in = Window::kUnmapped, .offset_out = Window::kUnmapped});
+  everybody_.emplace(board_, ticket_);
+  phase_ = Phase::kFirstPieces;
 }
 
 void NodeAllReduce::done() {

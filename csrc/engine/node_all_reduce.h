@@ -6,8 +6,8 @@
 //   up to 88       anywhere        beside the post, on the board                                           1
 //   up to 1 Ki     anywhere        in the slots when the ranks post                                        1
 //   above          all mapped      two-shot, in place                                                      2
-//   up to 64 Ki    none mapped     in the slots when the ranks post                                        1
-//   up to 64 Ki    some mapped     in the slots with a second post                                         2
+//   up to 8-16 Ki  none mapped     in the slots when the ranks post                                        1
+//   up to 8-16 Ki  some mapped     in the slots with a second post                                         2
 //   above          not all mapped  staged: kToStage, the caller goes on with Staged                        1 a piece
 //
 // All ranks take the same row: the size is part of the fingerprint, and every rank sees every post.
@@ -35,7 +35,7 @@ class NodeAllReduce final : public Pollable {
     kNone,      // not entered, or not finished
     kDone,      // the result is there
     kMismatch,  // the ranks called different things; nothing was moved
-    kToStage,   // agreed, but the data must be staged. first_piece_ticket() tells what lies in the slots
+    kToStage,   // agreed, but the data must be staged, from staging_ticket() on
   };
 
   NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board) {}
@@ -46,14 +46,16 @@ class NodeAllReduce final : public Pollable {
   Outcome outcome() const { return outcome_; }
   void waiting_for(std::vector<int>& ranks) const override;
 
-  // kToStage: the post before which every rank has put its first piece into its slot; 0 if not all have.
-  uint64_t first_piece_ticket() const { return none_mapped_ ? ticket_ : 0; }
+  // kToStage: the post that says of each rank that operand and result are mapped, or else by which its first piece lies
+  // in the slot.
+  uint64_t staging_ticket() const { return ticket_; }
 
  private:
-  enum class Phase { kEntered, kInSlots, kTwoShot };
+  enum class Phase { kEntered, kInSlots, kFirstPieces, kTwoShot };
 
   void choose_form();  // everybody has entered
   void fill_and_post();
+  void fill_first_pieces_and_post();
   void reduce_inline();
   void done();
 
@@ -64,7 +66,6 @@ class NodeAllReduce final : public Pollable {
   Phase phase_ = Phase::kEntered;
   Outcome outcome_ = Outcome::kNone;
   uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_
-  bool none_mapped_ = false;
   std::optional<BoardWait> everybody_;
   std::vector<const void*> sources_;  // reused by every reduce_inline
 };

@@ -81,6 +81,7 @@ TEST(every_dtype_and_op) {
       for (DType dtype : kDTypes) {
         for (ReduceOp op : kOps) {
           if (dtype == DType::kBool && op == ReduceOp::kAverage) continue;
+          check_all_reduce(comm, {dtype, op, "direct", 50001, false, op == ReduceOp::kSum});  // staged, for each size
           for (const char* algo : {"direct", "ring", "tree"}) {
             for (bool mapped : {false, true}) {
               check_all_reduce(comm, {dtype, op, algo, 37, mapped, false});
@@ -97,8 +98,8 @@ TEST(every_count) {
   for (int n = 1; n <= 8; ++n) {
     run_ranks(n, [n](Communicator& comm) {
       const size_t s = n;
-      for (size_t count : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{17}, size_t{4095}, size_t{4096}, size_t{4097},
-                           size_t{16383}, size_t{16385}, size_t{100003}}) {
+      for (size_t count : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{17}, size_t{2048}, size_t{2049}, size_t{4095},
+                           size_t{4096}, size_t{4097}, size_t{16383}, size_t{16385}, size_t{100003}}) {
         for (const char* algo : {"", "ring", "tree"}) {
           for (bool mapped : {false, true}) {
             check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, algo, count, mapped, count % 2 == 0});
@@ -133,7 +134,10 @@ TEST(mixed_memory) {
   for (int n : {2, 3, 4}) {
     run_ranks(n, [](Communicator& comm) {
       for (size_t count : {size_t{100}, size_t{5000}, size_t{300000}}) {
-        check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, "", count, comm.rank() % 2 == 0, true});
+        for (bool in_place : {false, true}) {
+          check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, "", count, comm.rank() % 2 == 0, in_place});
+          check_all_reduce(comm, {DType::kFloat16, ReduceOp::kAverage, "", count, comm.rank() == 0, in_place});
+        }
       }
     });
   }
@@ -151,7 +155,7 @@ TEST(large) {
 // The fused forms add in rank order, exactly as the schedule they stand for: the same bits, not just nearly so. Sums of
 // 1e8, 1.25 and -1e8 in float32 depend on the order.
 TEST(fused_equals_schedule) {
-  constexpr size_t kCount = 50000;
+  constexpr size_t kCount = 300001;  // several pieces, also of eight ranks
   for (int n : {2, 3, 4, 8}) {
     auto value = [](int rank, size_t i) {
       return (rank % 3 == 0 ? 1e8f : rank % 3 == 1 ? 1.25f : -1e8f) + static_cast<float>(i % 7);
@@ -171,7 +175,8 @@ TEST(fused_equals_schedule) {
     run_ranks(n, without_shared_memory(), [&](Communicator& comm) { reduce(comm, false, kCount, want.data()); });
     run_ranks(n, [&](Communicator& comm) {
       for (bool mapped : {false, true}) {
-        for (size_t count : {size_t{1000}, kCount}) reduce(comm, mapped, count, want.data());  // one-shot and beyond
+        for (size_t count : {size_t{1000}, size_t{50000}, kCount})
+          reduce(comm, mapped, count, want.data());  // one-shot and beyond
       }
     });
   }

@@ -1,0 +1,111 @@
+#include "engine/staged.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/reduce.h"
+
+namespace dcoll {
+
+// As many pieces as must be, of equal length.
+Staged::Pieces::Pieces(const ReduceJob& job, const Slots& slots) : total(job.count) {
+  const size_t line = Memory::kAlignment / dtype_bytes(job.dtype);
+  const size_t lines = (total + line - 1) / line;
+  const size_t lines_per_slot = slots.piece_bytes() / Memory::kAlignment;
+  count = std::max<size_t>(1, (lines + lines_per_slot - 1) / lines_per_slot);
+  elems = (lines + count - 1) / count * line;
+  if (elems > 0) count = (total + elems - 1) / elems;  // rounding up may have saved the last
+}
+
+Staged::Span Staged::slice(size_t piece_elems, size_t elem_bytes, int rank, int ranks) {
+  const size_t line = Memory::kAlignment / elem_bytes;
+  const size_t lines = (piece_elems + line - 1) / line;
+  const size_t begin = std::min(piece_elems, lines * rank / ranks * line);
+  const size_t end = std::min(piece_elems, lines * (rank + 1) / ranks * line);
+  return {begin, end - begin};
+}
+
+void Staged::fill(Board& board, Slots& slots, const ReduceJob& job, const Pieces& pieces, size_t piece) {
+  const size_t elem = dtype_bytes(job.dtype);
+  const int self = board.window().local_rank();
+  const std::byte* from = job.in + pieces.begin(piece) * elem;
+  std::byte* slot = slots.piece(self, piece);
+  if (job.prescale != 1.0) {
+    kernels::scale(slot, from, pieces.size(piece), job.dtype, job.prescale);  // own slice too: it is needed scaled
+    return;
+  }
+  const auto copy = [&](size_t begin, size_t end) {
+    if (begin < end) std::memcpy(slot + begin * elem, from + begin * elem, (end - begin) * elem);
+  };
+  const Span own = slice(pieces.size(piece), elem, self, board.size());
+  copy(0, own.begin);
+  copy(own.begin + own.size, pieces.size(piece));
+}
+
+void Staged::fill_first(Board& board, Slots& slots, const ReduceJob& job) {
+  fill(board, slots, job, Pieces(job, slots), 0);
+}
+
+Staged::Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t ticket)
+    : board_(board), slots_(slots), job_(job), pieces_(job, slots), ticket_(ticket) {
+  for (int rank = 0; rank < board.size(); ++rank) {
+    const BoardEntry::Post& post = board.at(rank, ticket);
+    const bool mapped = post.mapped();
+    std::byte* base = board.window().base(rank);
+    ins_.push_back(mapped ? base + post.offset_in : nullptr);
+    outs_.push_back(mapped ? base + post.offset_out : nullptr);
+  }
+  sources_.resize(ins_.size());
+  results_.resize(ins_.size());
+  if (pieces_.count > 1 && ins_[board.window().local_rank()] == nullptr) fill(board_, slots_, job_, pieces_, 1);
+}
+
+void Staged::reduce(size_t piece) {
+  const size_t elem = dtype_bytes(job_.dtype);
+  const int self = board_.window().local_rank();
+  const Span own = slice(pieces_.size(piece), elem, self, board_.size());
+  const size_t at = (pieces_.begin(piece) + own.begin) * elem;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    std::byte* slot = slots_.piece(rank, piece) + own.begin * elem;
+    const bool mapped = ins_[rank] != nullptr;
+    sources_[rank] = mapped ? ins_[rank] + at : slot;
+    results_[rank] = mapped ? outs_[rank] + at : slot;
+  }
+  if (job_.prescale == 1.0) sources_[self] = job_.in + at;
+  results_[self] = job_.out + at;
+  kernels::reduce_n_to_n(results_, sources_, own.size, job_.dtype, job_.op, job_.postscale);
+}
+
+void Staged::collect(size_t piece) {
+  const size_t elem = dtype_bytes(job_.dtype);
+  const int self = board_.window().local_rank(), ranks = board_.size();
+  const std::byte* slot = slots_.piece(self, piece);
+  std::byte* to = job_.out + pieces_.begin(piece) * elem;
+  // Beginning behind the own slice, so that not all ranks are after the slice of the same one.
+  for (int i = 1; i < ranks; ++i) {
+    const Span theirs = slice(pieces_.size(piece), elem, (self + i) % ranks, ranks);
+    if (theirs.size > 0) std::memcpy(to + theirs.begin * elem, slot + theirs.begin * elem, theirs.size * elem);
+  }
+}
+
+bool Staged::poll(bool& moved) {
+  const bool in_slots = ins_[board_.window().local_rank()] == nullptr;
+  for (size_t moved_bytes = 0; step_ <= pieces_.count; moved_bytes += slots_.piece_bytes()) {
+    bool seen = false;  // seeing again what was seen before is no movement
+    if (moved_bytes >= kBytesPerPoll || !BoardWait(board_, ticket_).poll(seen)) return false;
+    if (step_ < pieces_.count) {
+      reduce(step_);
+      ticket_ = board_.post({});
+    }
+    if (in_slots && step_ > 0) collect(step_ - 1);
+    ++step_;
+    // Into the slot of piece step_ - 2, which was just collected.
+    if (in_slots && step_ + 1 < pieces_.count) fill(board_, slots_, job_, pieces_, step_ + 1);
+    moved = true;
+  }
+  return true;
+}
+
+void Staged::waiting_for(std::vector<int>& ranks) const { BoardWait(board_, ticket_).waiting_for(ranks); }
+
+}  // namespace dcoll
