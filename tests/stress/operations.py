@@ -115,6 +115,8 @@ def finish_reduction(
 
 
 def digest(tensor: torch.Tensor) -> str:
+    if tensor.numel() == 0:
+        return "empty"
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha1(raw.numpy(), usedforsecurity=False).hexdigest()
 
