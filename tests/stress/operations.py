@@ -115,10 +115,8 @@ def finish_reduction(
 
 
 def digest(tensor: torch.Tensor) -> str:
-    if tensor.numel() == 0:
-        return "empty"
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha1(raw.numpy(), usedforsecurity=False).hexdigest()
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))  # stride 1 even of one element
+    return hashlib.sha1(dense.view(torch.uint8).numpy(), usedforsecurity=False).hexdigest()
 
 
 def started(what: str, out: Any, check: Callable[[Any], None]) -> Started:
