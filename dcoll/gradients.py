@@ -210,6 +210,7 @@ class GradientSync:
             if self._passes_left:
                 return
             grad, view = p.grad, views[index]
+            assert grad is not None
             if grad is view:
                 if self._sums_again:
                     raise self._summed_twice(index)
