@@ -286,3 +286,21 @@ def test_a_model_resized_after_the_optimizer_was_made_is_told() -> None:
             model(1.0, [0]).backward()
 
     run_ranks(1, body)
+
+
+def test_gradients_replaced_by_an_earlier_hook_in_another_layout() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = nn.Module()
+        model.p = nn.Parameter(torch.zeros(4, 3))
+
+        def turn(p: torch.Tensor) -> None:
+            p.grad = p.grad.t().contiguous().t()  # type: ignore[union-attr]
+
+        model.p.register_post_accumulate_grad_hook(turn)
+        sync = sync_of(comm, model)
+        numbers = torch.arange(12.0).reshape(4, 3)
+        (model.p * (numbers + 2 * comm.rank)).sum().backward()
+        assert torch.equal(model.p.grad, numbers + 1)
+        assert model.p.grad is sync._views[0]
+
+    run_ranks(2, body)
