@@ -216,8 +216,10 @@ class Reducer:
     def bucket_buffer(self, bucket: int) -> Buffer: ...
     def offset_bytes(self, param: int) -> int:
         """Where the parameter's gradient lies in its bucket's buffer."""
-    def mark_ready(self, param: int) -> bool:
+    def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
         """The gradient is in the bucket. Submits every bucket that became full (in bucket order).
+
+        gradient_ptr: if not 0, the gradient is there, in the parameter's order and dtype, and is copied first.
 
         Returns False when the parameter was ready already (a second backward before finish()): nothing is done then.
         """

@@ -22,6 +22,7 @@ _graph_task = torch._C._current_graph_task_id
 """The number of the backward that runs on this thread."""
 _run_backward = torch.autograd.graph._engine_run_backward.__code__
 _owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of the GradientSync that has it
+_STRIDED = torch.strided
 _NO_BACKWARD = -2  # no graph task has this number
 
 
@@ -165,7 +166,7 @@ class GradientSync:
     def _make_views(self) -> None:
         """Views into the buckets; gradients that lay in the old ones move along."""
         wrap = _TORCH.wrap
-        reducer, old = self._reducer, self._views
+        reducer, old = self._reducer, list(self._views)
         buckets = [
             wrap(buffer, torch.uint8, (buffer.nbytes,))
             for buffer in map(reducer.bucket_buffer, range(reducer.num_buckets()))
@@ -179,7 +180,7 @@ class GradientSync:
             if p.grad is not None and id(p.grad) in held:
                 p.grad = view.copy_(p.grad)
             views.append(view)
-        self._views = views
+        self._views[:] = views  # the same list: the hooks have it
 
     def extend(self, params: Iterable[torch.Tensor]) -> None:
         """More parameters. Collective: the same ones on every rank."""
@@ -199,17 +200,34 @@ class GradientSync:
     # --- during backward -------------------------------------------------------------------------------------------
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        mark_ready = self._reducer.mark_ready
+        """Called for every parameter in every backward: what is the same each time is looked up here, once."""
+        mark_ready, views = self._reducer.mark_ready, self._views
+        dtype, row_major = views[index].dtype, views[index].is_contiguous()
 
         def hook(p: torch.Tensor) -> None:
             if _graph_task() != self._task:
                 self._begin()
             if self._passes_left:
                 return
-            # Autograd adds to a .grad that is there, and makes a new tensor when it is None (after zero_grad()).
-            if (p.grad is not self._views[index] or self._sums_again) and not self._in_bucket(index):
-                return
-            if not mark_ready(index):
+            grad, view = p.grad, views[index]
+            assert grad is not None
+            if grad is view:
+                if self._sums_again:
+                    raise self._summed_twice(index)
+                ready = mark_ready(index)
+            elif row_major and grad.dtype is dtype and grad.layout is _STRIDED and grad.is_contiguous():
+                # What autograd just made, after zero_grad(). It has the parameter's shape and device, and the view has
+                # them too, or torch refuses it.
+                try:
+                    p.grad = view
+                except RuntimeError:
+                    self._in_bucket(index)
+                ready = mark_ready(index, grad.data_ptr())
+            elif self._in_bucket(index):
+                ready = mark_ready(index)
+            else:
+                return  # sparse
+            if not ready:
                 raise self._ready_twice(index)
 
         return hook

@@ -130,10 +130,11 @@ def DistributedOptimizer(
     if bucket_mb is not None and not bucket_mb >= 0:
         raise ArgumentError(f"bucket_mb is {bucket_mb}, but must be 0 (a bucket per parameter) or more MiB")
     names = _Names(optimizer, named_parameters)
-    default_mb, first_mb = _bucket_settings()
+    comm = world.communicator()
+    default_mb, first_mb = _bucket_settings(comm)
     bucket_mb = default_mb if bucket_mb is None else bucket_mb
     sync = GradientSync(
-        world.communicator(),
+        comm,
         (p for group in optimizer.param_groups for p in group["params"]),
         names,
         op,
@@ -154,10 +155,15 @@ def DistributedOptimizer(
     return wrapper
 
 
-def _bucket_settings() -> tuple[float, float]:
+def _bucket_settings(comm: _C.Communicator) -> tuple[float, float]:
     """DCOLL_BUCKET_MB and DCOLL_FIRST_BUCKET_MB."""
-    now = {name: value for name, _, _, _, value in _C.settings()}
-    return float(now["DCOLL_BUCKET_MB"]), float(now["DCOLL_FIRST_BUCKET_MB"])
+    now = {name: float(value) for name, _, _, _, value in _C.settings() if name.endswith("BUCKET_MB")}
+    bucket_mb = now["DCOLL_BUCKET_MB"]
+    if bucket_mb < 0:
+        # A collective inside a node costs microseconds, so buckets are small: each is reduced while it is in the cache,
+        # and little is left to do when backward ends. Between nodes larger messages make up for the latency.
+        bucket_mb = 4.0 if comm.num_nodes == 1 else 25.0
+    return bucket_mb, now["DCOLL_FIRST_BUCKET_MB"]
 
 
 class _Names:

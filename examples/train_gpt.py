@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
     parser.add_argument("--warmup", type=int, default=10, help="steps of linear warm-up; a cosine to a tenth follows")
     parser.add_argument("--clip", type=float, default=1.0, help="largest global norm of the averaged gradient")
-    parser.add_argument("--bucket-mb", type=float, default=25.0, help="gradient bucket size, of dcoll and DDP alike")
+    parser.add_argument("--bucket-mb", type=float, help="gradient bucket size (default: the backend's own)")
     parser.add_argument("--max-bytes", type=int, default=16 << 20, help="how much text to read at most")
     parser.add_argument("--threads", type=int, default=1, help="torch threads per rank; one, so that ranks on one node "
                         "do not compete for cores")  # fmt: skip
@@ -107,9 +107,8 @@ class DdpGlooBackend(AloneBackend):
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         # gradient_as_bucket_view: without it DDP copies every gradient once more, and the comparison would be unfair
-        wrapped = torch.nn.parallel.DistributedDataParallel(
-            model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True
-        )
+        size = {} if self.bucket_mb is None else {"bucket_cap_mb": self.bucket_mb}
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **size)
         return wrapped, optimizer
 
     def waited_seconds(self) -> float | None:

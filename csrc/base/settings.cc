@@ -21,7 +21,8 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_ARENA_MB", "0", "MiB >= 16, 0 = physical memory", "address space per rank for mapped buffers"},
     SettingInfo{"DCOLL_SLICE_KB", "64", "KiB, 1 to 4096", "longest message between two ranks (pipelining unit)"},
     SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},
-    SettingInfo{"DCOLL_BUCKET_MB", "25", "MiB > 0", "size of a gradient bucket"},
+    SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4 on one node, 25 on several",
+                "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
     SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512, avx2, generic", "instruction set of the CPU kernels"},
     SettingInfo{"DCOLL_LOG_LEVEL", "warning", "debug, info, warning, error", "what is written to standard error"},
@@ -85,7 +86,7 @@ Settings Settings::from_env() {
   if (s.arena_mb != 0 && s.arena_mb < 16) reject("DCOLL_ARENA_MB", text("DCOLL_ARENA_MB"));
   s.slice_kb = integer("DCOLL_SLICE_KB", 1, 4096);
   s.slots = integer("DCOLL_SLOTS", 1, 64);
-  s.bucket_mb = number("DCOLL_BUCKET_MB", kSmallest, 1e6);
+  s.bucket_mb = number("DCOLL_BUCKET_MB", -1, 1e6);
   s.first_bucket_mb = number("DCOLL_FIRST_BUCKET_MB", kSmallest, 1e6);
   s.simd = choice("DCOLL_SIMD");
   s.log_level = choice("DCOLL_LOG_LEVEL");

@@ -48,7 +48,12 @@ void bind_reducer(py::module_& m) {
       .def(
           "bucket_buffer", [](const Reducer& self, size_t index) { return self.bucket(index).memory; }, "bucket"_a)
       .def("offset_bytes", &Reducer::offset_bytes, "param"_a)
-      .def("mark_ready", &Reducer::mark_ready, "param"_a)
+      .def(
+          "mark_ready",
+          [](Reducer& self, size_t param, uintptr_t gradient) {
+            return self.mark_ready(param, reinterpret_cast<const void*>(gradient));
+          },
+          "param"_a, "gradient_ptr"_a = 0)
       .def("finish", &finish)
       .def("missing", &Reducer::missing)
       .def("order", &Reducer::order)

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "kernels/cast.h"
+#include "kernels/copy.h"
 
 namespace dcoll {
 namespace {
@@ -92,12 +93,15 @@ size_t Reducer::offset_bytes(size_t param) const {
   return buckets_[place.bucket].slots[place.slot].offset_bytes;
 }
 
-bool Reducer::mark_ready(size_t param) {
+bool Reducer::mark_ready(size_t param, const void* gradient) {
   if (ready_.at(param)) return false;
   ready_[param] = 1;
   arrived_.push_back(param);
   const Place& place = place_[param];
   Bucket& bucket = buckets_[place.bucket];
+  if (gradient != nullptr) {
+    kernels::stream_copy(bucket.gradient(place.slot), gradient, params_[param].count * dtype_bytes(bucket.dtype));
+  }
   write_flag(bucket.flag(place.slot), bucket.dtype, true);
   if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
   return true;

@@ -67,8 +67,9 @@ class Reducer {
   size_t bucket_of(size_t param) const { return place_.at(param).bucket; }
   size_t offset_bytes(size_t param) const;
 
-  // The gradient is in its bucket. False when it was ready already; then nothing is done.
-  bool mark_ready(size_t param);
+  // The gradient is in its bucket, or is brought there from `gradient`, where it lies in the parameter's order and
+  // dtype. False when it was ready already; then nothing is done.
+  bool mark_ready(size_t param, const void* gradient = nullptr);
   // End of backward: parameters that are not ready contribute zeros; submits the rest and waits for all buckets, by
   // `wait`, which throws what an operation failed with. Returns the parameters no rank had a gradient for. Afterwards,
   // also when it throws, no bucket is in flight (unless `wait` threw something that is no Error) and the next backward

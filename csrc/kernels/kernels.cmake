@@ -3,6 +3,7 @@
 # (and then CMAKE_CUDA_RUNTIME_LIBRARY=Static and -std=c++20).
 set(DCOLL_KERNEL_SOURCES
     csrc/kernels/cast_cpu.cc
+    csrc/kernels/copy_cpu.cc
     csrc/kernels/dispatch.cc
     csrc/kernels/isa_generic.cc
     csrc/kernels/pack_cpu.cc

@@ -72,6 +72,31 @@ TEST(averages_over_ranks_whatever_the_order_of_readiness) {
   }
 }
 
+// Gradients handed over by address, small ones and one large enough to bypass the caches on its way.
+TEST(gradients_from_elsewhere_are_brought_into_the_bucket) {
+  for (int n = 1; n <= 3; ++n) {
+    run_ranks(n, [n](Communicator& comm) {
+      const std::vector<size_t> counts = {3, 0, 50001, 64};
+      Reducer reducer(borrowed(comm), params_of(counts), {.op = ReduceOp::kSum, .bucket_bytes = 4096});
+      for (int step = 0; step < 3; ++step) {
+        for (size_t p = 0; p < counts.size(); ++p) {
+          std::vector<float> mine(counts[p] + 1);  // begins anywhere, and is gone when mark_ready returns
+          for (size_t i = 0; i < counts[p]; ++i) mine[i + 1] = static_cast<float>((i + p + step) % 97 + comm.rank());
+          CHECK(reducer.mark_ready(p, mine.data() + 1));
+          std::fill(mine.begin(), mine.end(), -1.0f);
+          CHECK(!reducer.mark_ready(p, mine.data() + 1));  // and leaves the bucket alone
+        }
+        CHECK(finish(reducer).empty());
+        for (size_t p = 0; p < counts.size(); ++p) {
+          for (size_t i = 0; i < counts[p]; ++i) {
+            CHECK_EQ(gradient(reducer, p)[i], static_cast<float>(n * ((i + p + step) % 97) + n * (n - 1) / 2));
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(unused_parameters) {
   run_ranks(3, [](Communicator& comm) {
     Reducer reducer(borrowed(comm), params_of({4, 4, 4}), {.op = ReduceOp::kSum});

@@ -243,3 +243,64 @@ def test_mixed_dtypes() -> None:
             assert p.grad.tolist() == [1.0] * 3
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("shape", [(5,), (40000,), (200, 300), (1, 1), (0,)], ids=str)
+def test_new_gradients_of_every_size_and_layout_are_brought_into_the_bucket(shape: tuple[int, ...]) -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = nn.Module()
+        model.p = nn.Parameter(torch.zeros(shape))
+        model.turned = nn.Parameter(torch.zeros(shape[::-1]).t() if len(shape) == 2 else torch.zeros(shape))
+        sync = sync_of(comm, model)
+        numbers = torch.arange(float(model.p.numel())).reshape(shape) % 251
+        for step in range(3):
+            clear(model, sync)
+            x = numbers + 2 * comm.rank + step
+            ((model.p * x).sum() + (model.turned * (x + 1)).sum()).backward()
+            for i, p in enumerate((model.p, model.turned)):
+                assert p.grad is sync._views[i]
+                assert p.grad.stride() == p.stride()
+                assert torch.equal(p.grad, numbers + 1 + step + i), step
+            sync.after_step()
+
+    run_ranks(2, body)
+
+
+def test_a_model_converted_after_the_optimizer_was_made_is_told() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy(1)
+        sync_of(comm, model)
+        model.double()
+        with pytest.raises(DcollError, match="convert or move the model first"):
+            model(1.0, [0]).backward()
+
+    run_ranks(1, body)
+
+
+def test_a_model_resized_after_the_optimizer_was_made_is_told() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Toy(1, width=5)
+        sync_of(comm, model)
+        model.w[0].data = torch.zeros(500000)
+        with pytest.raises(DcollError, match="convert or move the model first"):
+            model(1.0, [0]).backward()
+
+    run_ranks(1, body)
+
+
+def test_gradients_replaced_by_an_earlier_hook_in_another_layout() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = nn.Module()
+        model.p = nn.Parameter(torch.zeros(4, 3))
+
+        def turn(p: torch.Tensor) -> None:
+            p.grad = p.grad.t().contiguous().t()  # type: ignore[union-attr]
+
+        model.p.register_post_accumulate_grad_hook(turn)
+        sync = sync_of(comm, model)
+        numbers = torch.arange(12.0).reshape(4, 3)
+        (model.p * (numbers + 2 * comm.rank)).sum().backward()
+        assert torch.equal(model.p.grad, numbers + 1)
+        assert model.p.grad is sync._views[0]
+
+    run_ranks(2, body)

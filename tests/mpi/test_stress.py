@@ -1,0 +1,27 @@
+"""A few seconds of the stress test; `make stress` runs minutes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from mpirun import launch
+
+pytestmark = pytest.mark.mpi
+
+STRESS = Path(__file__).parent.parent / "stress" / "stress.py"
+
+
+def hashes(n: int, report: Path, **env: str) -> list[str]:
+    done = launch(n, str(STRESS), "--seed", "3", "--rounds", "2", "--report", str(report), **env)
+    assert done.returncode == 0, done.text
+    found: list[str] = json.loads(report.read_text())["hashes"]
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_no_wrong_byte_and_the_same_bits_again(n: int, tmp_path: Path) -> None:
+    assert hashes(n, tmp_path / "1.json") == hashes(n, tmp_path / "2.json", DCOLL_SPIN_US="20")
+
+
+def test_by_messages_alone(tmp_path: Path) -> None:
+    assert len(hashes(3, tmp_path / "report.json", DCOLL_TRANSPORT="mpi")) == 2
