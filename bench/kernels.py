@@ -1,10 +1,12 @@
 """How fast the CPU kernels are: GB/s of result per dtype, op, size and instruction set, next to memcpy.
 
     python bench/kernels.py                          # the usual table
+    python bench/kernels.py -p 2 4 8 --results all   # as the two-shot all-reduce: p sources into p results
     python bench/kernels.py -t bfloat16 -o max --isa avx2 --sources 4 --json kernels.json
 
-"GB/s" counts the bytes of the result; p sources and one result move (p + 1) times that, which "moved" counts.
+"GB/s" counts the bytes of one result; p sources and one result move (p + 1) times that, which "moved" counts.
 "memcpy" is moved GB/s against a plain copy of the same size (2 bytes moved per byte): about 1.0 is memory speed.
+"float32" is GB/s against float32 with the same op, when that is measured too: put it before the types compared with it.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ class Row(NamedTuple):
     gb_per_s: float
     moved_gb_per_s: float
     to_memcpy: float
+    to_float32: float | None
+    results: int
 
 
 def parse_size(text: str) -> int:
@@ -88,12 +92,14 @@ def best_seconds(call: Callable[[], object], min_seconds: float) -> float:
     return best
 
 
-def measure(options: argparse.Namespace, size: int) -> list[Row]:
-    buffers = [aligned_buffer(size, 5 * i) for i in range(options.sources + 1)]
+def measure(options: argparse.Namespace, size: int, sources: int) -> list[Row]:
+    results = sources if options.results == "all" else 1
+    buffers = [aligned_buffer(size, 5 * i) for i in range(sources + results)]
     addresses = [b.ctypes.data for b in buffers]
     copy = best_seconds(lambda: ctypes.memmove(addresses[0], addresses[1], size), options.seconds)
     copy_rate = 2 * size / copy / 1e9
-    rows = []
+    rows: list[Row] = []
+    float32: dict[tuple[str, str, bool], float] = {}
     for isa in options.isa:
         if not _C.kernels.set_isa(isa):
             print(f"# {isa}: not on this CPU or in this build")
@@ -103,16 +109,32 @@ def measure(options: argparse.Namespace, size: int) -> list[Row]:
             for op in options.op:
                 if dtype == "bool" and op == "average":
                     continue
-                scale = 1.0 / options.sources if op == "average" else 1.0
+                scale = 1.0 / sources if op == "average" else 1.0
                 for in_place in (False, True):
-                    call = partial(
-                        _C.kernels.reduce_n, addresses[in_place], addresses[1:], size // width, code, OPS[op], scale
-                    )
+                    srcs = addresses[:sources]
+                    dsts = srcs[:results] if in_place else addresses[sources:]
+                    call = partial(_C.kernels.reduce_n_to_n, dsts, srcs, size // width, code, OPS[op], scale)
                     took = best_seconds(call, options.seconds)
                     rate = size / took / 1e9
-                    moved = rate * (options.sources + 1)
+                    if dtype == "float32":
+                        float32[isa, op, in_place] = rate
+                    base = float32.get((isa, op, in_place))
+                    moved = rate * (sources + results)
                     rows.append(
-                        Row(isa, dtype, op, size, options.sources, in_place, took * 1e6, rate, moved, moved / copy_rate)
+                        Row(
+                            isa,
+                            dtype,
+                            op,
+                            size,
+                            sources,
+                            in_place,
+                            took * 1e6,
+                            rate,
+                            moved,
+                            moved / copy_rate,
+                            rate / base if base else None,
+                            results,
+                        )
                     )
                     print_row(rows[-1])
     print(f"# {size} bytes: memcpy {copy * 1e6:.2f} us, {copy_rate:.1f} GB/s moved")
@@ -122,14 +144,15 @@ def measure(options: argparse.Namespace, size: int) -> list[Row]:
 def print_header() -> None:
     print(
         f"{'isa':<8} {'type':<9} {'op':<8} {'bytes':>11} {'p':>2} {'place':<6} "
-        f"{'us':>10} {'GB/s':>8} {'moved':>8} {'memcpy':>7}"
+        f"{'us':>10} {'GB/s':>8} {'moved':>8} {'memcpy':>7} {'float32':>7}"
     )
 
 
 def print_row(r: Row) -> None:
+    to_float32 = f"{r.to_float32:.2f}" if r.to_float32 is not None else "-"
     print(
         f"{r.isa:<8} {r.dtype:<9} {r.op:<8} {r.size_bytes:>11} {r.sources:>2} {'in' if r.in_place else 'out':<6} "
-        f"{r.time_us:>10.2f} {r.gb_per_s:>8.2f} {r.moved_gb_per_s:>8.2f} {r.to_memcpy:>7.2f}",
+        f"{r.time_us:>10.2f} {r.gb_per_s:>8.2f} {r.moved_gb_per_s:>8.2f} {r.to_memcpy:>7.2f} {to_float32:>7}",
         flush=True,
     )
 
@@ -138,7 +161,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-t", "--dtype", nargs="+", choices=DTYPES, default=["float32", "float16", "bfloat16"])
     parser.add_argument("-o", "--op", nargs="+", choices=OPS, default=["sum"])
-    parser.add_argument("-b", "--size", nargs="+", type=parse_size, default=[96 << 10, 64 << 20], help="bytes; K, M, G")
+    parser.add_argument(
+        "-b",
+        "--size",
+        nargs="+",
+        type=parse_size,
+        default=[64 << 10, 512 << 10, 4 << 20, 64 << 20],
+        help="bytes; K, M, G",
+    )
     parser.add_argument(
         "--isa",
         nargs="+",
@@ -146,14 +176,19 @@ def main() -> None:
         default=[_C.kernels.active_isa()],
         help="default: what run-time dispatch chose",
     )
-    parser.add_argument("-p", "--sources", type=int, default=2, help="how many sources are combined (default 2)")
+    parser.add_argument(
+        "-p", "--sources", type=int, nargs="+", default=[2], help="how many sources are combined (default 2)"
+    )
+    parser.add_argument(
+        "--results", choices=["one", "all"], default="one", help="into one result, or as many as sources"
+    )
     parser.add_argument("--seconds", type=float, default=0.2, help="time spent on each line (default 0.2)")
     parser.add_argument("--json", metavar="FILE", help="write the rows here too")
     options = parser.parse_args()
-    if options.sources < 1:
-        parser.error(f"--sources {options.sources}: at least 1 is needed")
+    if min(options.sources) < 1:
+        parser.error(f"--sources {min(options.sources)}: at least 1 is needed")
     print_header()
-    rows = [row for size in options.size for row in measure(options, size)]
+    rows = [row for size in options.size for p in options.sources for row in measure(options, size, p)]
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump([row._asdict() for row in rows], file, indent=1)

@@ -1,8 +1,8 @@
 // Vectors of this translation unit's instruction set, and how each dtype is loaded into and stored from them.
 //
 // Written with the compilers' vector extensions (GCC, Clang), so one text serves SSE2, AVX2, AVX-512 and other CPUs;
-// intrinsics appear only where an instruction has no operator: F16C and "is any lane NaN". See dispatch.h for why all
-// of this has internal linkage.
+// intrinsics appear only where an instruction has no operator: F16C, blends and saturating subtraction. See dispatch.h
+// for why all of this has internal linkage.
 #pragma once
 
 #include <stddef.h>
@@ -12,6 +12,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 // The optimiser would leave the larger ones as calls, and pass whole rows of vectors through memory.
@@ -44,6 +46,7 @@ using HalfVec = typename VectorOf<T, kVectorBytes / 2>::Type;
 using VecF = Vec<float>;
 using VecU = Vec<uint32_t>;
 using VecI = Vec<int32_t>;
+using VecH = Vec<uint16_t>;
 
 template <class V>
 DCOLL_INLINE V load_vec(const char* p) {
@@ -157,13 +160,14 @@ struct BFloat16 {
     }
     return w;
   }
-  // Rounds to nearest even, both elements of a lane at once: `up` if the dropped half is above one half, or equal to it
-  // and the kept half is odd. Unlike a cast this needs no care for NaN: one computed from bfloat16 inputs has only
-  // zeros in the dropped half, and is never rounded up into infinity's neighbour.
+  // Rounds to nearest even, both elements of a lane at once: up if the dropped half is at least one half, where an even
+  // kept half asks for one unit more. Unlike a cast this needs no care for NaN: one computed from bfloat16 inputs has
+  // only zeros in the dropped half, and is never rounded up into infinity's neighbour.
   DCOLL_INLINE static VecU round(VecF even, VecF odd) {
-    const Vec<int16_t> kept = (Vec<int16_t>)merge((VecU)even >> 16, (VecU)odd);
-    const Vec<int16_t> dropped = (Vec<int16_t>)(merge((VecU)even, (VecU)odd << 16) ^ 0x80008000u);  // minus one half
-    return (VecU)(kept - (add_saturated(dropped, kept & (int16_t)1) > 0));
+    const VecH kept = (VecH)merge((VecU)even >> 16, (VecU)odd);
+    const VecH dropped = (VecH)merge((VecU)even, (VecU)odd << 16);
+    const VecH kept_is_even = ~kept & (VecH{} + (uint16_t)1);
+    return (VecU)(kept + (subtract_saturated(dropped, kept_is_even) >> 15));
   }
   DCOLL_INLINE static void store(char* p, const Wide<VecF>& w) {
 #pragma GCC unroll 8
@@ -179,13 +183,16 @@ struct BFloat16 {
     return (even & 0xffffu) | (odd & 0xffff0000u);
 #endif
   }
-  DCOLL_INLINE static Vec<int16_t> add_saturated(Vec<int16_t> a, Vec<int16_t> b) {
+  // Not below zero. b is 0 or 1.
+  DCOLL_INLINE static VecH subtract_saturated(VecH a, VecH b) {
 #if defined(__AVX512BW__)
-    return (Vec<int16_t>)_mm512_adds_epi16((__m512i)a, (__m512i)b);
+    return (VecH)_mm512_subs_epu16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    return (Vec<int16_t>)_mm256_adds_epi16((__m256i)a, (__m256i)b);
+    return (VecH)_mm256_subs_epu16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (VecH)_mm_subs_epu16((__m128i)a, (__m128i)b);
 #else
-    return a + (b & (a != (int16_t)0x7fff));  // b is 0 or 1
+    return a - (b & (VecH)(a != (uint16_t)0));
 #endif
   }
 };

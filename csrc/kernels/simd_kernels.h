@@ -86,20 +86,31 @@ DCOLL_INLINE Wide<Vec<T>> divide(const Wide<Vec<T>>& w, int64_t divisor) {
   return out;
 }
 
-template <class D>
-DCOLL_INLINE void apply_scale(Wide<Vec<typename D::Lane>>& w, const Scale& scale) {
-  using Lane = typename D::Lane;
-  if constexpr (std::is_floating_point_v<Lane>) {
-    const Lane factor = (Lane)scale.factor, divisor = (Lane)scale.divisor;
-    if (scale.divisor == 1) {
-#pragma GCC unroll 8
-      for (size_t u = 0; u < kUnroll; ++u) w.v[u] *= factor;
-    } else {
-#pragma GCC unroll 8
-      for (size_t u = 0; u < kUnroll; ++u) w.v[u] /= divisor;
+// A Scale made ready for vectors once per call. In the loop, converting it would cost as much as the multiplication.
+template <class Lane>
+struct VectorScale {
+  bool active, divides;
+  int64_t divisor;  // integers
+  Vec<Lane> by;     // floating types multiply or divide by this
+
+  DCOLL_INLINE explicit VectorScale(const Scale& scale)
+      : active(scale.active), divides(scale.divisor != 1), divisor(scale.divisor), by{} {
+    if constexpr (std::is_floating_point_v<Lane>) {
+      for (size_t i = 0; i < kVectorBytes / sizeof(Lane); ++i) by[i] = divides ? (Lane)divisor : (Lane)scale.factor;
     }
-  } else {
+  }
+};
+
+template <class Lane>
+DCOLL_INLINE void apply_scale(Wide<Vec<Lane>>& w, const VectorScale<Lane>& scale) {
+  if constexpr (!std::is_floating_point_v<Lane>) {
     w = divide<Lane>(w, scale.divisor);
+  } else if (scale.divides) {
+#pragma GCC unroll 8
+    for (size_t u = 0; u < kUnroll; ++u) w.v[u] /= scale.by;
+  } else {
+#pragma GCC unroll 8
+    for (size_t u = 0; u < kUnroll; ++u) w.v[u] *= scale.by;
   }
 }
 
@@ -116,7 +127,7 @@ DCOLL_INLINE void combine(Wide<Vec<typename D::Lane>>& acc, const Wide<Vec<typen
 // kSrcs, kDsts: known counts, or 0 for n_srcs, n_dsts.
 template <class D, class Op, size_t kSrcs, size_t kDsts>
 DCOLL_INLINE void reduce_step(char* const* dsts, size_t n_dsts, const char* const* srcs, size_t n_srcs, size_t at,
-                              const Scale& scale) {
+                              const VectorScale<typename D::Lane>& scale) {
   auto acc = D::load(srcs[0] + at);
   if constexpr (kSrcs != 0) {
 #pragma GCC unroll 8
@@ -124,7 +135,7 @@ DCOLL_INLINE void reduce_step(char* const* dsts, size_t n_dsts, const char* cons
   } else {
     for (size_t s = 1; s < n_srcs; ++s) combine<D, Op>(acc, D::load(srcs[s] + at));
   }
-  if (scale.active) apply_scale<D>(acc, scale);
+  if (scale.active) apply_scale(acc, scale);
   if constexpr (kDsts != 0) {
 #pragma GCC unroll 8
     for (size_t d = 0; d < kDsts; ++d) D::store(dsts[d] + at, acc);
@@ -136,7 +147,8 @@ DCOLL_INLINE void reduce_step(char* const* dsts, size_t n_dsts, const char* cons
 // The last elements, fewer than a step: the same step on zero-padded copies, so the result is the same bits.
 template <class D, class Op>
 __attribute__((noinline)) void reduce_tail(char* const* dsts, size_t n_dsts, const char* const* srcs, size_t n_srcs,
-                                           size_t at, size_t bytes, const Scale& scale) {
+                                           size_t at, size_t bytes, const Scale& scale_in) {
+  const VectorScale<typename D::Lane> scale(scale_in);
   alignas(kVectorBytes) char first[D::kStepBytes] = {}, next[D::kStepBytes] = {};
   __builtin_memcpy(first, srcs[0] + at, bytes);
   auto acc = D::load(first);
@@ -144,7 +156,7 @@ __attribute__((noinline)) void reduce_tail(char* const* dsts, size_t n_dsts, con
     __builtin_memcpy(next, srcs[s] + at, bytes);
     combine<D, Op>(acc, D::load(next));
   }
-  if (scale.active) apply_scale<D>(acc, scale);
+  if (scale.active) apply_scale(acc, scale);
   D::store(first, acc);
   for (size_t d = 0; d < n_dsts; ++d) __builtin_memcpy(dsts[d] + at, first, bytes);
 }
@@ -152,7 +164,7 @@ __attribute__((noinline)) void reduce_tail(char* const* dsts, size_t n_dsts, con
 template <class D, class Op, size_t kSrcs, size_t kDsts>
 void reduce_loop(char* const* dsts, size_t n_dsts, const char* const* srcs, size_t n_srcs, size_t bytes,
                  const Scale& scale_in) {
-  const Scale scale = scale_in;
+  const VectorScale<typename D::Lane> scale(scale_in);
   const char*
       src[kSrcs + 1];  // local copies stay in registers; through the caller's array each store would reload them
   char* dst[kDsts + 1];
@@ -164,7 +176,7 @@ void reduce_loop(char* const* dsts, size_t n_dsts, const char* const* srcs, size
   for (; at + D::kStepBytes <= bytes; at += D::kStepBytes) {
     reduce_step<D, Op, kSrcs, kDsts>(to, n_dsts, from, n_srcs, at, scale);
   }
-  if (at < bytes) reduce_tail<D, Op>(dsts, n_dsts, srcs, n_srcs, at, bytes - at, scale);
+  if (at < bytes) reduce_tail<D, Op>(dsts, n_dsts, srcs, n_srcs, at, bytes - at, scale_in);
 }
 
 // Counts of sources and destinations worth a loop of their own: p ranks to one (ring and tree steps, one-shot), p to p
