@@ -7,9 +7,10 @@ all. The timed buffers hold zeros: sums of sums stay zeros, however often they a
 import argparse
 import ctypes
 import os
+import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from check import Pattern, numpy_dtype
@@ -23,9 +24,10 @@ class Adapter:
     """The base of all engines: buffers, the exact check, and turns of calls timed one by one."""
 
     def __init__(self, args: argparse.Namespace, rank: int, share: Callable[[Any], Any]) -> None:
-        self.rank, self.ranks, self.dtype = rank, args.ranks, args.dtype
-        self.element_bytes = numpy_dtype(args.dtype).itemsize
-        self._args, self._pattern = args, Pattern(args.dtype, rank, args.ranks)
+        self.rank, self.ranks, self.dtype = rank, args.ranks, args.options["dtype"]
+        self.element_bytes = numpy_dtype(self.dtype).itemsize
+        self._max_bytes, self._cache_bytes = args.options["max_bytes"], args.options["cache_bytes"]
+        self._pattern = Pattern(self.dtype, rank, args.ranks)
         self._memory: dict[str, Any] = {}
         self._calls: dict[tuple[str, int], list[Call]] = {}
         self._next: dict[tuple[str, int], int] = {}
@@ -52,9 +54,10 @@ class Adapter:
 
     def pieces(self, variant: str, nbytes: int) -> list[Any]:
         """The buffer of that size, or those to go round, out of one allocation that serves all sizes."""
-        cache = self._args.cache_bytes
+        cache, need = self._cache_bytes, self._max_bytes
         if variant not in self._memory:
-            need = self._args.max_bytes if not cache else max(self._args.max_bytes, 2 * cache) + MAX_COPIES * CACHE_LINE
+            if cache:
+                need = max(need, 2 * cache) + MAX_COPIES * CACHE_LINE
             self._memory[variant] = self.allocate(variant, max(need, CACHE_LINE))
             self._memory[variant][:] = 0  # so that every page exists
         stride = max(-(-nbytes // CACHE_LINE), 1) * CACHE_LINE
@@ -77,6 +80,14 @@ class Adapter:
             wrong += self._pattern.count_wrong(pieces[index])
             pieces[index][:] = 0
         return wrong
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """To the coordinator's requests: "check" a size, or take a "turn" at it."""
+        variant, nbytes = request["variant"], request["bytes"]
+        if request["do"] == "check":
+            return {"wrong": self.count_wrong(variant, nbytes)}
+        times = self.run(variant, nbytes, request["warm"], request["calls"])
+        return {"median_s": statistics.median(times), "min_s": min(times)}
 
     def run(self, variant: str, nbytes: int, warm: int, count: int) -> list[float]:
         """Seconds of each of `count` calls after `warm` others, going round the buffers from where we stopped."""
@@ -207,12 +218,12 @@ class Mpi4py(Adapter):
 class OneCcl(Adapter):
     """ccl::allreduce of Intel oneCCL, through oneccl.cc."""
 
-    CODES = {
+    CODES: ClassVar = {
         "int8": 0, "uint8": 1, "int32": 4, "int64": 6, "float16": 8, "float32": 9, "float64": 10, "bfloat16": 11,
     }  # fmt: skip
 
     def join(self, args: argparse.Namespace, share: Callable[[Any], Any]) -> None:
-        library = ctypes.CDLL(args.library)
+        library = ctypes.CDLL(args.options["library"])
         library.peer_error.restype = ctypes.c_char_p
         self._all_reduce = library.peer_all_reduce
         self._all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -252,7 +263,7 @@ class Bare(Adapter):
     """
 
     def join(self, args: argparse.Namespace, share: Callable[[Any], Any]) -> None:
-        self.library = ctypes.CDLL(args.library)
+        self.library = ctypes.CDLL(args.options["library"])
         self.library.bare_memory.restype = ctypes.c_void_p
         size, number, pointer = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
         self.library.bare_memory.argtypes = [number, number, number, size]
@@ -297,8 +308,3 @@ class Bare(Adapter):
 
     def info(self) -> dict[str, Any]:
         return {"label": "two-shot loop in C"}
-
-
-ADAPTERS: dict[str, type[Adapter]] = {
-    "dcoll": Dcoll, "gloo": Gloo, "deepspeed": DeepSpeed, "mpi4py": Mpi4py, "oneccl": OneCcl, "bare": Bare,
-}  # fmt: skip

@@ -5,6 +5,7 @@ Peers that need their own MPI or their own packages live in virtual environments
 
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from interleaved.coordinator import Launch
 
@@ -53,11 +55,17 @@ class Engine:
 
 def worker(engine: Engine, setup: Setup, python: str, library: str = "") -> list[str]:
     options = {
-        "socket": setup.socket, "job": engine.name, "adapter": engine.adapter, "ranks": str(setup.ranks),
-        "cpus": ",".join(map(str, setup.cpus)), "dtype": setup.dtype, "max-bytes": str(setup.max_bytes),
-        "cache-bytes": str(setup.cache_bytes), "library": library,
+        "dtype": setup.dtype, "max_bytes": setup.max_bytes, "cache_bytes": setup.cache_bytes, "library": library,
     }  # fmt: skip
-    return [python, str(HERE / "worker.py"), *(f"--{name}={value}" for name, value in options.items() if value)]
+    return worker_command(python, setup.socket, engine.name, engine.adapter, setup.ranks, setup.cpus, options)
+
+
+def worker_command(
+    python: str, socket: str, job: str, adapter: str, ranks: int, cpus: tuple[int, ...], options: dict[str, Any]
+) -> list[str]:
+    named = {"socket": socket, "job": job, "adapter": adapter, "ranks": str(ranks), "cpus": ",".join(map(str, cpus))}
+    arguments = [f"--{name}={value}" for name, value in named.items()]
+    return [python, str(HERE / "worker.py"), *arguments, f"--options={json.dumps(options)}"]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -93,14 +101,17 @@ def mpirun_at_hand() -> tuple[str, bool]:
 
 
 def with_mpi_at_hand(engine: Engine, setup: Setup) -> Launch:
+    return by_mpirun(worker(engine, setup, sys.executable), setup.ranks)
+
+
+def by_mpirun(command: list[str], ranks: int) -> Launch:
     mpirun, is_open_mpi = mpirun_at_hand()
     options = ["--bind-to", "none"] if is_open_mpi else []
     more = {
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
-    job = [mpirun, *options, "-n", str(setup.ranks), *worker(engine, setup, sys.executable)]
-    return Launch([job], [environment(**more)])
+    return Launch([[mpirun, *options, "-n", str(ranks), *command]], [environment(**more)])
 
 
 def with_mpich(engine: Engine, setup: Setup) -> Launch:
@@ -130,7 +141,7 @@ def with_deepspeed(engine: Engine, setup: Setup) -> Launch:
     # The operator is compiled once, by `make bench-peers`. It names its shared memory by this address and port.
     more = {"TORCH_EXTENSIONS_DIR": str(python.parents[1] / "ops"), "DS_ACCELERATOR": "cpu",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid()),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}  # fmt: skip
+            "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])}  # fmt: skip
     return by_itself(worker(engine, setup, str(python)), setup.ranks, **more)
 
 
@@ -172,19 +183,21 @@ def compiled(setup: Setup, source: Path, compiler: str, options: list[str], libr
     return str(target)
 
 
+PLAIN = "plain"
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("dcoll", "dcoll", {"dcoll mapped": "mapped", "dcoll plain": "plain"}, "dcoll.allreduce_", ALL_DTYPES,
-               with_mpi_at_hand, is_peer=False),
-        Engine("mpi4py", "mpi4py", {"mpi4py": "plain"}, "mpi4py over the MPI at hand", MPI_DTYPES, with_mpi_at_hand),
-        Engine("intelmpi", "mpi4py", {"intelmpi": "plain"}, "mpi4py over Intel MPI", MPI_DTYPES, with_intel_mpi),
-        Engine("mpich", "mpi4py", {"mpich": "plain"}, "mpi4py over MPICH", MPI_DTYPES, with_mpich),
-        Engine("gloo", "gloo", {"gloo": "plain"}, "torch.distributed over Gloo", ALL_DTYPES, with_gloo),
-        Engine("deepspeed", "deepspeed", {"deepspeed": "plain"}, "DeepSpeed's shared-memory operator",
+        Engine("dcoll", "adapters.Dcoll", {"dcoll mapped": "mapped", "dcoll plain": PLAIN}, "dcoll.allreduce_",
+               ALL_DTYPES, with_mpi_at_hand, is_peer=False),
+        Engine("mpi4py", "adapters.Mpi4py", {"mpi4py": PLAIN}, "mpi4py over the MPI at hand", MPI_DTYPES,
+               with_mpi_at_hand),
+        Engine("intelmpi", "adapters.Mpi4py", {"intelmpi": PLAIN}, "mpi4py over Intel MPI", MPI_DTYPES, with_intel_mpi),
+        Engine("mpich", "adapters.Mpi4py", {"mpich": PLAIN}, "mpi4py over MPICH", MPI_DTYPES, with_mpich),
+        Engine("gloo", "adapters.Gloo", {"gloo": PLAIN}, "torch.distributed over Gloo", ALL_DTYPES, with_gloo),
+        Engine("deepspeed", "adapters.DeepSpeed", {"deepspeed": PLAIN}, "DeepSpeed's shared-memory operator",
                ("float32", "float16", "bfloat16"), with_deepspeed),
-        Engine("oneccl", "oneccl", {"oneccl": "plain"}, "Intel oneCCL", ALL_DTYPES, with_oneccl),
-        Engine("bare", "bare", {"memcpy": "memcpy", "bare": "bare"}, "limits of the hardware", MPI_DTYPES, with_bare,
-               is_peer=False),
+        Engine("oneccl", "adapters.OneCcl", {"oneccl": PLAIN}, "Intel oneCCL", ALL_DTYPES, with_oneccl),
+        Engine("bare", "adapters.Bare", {"memcpy": "memcpy", "bare": "bare"}, "limits of the hardware", MPI_DTYPES,
+               with_bare, is_peer=False),
     )
 }  # fmt: skip

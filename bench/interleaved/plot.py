@@ -26,8 +26,9 @@ def plot(document: dict[str, Any], path: Path) -> None:
         color, line = OWN.get(name) or LIMITS.get(name) or (next(colors), "-")
         own = column["kind"] == "own"
         sizes, times = [size for size, _ in points], [found["time_us"] for _, found in points]
-        axes.plot(sizes, times, line, color=color, label=column["label"], marker=None if column["kind"] == "limit" else "o",
-                  markersize=4, linewidth=2.2 if own else 1.2, zorder=3 if own else 2)  # fmt: skip
+        marker = None if column["kind"] == "limit" else "o"
+        axes.plot(sizes, times, line, color=color, label=column["label"], marker=marker, markersize=4,
+                  linewidth=2.2 if own else 1.2, zorder=3 if own else 2)  # fmt: skip
         if own:
             low, high = [found["p10_us"] for _, found in points], [found["p90_us"] for _, found in points]
             axes.fill_between(sizes, low, high, color=color, alpha=0.1, linewidth=0)

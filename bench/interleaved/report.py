@@ -91,8 +91,8 @@ def heading(document: dict[str, Any]) -> str:
     pinning = f"pinned to CPUs {pinned}" if pinned else "not pinned (more ranks than CPUs)"
     return (
         f"# All-reduce of {arguments['ranks']} ranks: dcoll and its peers, in turns\n\n"
-        f"{env['date']}, {env.get('cpu', 'unknown CPU')}, {arguments['dtype']} sum in place, {buffers}; ranks {pinning}; "
-        f"{arguments['rounds']} rounds of {1e3 * arguments['turn_s']:.0f} ms per engine and size."
+        f"{env['date']}, {env.get('cpu', 'unknown CPU')}, {arguments['dtype']} sum in place, {buffers}; "
+        f"ranks {pinning}; {arguments['rounds']} rounds of {1e3 * arguments['turn_s']:.0f} ms per engine and size."
     )
 
 
@@ -136,10 +136,9 @@ def ratios_table(rows: list[Row], columns: dict[str, Any], own: list[str]) -> st
 def notes(document: dict[str, Any]) -> str:
     """What is missing and what may mislead; always there, so that nothing is left out in silence."""
     lines = [f"- {name}: left out: {reason}" for name, reason in document["left_out"].items()]
-    lines += [
-        f"- {name}: WRONG RESULTS: {', '.join(f'{wrong} elements at {size_text(int(size))}' for size, wrong in at.items())}"
-        for name, at in document["wrong"].items()
-    ]
+    for name, at in document["wrong"].items():
+        sizes = ", ".join(f"{wrong} elements at {size_text(int(size))} bytes" for size, wrong in at.items())
+        lines.append(f"- {name}: WRONG RESULTS: {sizes}")
     lines += [
         f"- {name}: used {share:.0%} of a core while others were measured"
         for name, share in document["idle_cpu_share"].items()

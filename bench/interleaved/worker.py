@@ -4,9 +4,10 @@ Started by the coordinator. Needs only NumPy and the engine itself. While it is 
 """
 
 import argparse
+import importlib
+import json
 import os
 import select
-import statistics
 import sys
 import threading
 import time
@@ -21,13 +22,10 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--socket", required=True)
     add("--job", required=True)
-    add("--adapter", required=True)
+    add("--adapter", required=True, help="module.Class")
     add("--ranks", type=int, required=True)
     add("--cpus", default="", help="one CPU per rank, like 0,1; empty: no pinning")
-    add("--dtype", default="float32")
-    add("--max-bytes", type=int, default=0)
-    add("--cache-bytes", type=int, default=0, help="go round buffers that exceed so much; 0: always the same buffer")
-    add("--library", default="", help="what the adapter loads, where that is compiled for the benchmark")
+    add("--options", type=json.loads, default={}, help="what the adapter reads of its arguments, as JSON")
     return parser.parse_args()
 
 
@@ -70,15 +68,10 @@ def serve(channel: Channel, adapter: Any) -> None:
     while True:
         request = channel.receive()
         idle.turn_begins()
-        what, variant, nbytes = request["do"], request.get("variant", ""), request.get("bytes", 0)
-        if what == "stop":
+        if request["do"] == "stop":
             channel.send({"idle_cpu_s": idle.cpu_s, "idle_wall_s": idle.wall_s})
             return
-        if what == "check":
-            answer: dict[str, Any] = {"wrong": adapter.count_wrong(variant, nbytes)}
-        else:
-            times = adapter.run(variant, nbytes, request["warm"], request["calls"])
-            answer = {"median_s": statistics.median(times), "min_s": min(times)}
+        answer = adapter.answer(request)
         channel.send(answer)
         idle.turn_ends()
 
@@ -99,9 +92,8 @@ def main() -> int:
         return channel.receive()["share"]
 
     try:
-        from adapters import ADAPTERS
-
-        adapter = ADAPTERS[args.adapter](args, rank, share)
+        module, name = args.adapter.split(".")
+        adapter = getattr(importlib.import_module(module), name)(args, rank, share)
         channel.send({"ready": adapter.info()})
         serve(channel, adapter)
         adapter.close()
