@@ -178,8 +178,8 @@ def main(argv: list[str] | None = None) -> int:
     print(overlap_table(rows))
     if memory:
         print(
-            f"\nPeak memory of the job after {WARM_STEPS} steps. Total: the ranks' peak resident sets (VmHWM), with each "
-            f"page of\nshared memory counted once (Pss of /proc/self/smaps_rollup).\n\n{memory_table(memory)}"
+            f"\nPeak memory of the job after {WARM_STEPS} steps. Total: the ranks' peak resident sets (VmHWM), "
+            f"with each page\nof shared memory counted once (Pss of /proc/self/smaps_rollup).\n\n{memory_table(memory)}"
         )
     for name, reason in (failures | more_failures).items():
         print(f"{name}: left out: {reason}")
