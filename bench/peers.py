@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("-t", "--dtype", type=parse_dtype, default="float32", dest="datatype", help="element type (default float32)")
     add("--engines", default=",".join(ENGINES), metavar="A,B", help=f"of {', '.join(ENGINES)} (default: all)")
     add("--rounds", type=at_least(1), default=15, metavar="N", help="turns per engine and size (default 15)")
+    add("--seconds", type=at_least(1), default=0, metavar="S", help="begin no further round after so long (default: no "
+        "limit)")  # fmt: skip
     add("--turn-ms", type=at_least(1), default=50, metavar="MS", help="how long a turn should be (default 50)")
     add("--rotate", action="store_true", help="go round buffers that exceed the caches, as bench/all_reduce.py does, "
         "instead of using the same one again and again")  # fmt: skip
@@ -118,8 +121,13 @@ class Run:
         self.call_s[column, size] = seconds
         return seconds
 
-    def measure(self) -> None:
+    def measure(self) -> int:
+        """Rounds of turns; returns how many there were."""
+        begin = time.monotonic()
         for number in range(self.args.rounds):
+            if number and self.args.seconds and time.monotonic() - begin > self.args.seconds:
+                print(file=sys.stderr)
+                return number
             for size in self.sizes:
                 for column in self.columns:
                     fit = 1e-3 * self.args.turn_ms / max(self.call_s.get((column, size), 1.0), 1e-7)
@@ -128,6 +136,7 @@ class Run:
                     self.samples[size][column].append(self.turn(column, size, warm, calls))
             print(f"\rround {number + 1} of {self.args.rounds}", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
+        return self.args.rounds
 
     def kind(self, column: str) -> str:
         engine, _ = self.columns[column]
@@ -140,7 +149,9 @@ class Run:
         return str(infos[name]["label"]) if name in infos else column
 
 
-def document(run: Run, setup: Setup, infos: dict[str, dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:
+def document(
+    run: Run, setup: Setup, rounds: int, infos: dict[str, dict[str, Any]], last: dict[str, Any]
+) -> dict[str, Any]:
     """Everything about the run, as plain data."""
     names = {kind: [c for c in run.columns if run.kind(c) == kind] for kind in ("own", "peer")}
     idle = {name: max(a["idle_cpu_s"] / max(a["idle_wall_s"], 1e-9) for a in answers) for name, answers in last.items()}
@@ -150,7 +161,7 @@ def document(run: Run, setup: Setup, infos: dict[str, dict[str, Any]], last: dic
     return {
         "environment": environment,
         "arguments": {
-            "ranks": setup.ranks, "cpus": list(setup.cpus), "dtype": setup.dtype, "rounds": run.args.rounds,
+            "ranks": setup.ranks, "cpus": list(setup.cpus), "dtype": setup.dtype, "rounds": rounds,
             "turn_s": 1e-3 * run.args.turn_ms, "rotate": run.args.rotate, "engines": run.args.engines,
         },
         "columns": {
@@ -180,8 +191,8 @@ def main(argv: list[str] | None = None) -> int:
         if not run.columns:
             raise SystemExit("peers: no engine is left to measure")
         run.check()
-        run.measure()
-        result = document(run, setup, infos, coordinator.stop())
+        rounds = run.measure()
+        result = document(run, setup, rounds, infos, coordinator.stop())
     text = report.markdown(result)
     print(text, end="")
     if args.json:

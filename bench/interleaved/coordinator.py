@@ -75,8 +75,11 @@ class Job:
 
     def last_words(self) -> str:
         """The end of what the job printed, for messages."""
+        time.sleep(0.1)  # the system may need a moment to tell how it ended
+        ended = [process.returncode for process in self.processes if process.poll()]
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return ": " + " | ".join(lines[-3:]) if lines else ""
+        status = f" (status {ended[0]})" if ended else ""
+        return status + (": " + " | ".join(lines[-3:]) if lines else "")
 
     def kill(self) -> None:
         """End every process of the job, by its number: those we started and those that said hello."""
@@ -194,12 +197,12 @@ class Coordinator:
     def _check_start(self, job: Job, timeout_s: float, late: bool) -> None:
         if job.name not in self.jobs or len(job.ready) == job.ranks:
             return
-        ended = [process.returncode for process in job.processes if process.poll() is not None]
+        ended = any(process.poll() is not None for process in job.processes)
         if late:
             missing = [str(rank) for rank in range(job.ranks) if rank not in job.ready]
             self._fail(job, f"hung: rank(s) {', '.join(missing)} not ready within {timeout_s:g} s{job.last_words()}")
         elif ended and not job.channels:
-            self._fail(job, f"ended with status {ended[0]} before it connected{job.last_words()}")
+            self._fail(job, f"ended before it connected{job.last_words()}")
 
     def _fail(self, job: Job, reason: str) -> None:
         self.failures[job.name] = reason
