@@ -173,6 +173,8 @@ class Coordinator:
             with contextlib.suppress(Closed):
                 channel.send(job.shared)
         selector.register(channel, selectors.EVENT_READ, (job, hello["rank"], channel))
+        if channel.has_message():
+            self._hear(selector, job, hello["rank"], channel, deadline)
 
     def _hear(self, selector: selectors.BaseSelector, job: Job, rank: int, channel: Channel, deadline: float) -> None:
         try:
@@ -187,6 +189,8 @@ class Coordinator:
                 if other is not channel:
                     with contextlib.suppress(Closed):  # noticed when that rank is heard
                         other.send(message)
+            if channel.has_message():
+                self._hear(selector, job, rank, channel, deadline)
             return
         selector.unregister(channel)
         if "failed" in message:

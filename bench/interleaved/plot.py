@@ -34,6 +34,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
             axes.fill_between(sizes, low, high, color=color, alpha=0.1, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.set_xticks([row["size"] for row in document["rows"]])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(round(value))))
     axes.set_xlabel("bytes")
     axes.set_ylabel("microseconds per call (median)")

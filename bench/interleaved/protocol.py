@@ -24,6 +24,10 @@ class Channel:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    def has_message(self) -> bool:
+        """A whole message has been read already: the socket will not tell of it again."""
+        return b"\n" in self._pending
+
     def send(self, message: dict[str, Any]) -> None:
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")

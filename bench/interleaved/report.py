@@ -12,6 +12,11 @@ from typing import Any
 Samples = dict[int, dict[str, list[float | None]]]
 """Bytes -> column -> seconds by round; None where the engine had no turn (it failed)."""
 Row = dict[str, Any]
+LIMITS = (
+    "bare: the two-shot loop over mapped buffers in C, without a library. memcpy: every rank copies as many private "
+    "bytes; that moves what an all-reduce in place moves, but from one buffer to another, so it leaves the caches "
+    "at half the size."
+)
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
@@ -81,7 +86,7 @@ def markdown(document: dict[str, Any]) -> str:
             f"Time of each peer over that of {' / '.join(own)}:",
             ratios_table(rows, columns, own),
         ]
-    return "\n\n".join([*parts, notes(document)]) + "\n"
+    return "\n\n".join([*parts, LIMITS, notes(document)]) + "\n"
 
 
 def heading(document: dict[str, Any]) -> str:
