@@ -16,9 +16,8 @@ class Exact(Adapter):
         return lambda: self.result_into(raw)
 
     def result_into(self, raw):
-        if raw.any():  # a timed buffer holds zeros, which stay
-            for part in self._pattern._blocks(raw):
-                part[:] = self._pattern.result[: len(part)]
+        for part in self._pattern._blocks(raw):
+            part[:] = self._pattern.result[: len(part)]
 
     def info(self):
         return {"label": "fake"}
@@ -29,7 +28,7 @@ class Wrong(Exact):
 
     def result_into(self, raw):
         super().result_into(raw)
-        if self.rank == 1 and raw.any():
+        if self.rank == 1:
             raw[-1] += 1
 
 
