@@ -29,7 +29,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -
 	-DDCOLL_MPICC=$(or $(MPICC_FOUND),OFF) -DDCOLL_WERROR=ON
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: help build demo test test-cpp test-python stress bench lint format sanitize clean
+.PHONY: help build demo test test-cpp test-python stress bench peers bench-peers lint format sanitize clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -73,6 +73,46 @@ stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECOND
 
 bench: build  ## all-reduce on 2 pinned ranks: time, algbw, busbw over sizes (ARGS="-b 8 -e 128M" for more)
 	$(MPIRUN) -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)
+
+# The peers that need an MPI or packages of their own: a virtual environment each. They are only compared with.
+PEERS := build/peers
+PEER_PIP = $(@D)/bin/pip install -q -c constraints.txt
+# What DeepSpeed asks for but torch, which it finds through a .pth file: no second copy of torch is installed.
+DEEPSPEED_NEEDS := einops hjson msgpack ninja numpy packaging psutil py-cpuinfo pydantic setuptools tqdm
+
+$(PEERS)/mpich/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(PEER_PIP) mpich mpi4py numpy
+	@touch $@
+
+$(PEERS)/intelmpi/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(PEER_PIP) impi-rt mpi4py numpy
+	@touch $@
+
+$(PEERS)/oneccl/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(PEER_PIP) oneccl oneccl-devel impi-rt numpy
+	@touch $@
+
+$(PEERS)/deepspeed/.installed: constraints.txt | build
+	$(PYTHON) -m venv $(@D)
+	$(PEER_PIP) $(DEEPSPEED_NEEDS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-dcoll.pth"
+	DS_BUILD_OPS=0 $(PEER_PIP) --no-deps --no-build-isolation deepspeed
+	PATH="$(CURDIR)/$(@D)/bin:$$PATH" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/$(@D)/ops $(@D)/bin/python -c \
+		'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)'
+	@touch $@
+
+# A peer that cannot be installed here is named by the benchmark, which runs without it.
+peers: build
+	-$(MAKE) -k --no-print-directory $(addprefix $(PEERS)/,$(addsuffix /.installed,mpich intelmpi oneccl deepspeed))
+
+bench-peers: peers  ## dcoll against MPI, Gloo, DeepSpeed, oneCCL in turns: bench/results/peers-2-ranks.* (ARGS=...)
+	$(BIN)/python bench/peers.py --ranks 2 \
+		--json bench/results/peers-2-ranks.json --markdown bench/results/peers-2-ranks.md \
+		--plot bench/results/peers-2-ranks.png $(ARGS)
 
 lint: build  ## ruff, mypy, clang-format
 	$(BIN)/ruff check $(PY_FILES)

@@ -1,0 +1,119 @@
+"""A rank that trains the example GPT a few steps per turn (bench/overlap.py)."""
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+class Training:
+    """examples/train_gpt.py with one of its backends, step by step."""
+
+    def __init__(self, args: argparse.Namespace, rank: int, share: Callable[[Any], Any]) -> None:
+        # DDP meets at a port that only rank 0 can know to be free.
+        os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"] = "127.0.0.1", "lo"
+        os.environ["MASTER_PORT"] = str(share(free_port() if rank == 0 else None))
+        sys.path.insert(0, str(EXAMPLES))
+        import train_gpt
+
+        # The script's own command line, so that model, text and defaults are the example's.
+        sys.argv = ["train_gpt.py", "--backend", args.options["backend"], *args.options["arguments"]]
+        self.config = train_gpt.parse_arguments()
+        torch.set_num_threads(self.config.threads)
+        torch.manual_seed(self.config.seed)
+        self.backend = train_gpt.BACKENDS[self.config.backend](self.config)
+        model = train_gpt.GPT(self.config.layers, self.config.heads, self.config.width, self.config.block)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.1)
+        self.model, self.optimizer = self.backend.wrap(model, optimizer)
+        self.batches = train_gpt.Batches(self.config, rank, args.ranks)
+        self.buckets: list[torch.Tensor] = []
+
+    def info(self) -> dict[str, Any]:
+        tokens = self.config.batch * self.config.block
+        return {"parameters": self.parameters, "tokens_per_rank_and_step": tokens, "torch": torch.__version__}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """To "steps", "communicate" and "memory"."""
+        if request["do"] == "steps":
+            waited = self.backend.waited_seconds()
+            times = [self.step() for _ in range(request["count"])]
+            return {"step_s": times, "waited_s": None if waited is None else self.backend.waited_seconds() - waited}
+        if request["do"] == "communicate":
+            return {"seconds": self.communicate()}
+        return memory_of_this_process()
+
+    def step(self) -> float:
+        """One step as in train_gpt.train()."""
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        loss = self.model(*self.batches.next())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+    def communicate(self) -> float:
+        """Seconds to reduce as many bytes as the gradients have, in pieces of the bucket size, nothing else running."""
+        name = self.config.backend
+        if name == "none":
+            return 0.0
+        import dcoll
+
+        if not self.buckets:
+            piece, left = int(self.config.bucket_mb * (1 << 20)) // 4, self.parameters
+            make = dcoll.empty if name == "dcoll" else torch.empty
+            while left > 0:
+                self.buckets.append(make((min(piece, left),), dtype=torch.float32).zero_())
+                left -= piece
+        start = time.perf_counter()
+        for bucket in self.buckets:
+            if name == "dcoll":
+                dcoll.allreduce_(bucket, op=dcoll.Sum)
+            else:
+                torch.distributed.all_reduce(bucket)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        if self.config.backend == "dcoll":
+            import dcoll
+
+            dcoll.shutdown()
+        elif self.config.backend == "ddp-gloo":
+            torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def memory_of_this_process() -> dict[str, Any]:
+    """Kilobytes: the peak resident set, and what of the resident set now is shared memory.
+
+    A page that two ranks have mapped is in the resident set of both. In "pss_shmem" it counts half in each.
+    """
+    status = read_kb("/proc/self/status")
+    rollup = read_kb("/proc/self/smaps_rollup")
+    shared = status.get("RssShmem", 0)
+    return {
+        "peak_rss_kb": status["VmHWM"],
+        "rss_shmem_kb": shared,
+        "pss_shmem_kb": rollup.get("Pss_Shmem", shared),
+        "pss_kb": rollup.get("Pss", 0),
+    }
+
+
+def read_kb(path: str) -> dict[str, int]:
+    """The lines 'Name:   123 kB' of a file of /proc."""
+    fields = (line.split() for line in Path(path).read_text().splitlines())
+    return {field[0].rstrip(":"): int(field[1]) for field in fields if len(field) == 3 and field[2] == "kB"}
