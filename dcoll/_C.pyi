@@ -109,9 +109,15 @@ class Communicator:
         algo: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
+    def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...
     def allgather(self, in_ptr: int, rows: int, row_bytes: int, dtype: int, name: str = "") -> Handle:
         """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts."""
+    def allgather_sync(
+        self, in_ptr: int, rows: int, row_bytes: int, dtype: int, name: str = ""
+    ) -> tuple[Buffer, list[int]]:
+        """The output and the counts."""
     def reducescatter(
         self,
         in_ptr: int,
@@ -125,9 +131,26 @@ class Communicator:
         postscale: float = 1.0,
     ) -> Handle:
         """rows of row_elems elements are reduced; each rank keeps rows // size, the first rows % size one more."""
+    def reducescatter_sync(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        rows: int,
+        row_elems: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None: ...
     def alltoall(self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = "") -> Handle:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
+    def alltoall_sync(
+        self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = ""
+    ) -> tuple[Buffer, list[int]]:
+        """The output and the counts."""
     def barrier(self, name: str = "") -> Handle: ...
+    def barrier_sync(self, name: str = "") -> None: ...
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
     def fail(self, text: str) -> None:

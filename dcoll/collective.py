@@ -1,7 +1,7 @@
 """The collectives on a given communicator. collectives.py has them under Horovod's names, on the communicator of the
 job.
 
-Every function that starts a collective returns a Handle; allreduce_sync and allreduce_sync_ run on the calling thread.
+Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
 """
 
 import math
@@ -13,7 +13,7 @@ from dcoll import _C
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
-from dcoll.tensors import CODES, KINDS, code_of, kind_of
+from dcoll.tensors import CODES, KINDS, Kind, code_of, kind_of
 
 
 def _code(tensor: Any) -> int:
@@ -117,6 +117,28 @@ def broadcast_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Hand
     return _in_place(core, tensor, target)
 
 
+def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    if comm.rank == root:
+        kind.store(out, source)
+    comm.broadcast_sync(kind.address(out), _nbytes(out), root, code, name)
+    return out if source is tensor else kind.like(tensor, out)
+
+
+def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    comm.broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name)
+    if target is tensor:
+        kind.changed(tensor)
+    else:
+        kind.store(tensor, target)
+    return tensor
+
+
 def _nbytes(tensor: Any) -> int:
     return int(tensor.nbytes)
 
@@ -143,6 +165,16 @@ def allgather(comm: _C.Communicator, tensor: Any, name: str) -> Handle:
     return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
 
 
+def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "allgather")
+    row_shape = tuple(source.shape[1:])
+    row_bytes = math.prod(row_shape) * source.itemsize
+    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, _code(source), name)
+    return kind.wrap(output, source.dtype, (sum(counts), *row_shape))
+
+
 def reducescatter(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
@@ -152,11 +184,31 @@ def reducescatter(
     source = kind.dense(tensor)
     rows = _rows(source, "reducescatter")
     code = _code(source)
-    out = kind.empty_like(source[: rows // comm.size + (comm.rank < rows % comm.size)])
+    out = _own_share(comm, kind, source, rows)
     core = comm.reducescatter(
         kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
     )
     return Handle(core, source, None, out)
+
+
+def _own_share(comm: _C.Communicator, kind: Kind, source: Any, rows: int) -> Any:
+    return kind.empty_like(source[: rows // comm.size + (comm.rank < rows % comm.size)])
+
+
+def reducescatter_sync(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Any:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "reducescatter")
+    code = _code(source)
+    out = _own_share(comm, kind, source, rows)
+    comm.reducescatter_sync(
+        kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
+    )
+    return out
 
 
 def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
@@ -174,6 +226,17 @@ def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, n
         return out if splits is None else (out, kind.counts(counts))
 
     return Handle(core, source, finish, None)
+
+
+def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    send = _splits(comm, _rows(source, "alltoall"), splits)
+    row_shape = tuple(source.shape[1:])
+    row_bytes = math.prod(row_shape) * source.itemsize
+    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, _code(source), name)
+    out = kind.wrap(output, source.dtype, (sum(counts), *row_shape))
+    return out if splits is None else (out, kind.counts(counts))
 
 
 def _splits(comm: _C.Communicator, rows: int, splits: Iterable[int] | None) -> list[int]:

@@ -14,6 +14,13 @@ uint64_t Board::post(const BoardEntry::Post& post) {
   return ticket;
 }
 
+bool Board::fingerprints_equal(uint64_t ticket) {
+  for (int rank = 1; rank < size_; ++rank) {
+    if (at(rank, ticket).fingerprint != at(0, ticket).fingerprint) return false;
+  }
+  return true;
+}
+
 bool BoardWait::poll(bool& moved) {
   while (next_ < board_.size() && board_.seen(next_, ticket_)) {
     ++next_;

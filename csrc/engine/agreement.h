@@ -24,6 +24,8 @@ class Board {
   bool seen(int rank, uint64_t ticket) { return window_.board(rank).posted.load(std::memory_order_acquire) >= ticket; }
   uint64_t next_ticket() const { return ticket_ + 1; }
   const BoardEntry::Post& at(int rank, uint64_t ticket) { return window_.board(rank).post[ticket % 2]; }
+  // Whether all ranks posted the same fingerprint with `ticket`, which all have made.
+  bool fingerprints_equal(uint64_t ticket);
   int size() const { return size_; }
   Window& window() { return window_; }
 

@@ -123,13 +123,6 @@ Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct)
   return entry;
 }
 
-bool fingerprints_equal(Board& board, uint64_t ticket) {
-  for (int rank = 1; rank < board.size(); ++rank) {
-    if (board.at(rank, ticket).fingerprint != board.at(0, ticket).fingerprint) return false;
-  }
-  return true;
-}
-
 int count_mapped(Board& board, uint64_t ticket) {
   int mapped = 0;
   for (int rank = 0; rank < board.size(); ++rank) {
@@ -144,6 +137,11 @@ bool use_direct(const Fabric& fabric, const Request& r) {
   if (r.kind != Kind::kAllReduce || fabric.board == nullptr || fabric.size == 1) return false;
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   return algo == "auto" || algo == "direct";
+}
+
+// The same for the other collectives, which have no algorithm of their own to choose.
+bool use_pull(const Fabric& fabric, const Request& r) {
+  return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct");
 }
 
 std::string choose_algorithm(Fabric& fabric, const Request& r) {
@@ -241,7 +239,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const ReduceJob job = job_of(r, f.size);
-  const bool direct = use_direct(f, r);
+  const bool direct = use_direct(f, r), pulls = use_pull(f, r);
   bool equal = true;
 
   // 0. Once: where everybody's slots are.
@@ -249,15 +247,16 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     BoardWait everybody(*f.board, f.slots_posted);
     co_await everybody;
     f.slots->learn(f.slots_posted);
+    f.pull_slots->learn(f.slots_posted);
     f.slots_posted = 0;
   }
 
   // 1. Everybody shows what it called. Small operands ride along, so that this is all there is to wait for.
   if (f.size > 1 && f.board != nullptr) {
-    if (entry.ticket == 0) entry = enter(f, r, job, direct);
+    if (entry.ticket == 0) entry = pulls ? Entry{Pull::enter(*f.board, *f.pull_slots, r)} : enter(f, r, job, direct);
     BoardWait everybody(*f.board, entry.ticket);
     co_await everybody;
-    equal = fingerprints_equal(*f.board, entry.ticket);
+    equal = f.board->fingerprints_equal(entry.ticket);
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -270,6 +269,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     throw MismatchError(mismatch_text(calls.all, f.size));
   }
   if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown) co_return;
+
+  if (pulls) {
+    Pull pull(*f.board, *f.pull_slots, op, entry.ticket);
+    co_await pull;
+    co_return;
+  }
 
   // 2. Ragged collectives: how many rows come from whom.
   if (r.kind == Kind::kAllGather) {
@@ -310,6 +315,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
 }
 
+bool pulls_now(const Fabric& fabric, const Request& request) {
+  if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
+  return request.kind == Kind::kBarrier || use_pull(fabric, request);
+}
+
 bool OneShot::suits(const Fabric& fabric, const Request& request) {
   return use_direct(fabric, request) && fabric.slots_posted == 0 &&
          request.count * dtype_bytes(request.dtype) <= kOneShotBytes;
@@ -322,7 +332,7 @@ OneShot::OneShot(Fabric& fabric, const Request& request)
       everybody_(*fabric.board, entry_.ticket) {}
 
 bool OneShot::finish() {
-  if (!fingerprints_equal(*fabric_.board, entry_.ticket)) return false;
+  if (!fabric_.board->fingerprints_equal(entry_.ticket)) return false;
   fabric_.slots->reduce(entry_.ticket, job_, 0, job_.count);
   return true;
 }

@@ -10,6 +10,7 @@
 
 #include "engine/agreement.h"
 #include "engine/direct.h"
+#include "engine/direct_collectives.h"
 #include "engine/operation.h"
 #include "engine/task.h"
 #include "plan/algorithms.h"
@@ -19,12 +20,13 @@
 
 namespace dcoll {
 
-// What a communicator's collectives work with. `board` and `slots` exist where all ranks share mapped memory.
+// What a communicator's collectives work with. `board` and the slots exist where all ranks share mapped memory.
 struct Fabric {
   Transport* transport = nullptr;
   std::shared_ptr<Window> window;
   std::unique_ptr<Board> board;
   std::unique_ptr<Slots> slots;
+  std::unique_ptr<PullSlots> pull_slots;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   int rank = 0;
@@ -54,7 +56,10 @@ struct Entry {
   bool in_slot = false;
 };
 
-// The whole collective. `entry`: already made by OneShot.
+// Whether PullNow may be tried.
+bool pulls_now(const Fabric& fabric, const Request& request);
+
+// The whole collective. `entry`: already made by OneShot or PullNow.
 Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 
 // A small all-reduce over mapped memory without a coroutine: what a synchronous call tries first. One barrier, no

@@ -45,7 +45,9 @@ Communicator::Communicator(Members members, const Settings& settings)
 void Communicator::connect_slots() {
   fabric_.board = std::make_unique<Board>(*members_.window);
   fabric_.slots = std::make_unique<Slots>(members_.window, *fabric_.board);
-  fabric_.slots_posted = fabric_.board->post({.value = fabric_.slots->own_offset()});
+  fabric_.pull_slots = std::make_unique<PullSlots>(members_.window, *fabric_.board);
+  fabric_.slots_posted =
+      fabric_.board->post({.offset_in = fabric_.pull_slots->own_offset(), .value = fabric_.slots->own_offset()});
 }
 
 Communicator::~Communicator() {
@@ -90,27 +92,48 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       if (try_one_shot(request, entry)) return nullptr;
       // Entered, but not everybody came at once (or they called something else): the ordinary way from here.
       auto operation = std::make_shared<Operation>(std::move(request));
-      operation->task = run_collective(fabric_, *operation, entry);
-      operation->started = true;
-      operation->last_moved = Clock::now();
-      queue_.push_back(operation);
-      pending_.store(true, std::memory_order_release);
+      go_on(operation, entry);
+      return operation;
+    }
+    if (free && pulls_now(fabric_, request)) {
+      request.validate(members_.size);
+      auto operation = std::make_shared<Operation>(std::move(request));
+      PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
+      if (finish_now(pull)) {
+        operation->done.store(true, std::memory_order_release);
+      } else {
+        go_on(operation, Entry{pull.ticket()});
+      }
       return operation;
     }
   }
   return submit(std::move(request), Start::kByWaiter);
 }
 
+// Takes over an operation that has entered and could not be finished on the spot. Drive lock held, nothing queued.
+void Communicator::go_on(const std::shared_ptr<Operation>& operation, Entry entry) {
+  operation->task = run_collective(fabric_, *operation, entry);
+  operation->started = true;
+  operation->last_moved = Clock::now();
+  queue_.push_back(operation);
+  pending_.store(true, std::memory_order_release);
+}
+
 // Drive lock held, so for a few microseconds only.
-bool Communicator::try_one_shot(const Request& request, Entry& entry) {
+template <typename Form>
+bool Communicator::finish_now(Form& form) {
   constexpr int kPolls = 1000;
-  OneShot one_shot(fabric_, request);
-  entry = one_shot.entry();
   for (int i = 0; i < kPolls; ++i) {
-    if (one_shot.poll()) return one_shot.finish();
+    if (form.poll()) return form.finish();
     cpu_relax();
   }
   return false;
+}
+
+bool Communicator::try_one_shot(const Request& request, Entry& entry) {
+  OneShot one_shot(fabric_, request);
+  entry = one_shot.entry();
+  return finish_now(one_shot);
 }
 
 // Lets the background thread look after what is pending, unless somebody waits and thereby drives.

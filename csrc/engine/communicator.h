@@ -53,8 +53,8 @@ class Communicator {
   // ArgumentError, or the failure of this communicator.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
-  // For a caller that is about to wait: finishes a small all-reduce on the spot and returns null, if the peers are
-  // there and nothing is queued; otherwise as submit(kByWaiter).
+  // For a caller that is about to wait: finishes a small collective on the spot, if the peers are there and nothing is
+  // queued, and returns null (all-reduce) or the operation, done. Otherwise as submit(kByWaiter).
   std::shared_ptr<Operation> run_or_submit(Request request);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
@@ -91,6 +91,9 @@ class Communicator {
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
   void hand_over();
+  void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
+  template <typename Form>
+  static bool finish_now(Form& form);
   bool try_one_shot(const Request& request, Entry& entry);
   void background();
   std::string stall_text(const Operation& operation, double seconds) const;

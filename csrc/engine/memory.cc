@@ -12,8 +12,13 @@ std::shared_ptr<Memory> Memory::mapped(std::shared_ptr<Window> window, size_t by
 }
 
 std::shared_ptr<Memory> Memory::plain(size_t bytes) {
+  auto memory = uninitialized(bytes);
+  std::memset(memory->data(), 0, bytes);
+  return memory;
+}
+
+std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
   auto* block = static_cast<std::byte*>(::operator new(std::max<size_t>(bytes, 1), std::align_val_t{kAlignment}));
-  std::memset(block, 0, bytes);
   return std::shared_ptr<Memory>(new Memory(nullptr, block, bytes));
 }
 

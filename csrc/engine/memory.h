@@ -16,6 +16,8 @@ class Memory {
   static std::shared_ptr<Memory> mapped(std::shared_ptr<Window> window, size_t bytes);
   // Zeroed, private.
   static std::shared_ptr<Memory> plain(size_t bytes);
+  // Private, for what is about to be overwritten.
+  static std::shared_ptr<Memory> uninitialized(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
