@@ -165,14 +165,37 @@ def allgather(comm: _C.Communicator, tensor: Any, name: str) -> Handle:
     return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
 
 
+_GUESS_BYTES = 256 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
+
+
+def _row_bytes(tensor: Any) -> int:
+    shape = tensor.shape
+    return _nbytes(tensor) // shape[0] if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
+
+
+def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
+    """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
+    if 0 < nbytes <= _GUESS_BYTES:
+        out = kind.new_empty(source, (rows, *source.shape[1:]))
+        return out, kind.address(out), nbytes
+    return None, 0, 0
+
+
+def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:
+    return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]))
+
+
 def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = _rows(source, "allgather")
-    row_shape = tuple(source.shape[1:])
-    row_bytes = math.prod(row_shape) * source.itemsize
-    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, _code(source), name)
-    return kind.wrap(output, source.dtype, (sum(counts), *row_shape))
+    row_bytes = _row_bytes(source)
+    # Ranks mostly bring as many rows as this one.
+    guess = rows * comm.size
+    out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
+    code = _code(source)
+    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, code, name, address, nbytes)
+    return out if output is None else _wrap_rows(kind, output, source, counts)
 
 
 def reducescatter(
@@ -192,7 +215,7 @@ def reducescatter(
 
 
 def _own_share(comm: _C.Communicator, kind: Kind, source: Any, rows: int) -> Any:
-    return kind.empty_like(source[: rows // comm.size + (comm.rank < rows % comm.size)])
+    return kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
 
 
 def reducescatter_sync(
@@ -231,11 +254,15 @@ def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, n
 def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    send = _splits(comm, _rows(source, "alltoall"), splits)
-    row_shape = tuple(source.shape[1:])
-    row_bytes = math.prod(row_shape) * source.itemsize
-    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, _code(source), name)
-    out = kind.wrap(output, source.dtype, (sum(counts), *row_shape))
+    rows = _rows(source, "alltoall")
+    send = _splits(comm, rows, splits)
+    row_bytes = _row_bytes(source)
+    # What is shared evenly comes back as many rows.
+    out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
+    code = _code(source)
+    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, code, name, address, nbytes)
+    if output is not None:
+        out = _wrap_rows(kind, output, source, counts)
     return out if splits is None else (out, kind.counts(counts))
 
 

@@ -28,7 +28,7 @@ def broadcast_bytes(comm: _C.Communicator, data: bytearray, root: int, name: str
 def allgather_bytes(comm: _C.Communicator, data: bytearray, name: str) -> list[bytes]:
     """Every rank's bytes, whose lengths may differ."""
     output, counts = comm.allgather_sync(_address(data), len(data), 1, _C.UINT8, name)
-    received = bytes(output) if sum(counts) else b""
+    received = bytes(output) if output else b""
     ends = [sum(counts[: rank + 1]) for rank in range(len(counts))]
     return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
 

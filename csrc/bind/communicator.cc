@@ -99,13 +99,16 @@ Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype,
           .name = std::move(name)};
 }
 
-Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name) {
+Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
+                           size_t out_bytes) {
   return {.kind = Kind::kAllGather,
           .in = in_pointer(in),
+          .out = out_pointer(out),
           .count = rows,
           .row_elems = row_bytes,
           .dtype = dtype_from(dtype),
-          .name = std::move(name)};
+          .name = std::move(name),
+          .out_bytes = out_bytes};
 }
 
 Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
@@ -122,16 +125,19 @@ Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t 
           .name = std::move(name)};
 }
 
-Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name) {
+Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name,
+                           uintptr_t out, size_t out_bytes) {
   size_t rows = 0;
   for (const size_t split : splits) rows += split;
   return {.kind = Kind::kAllToAll,
           .in = in_pointer(in),
+          .out = out_pointer(out),
           .count = rows,
           .row_elems = row_bytes,
           .dtype = dtype_from(dtype),
           .name = std::move(name),
-          .splits = std::move(splits)};
+          .splits = std::move(splits),
+          .out_bytes = out_bytes};
 }
 
 Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .name = std::move(name)}; }
@@ -166,10 +172,12 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
   const auto all_reduce_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
                                                "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "");
   const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "");
-  const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "");
+  const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0);
   const auto reduce_scatter_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "rows"_a, "row_elems"_a, "dtype"_a, "op"_a,
                                                    "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0);
-  const auto all_to_all_args = std::make_tuple("in_ptr"_a, "splits"_a, "row_bytes"_a, "dtype"_a, "name"_a = "");
+  const auto all_to_all_args = std::make_tuple("in_ptr"_a, "splits"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0);
   const auto define = [&comm](const char* name, auto function, const auto& args) {
     std::apply([&](const auto&... each) { comm.def(name, function, each...); }, args);
   };

@@ -201,8 +201,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kAllGather: {
       phase.schedule = f.schedule(Collective::kAllGather, "ring", 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      op.output = Memory::plain(sum(lengths));
-      b.output = op.output->data();
+      b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of({lengths[f.rank]});
       b.output_layout = Layout::of(lengths);
       break;
@@ -210,8 +209,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kAllToAll: {
       phase.schedule = f.schedule(Collective::kAllToAll, "pairwise", 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      op.output = Memory::plain(sum(lengths));
-      b.output = op.output->data();
+      b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
       b.output_layout = Layout::of(lengths);
       break;

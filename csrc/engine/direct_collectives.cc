@@ -53,10 +53,10 @@ std::vector<uint64_t> begins_of_blocks(const Request& r, int rank, int size) {
 PullSlots::PullSlots(std::shared_ptr<Window> window, Board& board)
     : board_(board),
       table_bytes_(round_up((board.size() + 1) * sizeof(uint64_t), Memory::kAlignment)),
-      data_bytes_(std::max(kDataBytes, board.size() * kLeastCellBytes)),
+      data_bytes_(std::max<size_t>(kDataBytes, board.size() * kLeastCellBytes)),
       slot_bytes_(table_bytes_ + data_bytes_),
-      memory_(Memory::mapped(window, 2 * slot_bytes_)),
-      own_offset_(window->offset_of(memory_->data(), 2 * slot_bytes_)),
+      memory_(Memory::mapped(window, kSlots * slot_bytes_)),
+      own_offset_(window->offset_of(memory_->data(), kSlots * slot_bytes_)),
       slots_(board.size()) {
   slots_[window->local_rank()] = memory_->data();
 }
@@ -137,42 +137,48 @@ Pull::Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket
       mine_(operation.request, board.window().local_rank(), board.size()),
       cell_bytes_(slots.cell_bytes(mine_.blocks())),
       ticket_(ticket) {
-  find_sources(ticket);
+  count_rounds();
 }
 
-void Pull::find_sources(uint64_t ticket) {
+// From the posts, so that all ranks count the same.
+void Pull::count_rounds() {
   const Request& r = operation_.request;
-  const int size = board_.size(), me = board_.window().local_rank();
   auto longest_of = [&](int rank) -> uint64_t {  // blocks of `rank`
-    const uint64_t value = board_.at(rank, ticket).value;
+    const uint64_t value = board_.at(rank, ticket_).value;
     if (r.kind == Kind::kAllGather) return value * r.row_elems;
     if (r.kind == Kind::kBroadcast) return rank == r.root ? value : 0;
     return r.kind == Kind::kAllToAll ? value : mine_.longest();
   };
-  read_in_place_ = board_.at(me, ticket).offset_in != Window::kUnmapped;
-  for (int rank = 0; rank < size; ++rank) {
-    if (board_.at(rank, ticket).offset_in != Window::kUnmapped) {
+  read_in_place_ = board_.at(board_.window().local_rank(), ticket_).offset_in != Window::kUnmapped;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    if (board_.at(rank, ticket_).offset_in != Window::kUnmapped) {
       in_place_ = true;
     } else {
       rounds_ = std::max<size_t>(rounds_, (longest_of(rank) + cell_bytes_ - 1) / cell_bytes_);
     }
   }
+}
+
+void Pull::find_sources() {
+  const Request& r = operation_.request;
+  const int size = board_.size(), me = board_.window().local_rank();
+  found_ = true;
   sources_.reserve(size);
   switch (r.kind) {
     case Kind::kBroadcast:
-      add_source(r.root, ticket, 0, r.count, static_cast<std::byte*>(r.out));
+      add_source(r.root, 0, r.count, static_cast<std::byte*>(r.out));
       break;
     case Kind::kAllGather:
-      add_all_gather_sources(ticket);
+      add_all_gather_sources();
       break;
     case Kind::kReduceScatter:
       for (int rank = 0; rank < size; ++rank) {
-        add_source(rank, ticket, mine_.begins[me], mine_.begins[me + 1] - mine_.begins[me], nullptr);
+        add_source(rank, mine_.begins[me], mine_.begins[me + 1] - mine_.begins[me], nullptr);
       }
       operands_.resize(size);
       break;
     case Kind::kAllToAll:
-      add_all_to_all_sources(ticket);
+      add_all_to_all_sources();
       break;
     case Kind::kAllReduce:
     case Kind::kBarrier:
@@ -186,8 +192,8 @@ void Pull::find_sources(uint64_t ticket) {
 }
 
 // The block of `rank` for this rank, which begins at `begin` of its operand.
-void Pull::add_source(int rank, uint64_t ticket, uint64_t begin, uint64_t bytes, std::byte* to) {
-  const uint64_t offset = board_.at(rank, ticket).offset_in;
+void Pull::add_source(int rank, uint64_t begin, uint64_t bytes, std::byte* to) {
+  const uint64_t offset = board_.at(rank, ticket_).offset_in;
   const std::byte* in_place = nullptr;
   if (rank == board_.window().local_rank()) {
     if (mine_.prescale == 1.0) in_place = mine_.data + begin;
@@ -197,40 +203,39 @@ void Pull::add_source(int rank, uint64_t ticket, uint64_t begin, uint64_t bytes,
   sources_.push_back({in_place, rank, bytes, to, 0});
 }
 
-std::byte* Pull::allocate_result() {
+std::byte* Pull::place_output() {
   uint64_t rows = 0;
   for (const int64_t count : operation_.counts) rows += static_cast<uint64_t>(count);
-  operation_.output = Memory::uninitialized(rows * operation_.request.row_elems);
-  return operation_.output->data();
+  return operation_.place_output(rows * operation_.request.row_elems);
 }
 
-void Pull::add_all_gather_sources(uint64_t ticket) {
+void Pull::add_all_gather_sources() {
   std::vector<int64_t>& counts = operation_.counts;
   counts.resize(board_.size());
   for (int rank = 0; rank < board_.size(); ++rank) {
-    counts[rank] = static_cast<int64_t>(board_.at(rank, ticket).value);
+    counts[rank] = static_cast<int64_t>(board_.at(rank, ticket_).value);
   }
-  std::byte* to = allocate_result();
+  std::byte* to = place_output();
   for (int rank = 0; rank < board_.size(); ++rank) {
     const uint64_t bytes = static_cast<uint64_t>(counts[rank]) * operation_.request.row_elems;
-    add_source(rank, ticket, 0, bytes, to);
+    add_source(rank, 0, bytes, to);
     to += bytes;
   }
 }
 
-void Pull::add_all_to_all_sources(uint64_t ticket) {
+void Pull::add_all_to_all_sources() {
   const size_t row_bytes = operation_.request.row_elems;
   const int me = board_.window().local_rank();
   std::vector<int64_t>& counts = operation_.counts;
   counts.resize(board_.size());
   for (int rank = 0; rank < board_.size(); ++rank) {
-    const uint64_t* table = slots_.table(rank, ticket);
+    const uint64_t* table = slots_.table(rank, ticket_);
     counts[rank] = static_cast<int64_t>(table[me + 1] - table[me]);
   }
-  std::byte* to = allocate_result();
+  std::byte* to = place_output();
   for (int rank = 0; rank < board_.size(); ++rank) {
     const uint64_t bytes = static_cast<uint64_t>(counts[rank]) * row_bytes;
-    add_source(rank, ticket, slots_.table(rank, ticket)[me] * row_bytes, bytes, to);
+    add_source(rank, slots_.table(rank, ticket_)[me] * row_bytes, bytes, to);
     to += bytes;
   }
 }
@@ -245,6 +250,7 @@ bool Pull::see(uint64_t ticket, bool& moved) {
 bool Pull::poll(bool& moved) {
   while (round_ < rounds_) {
     if (!see(ticket_, moved)) return false;
+    if (!found_) find_sources();
     if (!take()) return false;  // more to take, after the driver has looked around
     if (++round_ < rounds_) {
       const uint64_t next = board_.next_ticket();
