@@ -170,7 +170,7 @@ _GUESS_BYTES = 256 << 10  # up to here a tensor of ours is cheaper than wrapping
 
 def _row_bytes(tensor: Any) -> int:
     shape = tensor.shape
-    return _nbytes(tensor) // shape[0] if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
+    return _nbytes(tensor) // int(shape[0]) if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
 
 
 def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
