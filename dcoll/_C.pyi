@@ -109,9 +109,33 @@ class Communicator:
         algo: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
-    def allgather(self, in_ptr: int, rows: int, row_bytes: int, dtype: int, name: str = "") -> Handle:
-        """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts."""
+    def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...
+    def allgather(
+        self,
+        in_ptr: int,
+        rows: int,
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> Handle:
+        """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts.
+
+        A result of exactly out_bytes goes to out_ptr, and there is no Handle.output."""
+    def allgather_sync(
+        self,
+        in_ptr: int,
+        rows: int,
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> tuple[Buffer | None, list[int]]:
+        """The output (None: it went to out_ptr) and the counts."""
     def reducescatter(
         self,
         in_ptr: int,
@@ -125,11 +149,42 @@ class Communicator:
         postscale: float = 1.0,
     ) -> Handle:
         """rows of row_elems elements are reduced; each rank keeps rows // size, the first rows % size one more."""
-    def alltoall(self, in_ptr: int, splits: Sequence[int], row_bytes: int, dtype: int, name: str = "") -> Handle:
+    def reducescatter_sync(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        rows: int,
+        row_elems: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None: ...
+    def alltoall(
+        self,
+        in_ptr: int,
+        splits: Sequence[int],
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> Handle:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
+    def alltoall_sync(
+        self,
+        in_ptr: int,
+        splits: Sequence[int],
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> tuple[Buffer | None, list[int]]:
+        """The output (None: it went to out_ptr) and the counts."""
     def barrier(self, name: str = "") -> Handle: ...
-    def barrier_sync(self) -> None:
-        """As barrier().wait(), run on the calling thread."""
+    def barrier_sync(self, name: str = "") -> None: ...
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
     def fail(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """The collectives on a given communicator. collectives.py has them under Horovod's names, on the communicator of the
 job.
 
-Every function that starts a collective returns a Handle; allreduce_sync and allreduce_sync_ run on the calling thread.
+Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
 """
 
 import math
@@ -13,7 +13,7 @@ from dcoll import _C
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
-from dcoll.tensors import CODES, KINDS, code_of, kind_of
+from dcoll.tensors import CODES, KINDS, Kind, code_of, kind_of
 
 
 def _code(tensor: Any) -> int:
@@ -117,6 +117,28 @@ def broadcast_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Hand
     return _in_place(core, tensor, target)
 
 
+def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    if comm.rank == root:
+        kind.store(out, source)
+    comm.broadcast_sync(kind.address(out), _nbytes(out), root, code, name)
+    return out if source is tensor else kind.like(tensor, out)
+
+
+def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    comm.broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name)
+    if target is tensor:
+        kind.changed(tensor)
+    else:
+        kind.store(tensor, target)
+    return tensor
+
+
 def _nbytes(tensor: Any) -> int:
     return int(tensor.nbytes)
 
@@ -143,6 +165,39 @@ def allgather(comm: _C.Communicator, tensor: Any, name: str) -> Handle:
     return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
 
 
+_GUESS_BYTES = 256 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
+
+
+def _row_bytes(tensor: Any) -> int:
+    shape = tensor.shape
+    return _nbytes(tensor) // int(shape[0]) if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
+
+
+def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
+    """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
+    if 0 < nbytes <= _GUESS_BYTES:
+        out = kind.new_empty(source, (rows, *source.shape[1:]))
+        return out, kind.address(out), nbytes
+    return None, 0, 0
+
+
+def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:
+    return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]))
+
+
+def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "allgather")
+    row_bytes = _row_bytes(source)
+    # Ranks mostly bring as many rows as this one.
+    guess = rows * comm.size
+    out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
+    code = _code(source)
+    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, code, name, address, nbytes)
+    return out if output is None else _wrap_rows(kind, output, source, counts)
+
+
 def reducescatter(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
@@ -152,11 +207,31 @@ def reducescatter(
     source = kind.dense(tensor)
     rows = _rows(source, "reducescatter")
     code = _code(source)
-    out = kind.empty_like(source[: rows // comm.size + (comm.rank < rows % comm.size)])
+    out = _own_share(comm, kind, source, rows)
     core = comm.reducescatter(
         kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
     )
     return Handle(core, source, None, out)
+
+
+def _own_share(comm: _C.Communicator, kind: Kind, source: Any, rows: int) -> Any:
+    return kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
+
+
+def reducescatter_sync(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Any:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "reducescatter")
+    code = _code(source)
+    out = _own_share(comm, kind, source, rows)
+    comm.reducescatter_sync(
+        kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
+    )
+    return out
 
 
 def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
@@ -174,6 +249,21 @@ def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, n
         return out if splits is None else (out, kind.counts(counts))
 
     return Handle(core, source, finish, None)
+
+
+def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = _rows(source, "alltoall")
+    send = _splits(comm, rows, splits)
+    row_bytes = _row_bytes(source)
+    # What is shared evenly comes back as many rows.
+    out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
+    code = _code(source)
+    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, code, name, address, nbytes)
+    if output is not None:
+        out = _wrap_rows(kind, output, source, counts)
+    return out if splits is None else (out, kind.counts(counts))
 
 
 def _splits(comm: _C.Communicator, rows: int, splits: Iterable[int] | None) -> list[int]:

@@ -113,13 +113,13 @@ def allreduce_async_(
 
 def broadcast(tensor: T, root_rank: int, name: str | None = None) -> T:
     """Return the tensor of rank `root_rank`. The others pass one of the same shape and dtype."""
-    out: T = broadcast_async(tensor, root_rank, name).wait()
+    out: T = collective.broadcast_sync(WORLD.comm or communicator(), tensor, root_rank, name or "")
     return out
 
 
 def broadcast_(tensor: T, root_rank: int, name: str | None = None) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
-    out: T = broadcast_async_(tensor, root_rank, name).wait()
+    out: T = collective.broadcast_sync_(WORLD.comm or communicator(), tensor, root_rank, name or "")
     return out
 
 
@@ -135,7 +135,7 @@ def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Ha
 
 def allgather(tensor: T, name: str | None = None) -> T:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ."""
-    out: T = allgather_async(tensor, name).wait()
+    out: T = collective.allgather_sync(WORLD.comm or communicator(), tensor, name or "")
     return out
 
 
@@ -155,7 +155,8 @@ def reducescatter(
 
     Of R rows rank r gets R // size(), the first R % size() ranks one more.
     """
-    out: T = reducescatter_async(tensor, name, op, prescale_factor, postscale_factor).wait()
+    comm = WORLD.comm or communicator()
+    out: T = collective.reducescatter_sync(comm, tensor, op, name or "", prescale_factor, postscale_factor)
     return out
 
 
@@ -176,7 +177,7 @@ def alltoall(tensor: Any, splits: Iterable[int] | None = None, name: str | None 
     Without splits the rows are shared evenly. With splits the result is (received, received_splits), the latter being
     the number of rows from each rank, int32.
     """
-    return alltoall_async(tensor, splits, name).wait()
+    return collective.alltoall_sync(WORLD.comm or communicator(), tensor, splits, name or "")
 
 
 def alltoall_async(tensor: Any, splits: Iterable[int] | None = None, name: str | None = None) -> Handle:
@@ -186,7 +187,7 @@ def alltoall_async(tensor: Any, splits: Iterable[int] | None = None, name: str |
 
 def barrier() -> None:
     """Wait until every rank is here."""
-    communicator().barrier_sync()
+    (WORLD.comm or communicator()).barrier_sync()
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:

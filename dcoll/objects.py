@@ -22,17 +22,19 @@ def _address(data: bytearray) -> int:
 def broadcast_bytes(comm: _C.Communicator, data: bytearray, root: int, name: str) -> None:
     """Overwrite `data`, of the same length everywhere, with the root's."""
     if data:
-        comm.broadcast(_address(data), len(data), root, _C.UINT8, name).wait()
+        comm.broadcast_sync(_address(data), len(data), root, _C.UINT8, name)
 
 
 def allgather_bytes(comm: _C.Communicator, data: bytearray, name: str) -> list[bytes]:
     """Every rank's bytes, whose lengths may differ."""
-    handle = comm.allgather(_address(data), len(data), 1, _C.UINT8, name)
-    handle.wait()
-    counts = handle.counts()
-    received = bytes(handle.output()) if sum(counts) else b""
+    output, counts = comm.allgather_sync(_address(data), len(data), 1, _C.UINT8, name)
+    received = bytes(output) if output else b""
     ends = [sum(counts[: rank + 1]) for rank in range(len(counts))]
     return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+_HEADER_BYTES = 9  # whether pickling failed, and how many bytes follow
+_FIRST_BYTES = 4096  # of the header and, if it fits, the object: a small one needs one broadcast
 
 
 def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> Any:
@@ -45,14 +47,20 @@ def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> A
         except Exception as error:  # whatever pickling raised, the others are waiting and must hear of it
             failure = error
             data = bytearray(f"{type(error).__name__}: {error}".encode())
-    header = bytearray(bytes([failure is not None]) + len(data).to_bytes(8, "little"))
-    broadcast_bytes(comm, header, root, name)
+    first = bytearray(_FIRST_BYTES)
+    first[:_HEADER_BYTES] = bytes([failure is not None]) + len(data).to_bytes(_HEADER_BYTES - 1, "little")
+    room = _FIRST_BYTES - _HEADER_BYTES
+    if len(data) <= room:
+        first[_HEADER_BYTES : _HEADER_BYTES + len(data)] = data
+    broadcast_bytes(comm, first, root, name)
+    length = int.from_bytes(first[1:_HEADER_BYTES], "little")
     if comm.rank != root:
-        data = bytearray(int.from_bytes(header[1:], "little"))
-    broadcast_bytes(comm, data, root, name)
+        data = first[_HEADER_BYTES : _HEADER_BYTES + length] if length <= room else bytearray(length)
+    if length > room:
+        broadcast_bytes(comm, data, root, name)
     if failure is not None:
         raise failure
-    if header[0]:
+    if first[0]:
         raise DcollError(f"broadcast_object: rank {root} could not pickle its object: {data.decode()}")
     return obj if comm.rank == root else pickle.loads(data)
 

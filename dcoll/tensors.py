@@ -36,6 +36,7 @@ class Kind:
     address: Callable[[Any], int]
     count: Callable[[Any], int]
     empty_like: Callable[[Any], Any]  # of a dense tensor: dense, without gradient
+    new_empty: Callable[[Any, tuple[int, ...]], Any]  # of that shape and the tensor's dtype: dense, without gradient
 
     def dense(self, tensor: Any) -> Any:
         """The tensor itself if the core can read its memory in row-major order, else a row-major copy."""
@@ -74,6 +75,7 @@ class TorchKind(Kind):
         self.address = torch.Tensor.data_ptr
         self.count = torch.Tensor.numel
         self.empty_like = torch.empty_like
+        self.new_empty = torch.Tensor.new_empty
         for name, code in DTYPE_NAMES.items():
             CODES[getattr(torch, name)] = code
         self._written = _version_counter(torch)
@@ -168,6 +170,9 @@ class NumpyKind(Kind):
 
     def store(self, tensor: Any, values: Any) -> None:
         tensor[...] = values
+
+    def new_empty(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+        return self._numpy.empty(shape, tensor.dtype)
 
     def like(self, tensor: Any, values: Any) -> Any:
         out = self._numpy.empty_like(tensor)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <tuple>
 
 #include "base/error.h"
 #include "bind/bind.h"
@@ -88,90 +89,110 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .splits = {}};
 }
 
-std::unique_ptr<Handle> all_reduce(const CommPtr& comm, uintptr_t in, uintptr_t out, size_t count, int dtype, int op,
-                                   std::string name, double prescale, double postscale, std::string algo) {
-  return start(comm,
-               all_reduce_request(in, out, count, dtype, op, std::move(name), prescale, postscale, std::move(algo)));
+Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name) {
+  return {.kind = Kind::kBroadcast,
+          .in = in_pointer(address),
+          .out = out_pointer(address),
+          .count = nbytes,
+          .dtype = dtype_from(dtype),
+          .root = root,
+          .name = std::move(name)};
 }
 
-void all_reduce_sync(const CommPtr& comm, uintptr_t in, uintptr_t out, size_t count, int dtype, int op,
-                     std::string name, double prescale, double postscale, std::string algo) {
-  const auto operation = comm->run_or_submit(
-      all_reduce_request(in, out, count, dtype, op, std::move(name), prescale, postscale, std::move(algo)));
+Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
+                           size_t out_bytes) {
+  return {.kind = Kind::kAllGather,
+          .in = in_pointer(in),
+          .out = out_pointer(out),
+          .count = rows,
+          .row_elems = row_bytes,
+          .dtype = dtype_from(dtype),
+          .name = std::move(name),
+          .out_bytes = out_bytes};
+}
+
+Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
+                               std::string name, double prescale, double postscale) {
+  return {.kind = Kind::kReduceScatter,
+          .in = in_pointer(in),
+          .out = out_pointer(out),
+          .count = rows,
+          .row_elems = row_elems,
+          .dtype = dtype_from(dtype),
+          .op = op_from(op),
+          .prescale = prescale,
+          .postscale = postscale,
+          .name = std::move(name)};
+}
+
+Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name,
+                           uintptr_t out, size_t out_bytes) {
+  size_t rows = 0;
+  for (const size_t split : splits) rows += split;
+  return {.kind = Kind::kAllToAll,
+          .in = in_pointer(in),
+          .out = out_pointer(out),
+          .count = rows,
+          .row_elems = row_bytes,
+          .dtype = dtype_from(dtype),
+          .name = std::move(name),
+          .splits = std::move(splits),
+          .out_bytes = out_bytes};
+}
+
+Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .name = std::move(name)}; }
+
+// Each collective twice: `name` returns a handle, `name`_sync runs on the calling thread and returns the result.
+template <typename... Args>
+auto starts(Request (*make)(Args...)) {
+  return [make](const CommPtr& comm, Args... args) { return start(comm, make(std::move(args)...)); };
+}
+
+std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
+  auto operation = comm->run_or_submit(std::move(request));
   if (operation != nullptr) wait_interruptibly(*comm, *operation, -1);
+  return operation;
+}
+
+template <typename... Args>
+auto runs(Request (*make)(Args...)) {
+  return [make](const CommPtr& comm, Args... args) { run(comm, make(std::move(args)...)); };
+}
+
+template <typename... Args>
+auto runs_ragged(Request (*make)(Args...)) {
+  return [make](const CommPtr& comm, Args... args) {
+    const auto operation = run(comm, make(std::move(args)...));
+    return py::make_tuple(operation->output, operation->counts);
+  };
 }
 
 void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
   using namespace py::literals;
-  comm.def("allreduce", all_reduce, "in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "");
-  comm.def("allreduce_sync", all_reduce_sync, "in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "");
-  comm.def(
-      "broadcast",
-      [](const CommPtr& self, uintptr_t ptr, size_t nbytes, int root, int dtype, std::string name) {
-        return start(self, {.kind = Kind::kBroadcast,
-                            .in = in_pointer(ptr),
-                            .out = out_pointer(ptr),
-                            .count = nbytes,
-                            .dtype = dtype_from(dtype),
-                            .root = root,
-                            .name = std::move(name)});
-      },
-      "ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "");
-  comm.def(
-      "allgather",
-      [](const CommPtr& self, uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name) {
-        return start(self, {.kind = Kind::kAllGather,
-                            .in = in_pointer(in),
-                            .count = rows,
-                            .row_elems = row_bytes,
-                            .dtype = dtype_from(dtype),
-                            .name = std::move(name)});
-      },
-      "in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "");
-  comm.def(
-      "reducescatter",
-      [](const CommPtr& self, uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
-         std::string name, double prescale, double postscale) {
-        return start(self, {.kind = Kind::kReduceScatter,
-                            .in = in_pointer(in),
-                            .out = out_pointer(out),
-                            .count = rows,
-                            .row_elems = row_elems,
-                            .dtype = dtype_from(dtype),
-                            .op = op_from(op),
-                            .prescale = prescale,
-                            .postscale = postscale,
-                            .name = std::move(name)});
-      },
-      "in_ptr"_a, "out_ptr"_a, "rows"_a, "row_elems"_a, "dtype"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
-      "postscale"_a = 1.0);
-  comm.def(
-      "alltoall",
-      [](const CommPtr& self, uintptr_t in, const std::vector<size_t>& splits, size_t row_bytes, int dtype,
-         std::string name) {
-        size_t rows = 0;
-        for (const size_t split : splits) rows += split;
-        return start(self, {.kind = Kind::kAllToAll,
-                            .in = in_pointer(in),
-                            .count = rows,
-                            .row_elems = row_bytes,
-                            .dtype = dtype_from(dtype),
-                            .name = std::move(name),
-                            .splits = splits});
-      },
-      "in_ptr"_a, "splits"_a, "row_bytes"_a, "dtype"_a, "name"_a = "");
-  comm.def(
-      "barrier",
-      [](const CommPtr& self, std::string name) {
-        return start(self, {.kind = Kind::kBarrier, .name = std::move(name)});
-      },
-      "name"_a = "");
-  comm.def("barrier_sync", [](const CommPtr& self) {
-    const auto operation = self->submit({.kind = Kind::kBarrier}, Communicator::Start::kByWaiter);
-    wait_interruptibly(*self, *operation, -1);
-  });
+  const auto all_reduce_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
+                                               "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "");
+  const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "");
+  const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0);
+  const auto reduce_scatter_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "rows"_a, "row_elems"_a, "dtype"_a, "op"_a,
+                                                   "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0);
+  const auto all_to_all_args = std::make_tuple("in_ptr"_a, "splits"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0);
+  const auto define = [&comm](const char* name, auto function, const auto& args) {
+    std::apply([&](const auto&... each) { comm.def(name, function, each...); }, args);
+  };
+  define("allreduce", starts(all_reduce_request), all_reduce_args);
+  define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
+  define("broadcast", starts(broadcast_request), broadcast_args);
+  define("broadcast_sync", runs(broadcast_request), broadcast_args);
+  define("allgather", starts(all_gather_request), all_gather_args);
+  define("allgather_sync", runs_ragged(all_gather_request), all_gather_args);
+  define("reducescatter", starts(reduce_scatter_request), reduce_scatter_args);
+  define("reducescatter_sync", runs(reduce_scatter_request), reduce_scatter_args);
+  define("alltoall", starts(all_to_all_request), all_to_all_args);
+  define("alltoall_sync", runs_ragged(all_to_all_request), all_to_all_args);
+  define("barrier", starts(barrier_request), std::make_tuple("name"_a = ""));
+  define("barrier_sync", runs(barrier_request), std::make_tuple("name"_a = ""));
 }
 
 }  // namespace

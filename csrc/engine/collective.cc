@@ -109,6 +109,11 @@ bool use_direct(const Fabric& fabric, std::string_view algo) {
   return algo == "auto" || algo == "direct";
 }
 
+// The same for the other collectives, which have no algorithm of their own to choose.
+bool use_pull(const Fabric& fabric, const Request& r) {
+  return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct");
+}
+
 std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   return algo == "auto" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
@@ -166,8 +171,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kAllGather: {
       phase.schedule = f.schedule(Collective::kAllGather, "ring", 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      op.output = Memory::plain(sum(lengths));
-      b.output = op.output->data();
+      b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of({lengths[f.rank]});
       b.output_layout = Layout::of(lengths);
       break;
@@ -175,8 +179,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kAllToAll: {
       phase.schedule = f.schedule(Collective::kAllToAll, "pairwise", 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      op.output = Memory::plain(sum(lengths));
-      b.output = op.output->data();
+      b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
       b.output_layout = Layout::of(lengths);
       break;
@@ -201,9 +204,10 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 }  // namespace
 
-Task run_collective(Fabric& f, Operation& op, bool entered) {
+Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo);
+  const bool pulls = use_pull(f, r);
   const ReduceJob job = direct ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
 
@@ -212,17 +216,23 @@ Task run_collective(Fabric& f, Operation& op, bool entered) {
     BoardWait everybody(*f.board, f.slots_posted);
     co_await everybody;
     f.slots->learn(f.slots_posted);
+    f.pull_slots->learn(f.slots_posted);
     f.slots_posted = 0;
   }
 
   // 1. Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
+  uint64_t ticket = entry.ticket;
   if (direct) {
-    if (!entered) f.all_reduce->enter(job, r.fingerprint());
+    if (!entry.all_reduce) f.all_reduce->enter(job, r.fingerprint());
     co_await *f.all_reduce;
     if (f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone) co_return;
     equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
   } else if (f.size > 1 && f.board != nullptr) {
-    const uint64_t ticket = f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
+    if (ticket == 0 && pulls) {
+      ticket = Pull::enter(*f.board, *f.pull_slots, r);
+    } else if (ticket == 0) {
+      ticket = f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
+    }
     BoardWait everybody(*f.board, ticket);
     co_await everybody;
     equal = f.board->fingerprints_equal(ticket);
@@ -238,6 +248,12 @@ Task run_collective(Fabric& f, Operation& op, bool entered) {
     throw MismatchError(mismatch_text(calls.all, f.size));
   }
   if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown) co_return;
+
+  if (pulls) {
+    Pull pull(*f.board, *f.pull_slots, op, ticket);
+    co_await pull;
+    co_return;
+  }
 
   // 2. Ragged collectives: how many rows come from whom.
   if (r.kind == Kind::kAllGather) {
@@ -268,6 +284,11 @@ Task run_collective(Fabric& f, Operation& op, bool entered) {
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
+}
+
+bool pulls_now(const Fabric& fabric, const Request& request) {
+  if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
+  return request.kind == Kind::kBarrier || use_pull(fabric, request);
 }
 
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {

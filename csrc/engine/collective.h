@@ -10,6 +10,7 @@
 
 #include "engine/agreement.h"
 #include "engine/direct.h"
+#include "engine/direct_collectives.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
 #include "engine/task.h"
@@ -28,6 +29,7 @@ struct Fabric {
   std::unique_ptr<Board> board;
   std::unique_ptr<Slots> slots;
   std::unique_ptr<NodeAllReduce> all_reduce;
+  std::unique_ptr<PullSlots> pull_slots;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   int rank = 0;
@@ -51,12 +53,21 @@ struct Fabric {
   std::array<std::string, 64> fastest_;  // per power of two
 };
 
-// The whole collective. entered: an all-reduce that enter_all_reduce has begun.
-Task run_collective(Fabric& fabric, Operation& operation, bool entered = false);
+// How a synchronous call has entered already: with enter_all_reduce, or with a PullNow's post.
+struct Entry {
+  bool all_reduce = false;
+  uint64_t ticket = 0;
+};
+
+// The whole collective, from its beginning or from `entry` on.
+Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 
 // Begins an all-reduce in fabric.all_reduce, without a coroutine: what a synchronous call polls on its own thread, so
 // that nothing is allocated in the steady state. False, and nothing is done, where this call takes another path. If the
 // peers are late, or the data must be staged, run_collective takes over.
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call);
+
+// Whether PullNow may be tried.
+bool pulls_now(const Fabric& fabric, const Request& request);
 
 }  // namespace dcoll

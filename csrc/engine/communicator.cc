@@ -11,6 +11,7 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
+constexpr int kPollsOnTheSpot = 1000;  // by a synchronous call, before the ordinary way
 
 std::string join(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -46,7 +47,9 @@ void Communicator::connect_slots() {
   fabric_.board = std::make_unique<Board>(*members_.window);
   fabric_.slots = std::make_unique<Slots>(members_.window, *fabric_.board);
   fabric_.all_reduce = std::make_unique<NodeAllReduce>(*fabric_.board, *fabric_.slots);
-  fabric_.slots_posted = fabric_.board->post({.value = fabric_.slots->own_offset()});
+  fabric_.pull_slots = std::make_unique<PullSlots>(members_.window, *fabric_.board);
+  fabric_.slots_posted =
+      fabric_.board->post({.offset_in = fabric_.pull_slots->own_offset(), .value = fabric_.slots->own_offset()});
 }
 
 Communicator::~Communicator() {
@@ -81,25 +84,39 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   return operation;
 }
 
+// Drive lock held. Where ranks share cores a short spin would only keep the peers from coming.
+bool Communicator::may_run_on_the_spot() const {
+  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
+}
+
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
+  {
+    const std::lock_guard lock(drive_mutex_);
+    if (may_run_on_the_spot() && pulls_now(fabric_, request)) {
+      request.validate(members_.size);
+      auto operation = std::make_shared<Operation>(std::move(request));
+      PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
+      if (finish_now(pull)) {
+        operation->done.store(true, std::memory_order_release);
+      } else {
+        go_on(operation, {.ticket = pull.ticket()});
+      }
+      return operation;
+    }
+  }
   return submit(std::move(request), Start::kByWaiter);
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
   {
     const std::lock_guard lock(drive_mutex_);
-    const bool free = spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
-    if (free && call.plainly_valid() && enter_all_reduce(fabric_, call)) {
+    if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call)) {
       if (poll_briefly(*fabric_.all_reduce)) return nullptr;
       // Not everybody came at once, or there is more to do than this thread should do at a stretch: the ordinary way
       // from here.
       auto operation = std::make_shared<Operation>(Request::of(call));
-      operation->task = run_collective(fabric_, *operation, /*entered=*/true);
-      operation->started = true;
-      operation->last_moved = Clock::now();
-      queue_.push_back(operation);
-      pending_.store(true, std::memory_order_release);
+      go_on(operation, {.all_reduce = true});
       return operation;
     }
   }
@@ -108,10 +125,9 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
 
 // Drive lock held, so not for long: some 10 us without the peers, and at most kPolls pieces of a large operand.
 bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
-  constexpr int kPolls = 1000;
   try {
     bool moved = false;
-    for (int i = 0; i < kPolls; ++i) {
+    for (int i = 0; i < kPollsOnTheSpot; ++i) {
       if (all_reduce.poll(moved)) return all_reduce.outcome() == NodeAllReduce::Outcome::kDone;
       cpu_relax();
     }
@@ -120,6 +136,24 @@ bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
     throw;
   }
+}
+
+// Drive lock held, so for a few microseconds only.
+bool Communicator::finish_now(PullNow& pull) {
+  for (int i = 0; i < kPollsOnTheSpot; ++i) {
+    if (pull.poll()) return pull.finish();
+    cpu_relax();
+  }
+  return false;
+}
+
+// Takes over an operation that has entered and could not be finished on the spot. Drive lock held, nothing queued.
+void Communicator::go_on(const std::shared_ptr<Operation>& operation, Entry entry) {
+  operation->task = run_collective(fabric_, *operation, entry);
+  operation->started = true;
+  operation->last_moved = Clock::now();
+  queue_.push_back(operation);
+  pending_.store(true, std::memory_order_release);
 }
 
 // Lets the background thread look after what is pending, unless somebody waits and thereby drives.

@@ -53,10 +53,11 @@ class Communicator {
   // ArgumentError, or the failure of this communicator.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
-  // For a caller that is about to wait: finishes an all-reduce on its thread and returns null, if the peers are there
-  // and nothing is queued; otherwise as submit(kByWaiter). Allocates nothing when it returns null.
+  // For a caller that is about to wait: finishes the collective on its thread, if the peers are there and nothing is
+  // queued, and returns null (all-reduce, which allocates nothing then) or the operation, done. Otherwise as
+  // submit(kByWaiter).
   std::shared_ptr<Operation> run_or_submit(const ReduceCall& call);
-  std::shared_ptr<Operation> run_or_submit(Request request);  // other kinds are always submitted
+  std::shared_ptr<Operation> run_or_submit(Request request);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
@@ -92,7 +93,10 @@ class Communicator {
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
   void hand_over();
+  bool may_run_on_the_spot() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
+  void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
+  static bool finish_now(PullNow& pull);
   void background();
   std::string stall_text(const Operation& operation, double seconds) const;
 

@@ -16,6 +16,9 @@ class Memory {
   static std::shared_ptr<Memory> mapped(std::shared_ptr<Window> window, size_t bytes);
   // Zeroed, private.
   static std::shared_ptr<Memory> plain(size_t bytes);
+  // Private, for what is about to be overwritten. Large blocks lie on huge pages, and the last one freed is used again:
+  // otherwise a result of many MiB costs more in page faults than in copying.
+  static std::shared_ptr<Memory> uninitialized(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -25,11 +28,12 @@ class Memory {
   bool is_mapped() const { return window_ != nullptr; }
 
  private:
-  Memory(std::shared_ptr<Window> window, std::byte* data, size_t bytes)
-      : window_(std::move(window)), data_(data), bytes_(bytes) {}
+  Memory(std::shared_ptr<Window> window, std::byte* data, size_t bytes, size_t capacity)
+      : window_(std::move(window)), data_(data), bytes_(bytes), capacity_(capacity) {}
   std::shared_ptr<Window> window_;  // keeps the mapping alive as long as the block
   std::byte* data_;
   size_t bytes_;
+  size_t capacity_;  // of the block, of private memory
 };
 
 }  // namespace dcoll

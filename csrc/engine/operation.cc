@@ -150,4 +150,10 @@ std::string Request::describe() const {
   return text + ")";
 }
 
+std::byte* Operation::place_output(size_t bytes) {
+  if (request.out != nullptr && bytes == request.out_bytes) return static_cast<std::byte*>(request.out);
+  output = Memory::uninitialized(bytes);
+  return output->data();
+}
+
 }  // namespace dcoll

@@ -45,7 +45,7 @@ struct ReduceCall {
 struct Request {
   Kind kind = Kind::kBarrier;
   const void* in = nullptr;
-  void* out = nullptr;   // allreduce, broadcast (the buffer), reducescatter; else the core allocates the result
+  void* out = nullptr;   // allreduce, broadcast (the buffer), reducescatter; allgather, alltoall: see out_bytes
   size_t count = 0;      // allreduce: elements. Others: rows
   size_t row_elems = 1;  // reducescatter: elements per row. Byte collectives: bytes per row
   DType dtype = DType::kFloat32;
@@ -56,6 +56,7 @@ struct Request {
   std::string algo{};            // "" = as configured
   std::string name{};            // part of what ranks compare; "" is fine
   std::vector<size_t> splits{};  // alltoall: rows for each rank
+  size_t out_bytes = 0;  // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
 
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings
@@ -77,9 +78,12 @@ struct Operation {
   Clock::time_point last_moved;
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
-  std::shared_ptr<Memory> output;  // ragged collectives
+  std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out
   std::vector<int64_t> counts;     // rows received from each rank
   std::atomic<bool> done{false};
+
+  // Where the result of a ragged collective goes, now that its size is known.
+  std::byte* place_output(size_t bytes);
 };
 
 }  // namespace dcoll
