@@ -30,6 +30,7 @@ class Launch:
     commands: list[list[str]]
     environments: list[dict[str, str]]
     shared_fd: int = -1
+    leaves: tuple[Path, ...] = ()  # files that the engine never removes; the coordinator does, after the job
 
 
 @dataclass
@@ -110,6 +111,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.failures: dict[str, str] = {}
+        self._left_over: list[Path] = []
         self._folder = Path(tempfile.mkdtemp(prefix="bench-"))  # for this user only, so the socket needs no secret
         self.socket_path = str(self._folder / "socket")
         self._server = socket.socket(socket.AF_UNIX)
@@ -122,11 +124,14 @@ class Coordinator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for job in self.jobs.values():
             job.kill()
+        for path in self._left_over:
+            path.unlink(missing_ok=True)
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def launch(self, name: str, ranks: int, launch: Launch) -> None:
         """Start the processes of a job; wait_ready() waits for them."""
+        self._left_over += launch.leaves
         job = Job(name, ranks, self._folder / f"{name}.log")
         with job.log.open("wb") as log:
             for command, environment in zip(launch.commands, launch.environments, strict=True):

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,9 @@ def with_deepspeed(engine: Engine, setup: Setup) -> Launch:
     more = {"TORCH_EXTENSIONS_DIR": str(python.parents[1] / "ops"), "DS_ACCELERATOR": "cpu",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid()),
             "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])}  # fmt: skip
-    return by_itself(worker(engine, setup, str(python)), setup.ranks, **more)
+    launch = by_itself(worker(engine, setup, str(python)), setup.ranks, **more)
+    segment = f"deepspeed_allreduce_buffer_{os.getuid()}_{more['MASTER_ADDR']}_{more['MASTER_PORT']}"
+    return replace(launch, leaves=tuple(Path(f"/dev/shm/{segment}_{rank}") for rank in range(setup.ranks)))
 
 
 def with_oneccl(engine: Engine, setup: Setup) -> Launch:

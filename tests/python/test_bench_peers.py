@@ -170,6 +170,16 @@ def test_a_job_that_never_connects_is_reported():
         assert coordinator.jobs == {}
 
 
+def test_files_that_an_engine_leaves_are_removed(tmp_path):
+    left, never_made = tmp_path / "segment_0", tmp_path / "segment_1"
+    left.touch()
+    with Coordinator() as coordinator:
+        launch = Launch([[sys.executable, "-c", "pass"]], [dict(os.environ)], leaves=(left, never_made))
+        coordinator.launch("leaves", 1, launch)
+        assert left.exists()
+    assert not left.exists()
+
+
 def start_fake(coordinator, adapter, tmp_path):
     setup = engines.Setup(2, (), "float32", 64, 0, coordinator.socket_path, tmp_path, tmp_path)
     engine = fake(adapter)
