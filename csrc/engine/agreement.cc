@@ -9,15 +9,53 @@ uint64_t Board::post(const BoardEntry::Post& post) {
   BoardEntry& mine = window_.board(window_.local_rank());
   const uint64_t ticket = ++ticket_;
   mine.post[ticket % 2] = post;
-  mine.posted.store(ticket, std::memory_order_release);
-  window_.notify_all();
+  // seq_cst, as the looks of is_last_arriver: of all ranks that post and then look, the last one finds all the others.
+  mine.posted.store(ticket, std::memory_order_seq_cst);
+  if (!tree_.empty()) {
+    tree_.arrive(ticket);
+  } else if (is_last_arriver(ticket)) {
+    window_.notify_all();
+  }
   return ticket;
 }
 
+bool Board::is_last_arriver(uint64_t ticket) {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (window_.board(rank).posted.load(std::memory_order_seq_cst) < ticket) return false;
+  }
+  return true;
+}
+
+bool Board::complete(uint64_t ticket) {
+  if (!tree_.empty()) return tree_.complete(ticket);
+  int rank = 0;
+  while (rank < size_ && seen(rank, ticket)) ++rank;
+  return rank == size_;
+}
+
+bool Board::fingerprints_equal(uint64_t ticket) {
+  if (!tree_.empty()) return tree_.outcome(ticket).least == tree_.outcome(ticket).greatest;
+  for (int rank = 1; rank < size_; ++rank) {
+    if (at(rank, ticket).fingerprint != at(0, ticket).fingerprint) return false;
+  }
+  return true;
+}
+
+int Board::count_mapped(uint64_t ticket) {
+  if (!tree_.empty()) return static_cast<int>(tree_.outcome(ticket).mapped);
+  int mapped = 0;
+  for (int rank = 0; rank < size_; ++rank) mapped += at(rank, ticket).mapped();
+  return mapped;
+}
+
 bool BoardWait::poll(bool& moved) {
-  while (next_ < board_.size() && board_.seen(next_, ticket_)) {
-    ++next_;
-    moved = true;
+  if (board_.has_tree()) {
+    if (next_ == 0 && board_.complete(ticket_)) {
+      next_ = board_.size();
+      moved = true;
+    }
+  } else {
+    for (; next_ < board_.size() && board_.seen(next_, ticket_); ++next_) moved = true;
   }
   return next_ == board_.size();
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "engine/arrival_tree.h"
 #include "engine/task.h"
 #include "transport/transport.h"
 #include "transport/window.h"
@@ -15,22 +16,32 @@ namespace dcoll {
 // and a rank makes t+1 only after it has read everything of t.
 class Board {
  public:
-  explicit Board(Window& window) : window_(window), size_(window.local_size()) {}
+  explicit Board(Window& window) : window_(window), size_(window.local_size()), tree_(window) {}
 
-  // Publishes this rank's next post and rings the peers. Everything this rank wrote before is visible to a rank that
-  // has seen the post (release store). Returns its number.
+  // Publishes this rank's next post. Everything this rank wrote before is visible to a rank that has seen the post
+  // (release store). Returns its number. The peers are woken by the post that completes the ticket and by no other:
+  // with p ranks asleep, p-1 wake-ups instead of p(p-1). So a post can be slept for only until everybody has made it.
   uint64_t post(const BoardEntry::Post& post);
   // Acquire load: what `rank` wrote before its post `ticket` is visible after this returned true.
   bool seen(int rank, uint64_t ticket) { return window_.board(rank).posted.load(std::memory_order_acquire) >= ticket; }
   uint64_t next_ticket() const { return ticket_ + 1; }
+  // Whether every rank has made post `ticket`; acquires what all wrote before.
+  bool complete(uint64_t ticket);
+  // Of a complete post: whether all showed the same fingerprint, and how many ranks have both offsets.
+  bool fingerprints_equal(uint64_t ticket);
+  int count_mapped(uint64_t ticket);
   const BoardEntry::Post& at(int rank, uint64_t ticket) { return window_.board(rank).post[ticket % 2]; }
   int size() const { return size_; }
+  bool has_tree() const { return !tree_.empty(); }
   Window& window() { return window_; }
 
  private:
+  bool is_last_arriver(uint64_t ticket);
+
   Window& window_;
   int size_;
   uint64_t ticket_ = 0;
+  ArrivalTree tree_;  // empty for few ranks, where everybody looks at every record
 };
 
 // Until every rank of the board has made post `ticket`: a barrier.

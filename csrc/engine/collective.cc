@@ -123,22 +123,6 @@ Entry enter(Fabric& fabric, const Request& r, const ReduceJob& job, bool direct)
   return entry;
 }
 
-bool fingerprints_equal(Board& board, uint64_t ticket) {
-  for (int rank = 1; rank < board.size(); ++rank) {
-    if (board.at(rank, ticket).fingerprint != board.at(0, ticket).fingerprint) return false;
-  }
-  return true;
-}
-
-int count_mapped(Board& board, uint64_t ticket) {
-  int mapped = 0;
-  for (int rank = 0; rank < board.size(); ++rank) {
-    const BoardEntry::Post& post = board.at(rank, ticket);
-    mapped += post.offset_in != Window::kUnmapped && post.offset_out != Window::kUnmapped;
-  }
-  return mapped;
-}
-
 // Whether an all-reduce takes the fused path over mapped memory rather than a schedule.
 bool use_direct(const Fabric& fabric, const Request& r) {
   if (r.kind != Kind::kAllReduce || fabric.board == nullptr || fabric.size == 1) return false;
@@ -257,7 +241,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     if (entry.ticket == 0) entry = enter(f, r, job, direct);
     BoardWait everybody(*f.board, entry.ticket);
     co_await everybody;
-    equal = fingerprints_equal(*f.board, entry.ticket);
+    equal = f.board->fingerprints_equal(entry.ticket);
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -293,7 +277,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
 
   // 3. The data.
   if (direct) {
-    const int mapped = count_mapped(*f.board, entry.ticket);
+    const int mapped = f.board->count_mapped(entry.ticket);
     if (job.bytes() <= kOneShotBytes) {
       f.slots->reduce(entry.ticket, job, 0, job.count);
     } else if (mapped == f.size) {
@@ -322,7 +306,7 @@ OneShot::OneShot(Fabric& fabric, const Request& request)
       everybody_(*fabric.board, entry_.ticket) {}
 
 bool OneShot::finish() {
-  if (!fingerprints_equal(*fabric_.board, entry_.ticket)) return false;
+  if (!fabric_.board->fingerprints_equal(entry_.ticket)) return false;
   fabric_.slots->reduce(entry_.ticket, job_, 0, job_.count);
   return true;
 }
