@@ -17,7 +17,7 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0",
                 "a wait without progress for this long fails and names the ranks"},
     SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks",
-                "how long a wait spins before it sleeps"},
+                "how long a wait looks before it sleeps; on a shared core it yields between looks"},
     SettingInfo{"DCOLL_ARENA_MB", "0", "MiB >= 16, 0 = physical memory", "address space per rank for mapped buffers"},
     SettingInfo{"DCOLL_SLICE_KB", "64", "KiB, 1 to 4096", "longest message between two ranks (pipelining unit)"},
     SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},

@@ -5,7 +5,7 @@
 
 namespace dcoll {
 
-Board::Board(Window& window) : window_(window), rank_(window.local_rank()) {
+Board::Board(Window& window) : window_(window), rank_(window.local_rank()), tree_(window) {
   for (int rank = 0; rank < window.local_size(); ++rank) entries_.push_back(&window.board(rank));
 }
 
@@ -13,12 +13,32 @@ uint64_t Board::post(const BoardEntry::Post& post) {
   const uint64_t ticket = ++ticket_;
   BoardEntry::Record& mine = record(rank_, ticket);
   mine.post = post;
-  mine.ticket.store(ticket, std::memory_order_release);
-  window_.notify_all();
+  // seq_cst, as the looks of is_last_arriver: of all ranks that post and then look, the last one finds all the others.
+  mine.ticket.store(ticket, std::memory_order_seq_cst);
+  if (!tree_.empty()) {
+    tree_.arrive(ticket);
+  } else if (is_last_arriver(ticket)) {
+    window_.notify_all();
+  }
   return ticket;
 }
 
+bool Board::is_last_arriver(uint64_t ticket) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (record(rank, ticket).ticket.load(std::memory_order_seq_cst) < ticket) return false;
+  }
+  return true;
+}
+
+bool Board::complete(uint64_t ticket) const {
+  if (!tree_.empty()) return tree_.complete(ticket);
+  int rank = 0;
+  while (rank < size() && seen(rank, ticket)) ++rank;
+  return rank == size();
+}
+
 bool Board::fingerprints_equal(uint64_t ticket) const {
+  if (!tree_.empty()) return tree_.outcome(ticket).least == tree_.outcome(ticket).greatest;
   for (int rank = 1; rank < size(); ++rank) {
     if (at(rank, ticket).fingerprint != at(0, ticket).fingerprint) return false;
   }
@@ -26,6 +46,7 @@ bool Board::fingerprints_equal(uint64_t ticket) const {
 }
 
 int Board::count_mapped(uint64_t ticket) const {
+  if (!tree_.empty()) return static_cast<int>(tree_.outcome(ticket).mapped);
   int mapped = 0;
   for (int rank = 0; rank < size(); ++rank) mapped += at(rank, ticket).mapped();
   return mapped;
@@ -41,9 +62,13 @@ void Board::fetch_next_record() {
 }
 
 bool BoardWait::poll(bool& moved) {
-  while (next_ < board_.size() && board_.seen(next_, ticket_)) {
-    ++next_;
-    moved = true;
+  if (board_.has_tree()) {
+    if (next_ == 0 && board_.complete(ticket_)) {
+      next_ = board_.size();
+      moved = true;
+    }
+  } else {
+    for (; next_ < board_.size() && board_.seen(next_, ticket_); ++next_) moved = true;
   }
   return next_ == board_.size();
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/arrival_tree.h"
 #include "engine/task.h"
 #include "transport/transport.h"
 #include "transport/window.h"
@@ -21,8 +22,9 @@ class Board {
 
   explicit Board(Window& window);
 
-  // Publishes this rank's next post and rings the peers. Everything this rank wrote before is visible to a rank that
-  // has seen the post (release store). Returns its number.
+  // Publishes this rank's next post. Everything this rank wrote before is visible to a rank that has seen the post
+  // (release store). Returns its number. The peers are woken by the post that completes the ticket and by no other:
+  // with p ranks asleep, p-1 wake-ups instead of p(p-1). So a post can be slept for only until everybody has made it.
   uint64_t post(const BoardEntry::Post& post);
   // Acquire load: what `rank` wrote before its post `ticket` is visible after this returned true.
   bool seen(int rank, uint64_t ticket) const {
@@ -31,7 +33,9 @@ class Board {
   uint64_t next_ticket() const { return ticket_ + 1; }
   const BoardEntry::Post& at(int rank, uint64_t ticket) const { return record(rank, ticket).post; }
 
-  // Of a post that every rank has made: whether all showed the same fingerprint, and how many ranks have both offsets.
+  // Whether every rank has made post `ticket`; acquires what all wrote before.
+  bool complete(uint64_t ticket) const;
+  // Of a complete post: whether all showed the same fingerprint, and how many ranks have both offsets.
   bool fingerprints_equal(uint64_t ticket) const;
   int count_mapped(uint64_t ticket) const;
 
@@ -46,15 +50,18 @@ class Board {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(entries_.size()); }
+  bool has_tree() const { return !tree_.empty(); }
   Window& window() { return window_; }
 
  private:
   BoardEntry::Record& record(int rank, uint64_t ticket) const { return entries_[rank]->record[ticket % 2]; }
+  bool is_last_arriver(uint64_t ticket) const;
 
   Window& window_;
   const int rank_;
   std::vector<BoardEntry*> entries_;  // per rank
   uint64_t ticket_ = 0;
+  ArrivalTree tree_;  // empty for few ranks, where everybody looks at every record
 };
 
 // Until every rank of the board has made post `ticket`: a barrier.

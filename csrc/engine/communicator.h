@@ -2,8 +2,9 @@
 //
 // Threads: any thread may submit and wait. Operations run one after the other in the order submitted, which must be the
 // same on every rank. Whoever waits drives: a thread inside wait() polls the operations itself (spinning while its core
-// is its own), and the background thread stands back; while nobody waits, the background thread drives and sleeps on a
-// futex whenever there is nothing to do, so that it takes no time from the thread that computes.
+// is its own, yielding it between looks while other ranks need it), and the background thread stands back; while nobody
+// waits, the background thread drives and sleeps on a futex whenever there is nothing to do, so that it takes no time
+// from the thread that computes.
 //
 // Failure: the first failure is kept for good. It is sent to every peer (so all ranks fail with the same cause), every
 // pending operation ends with it, and every later call throws it at once.
@@ -36,7 +37,7 @@ struct Members {
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
   std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
-  bool own_core = true;            // each local rank has a core of its own, so a waiting rank may spin
+  bool own_core = true;            // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {
@@ -94,9 +95,11 @@ class Communicator {
   void fail_with(std::exception_ptr error, bool tell_peers);
   void hand_over();
   bool may_run_on_the_spot() const;
+  int polls_on_the_spot() const;
+  void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
-  static bool finish_now(PullNow& pull);
+  bool finish_now(PullNow& pull) const;
   void background();
   std::string stall_text(const Operation& operation, double seconds) const;
 
@@ -110,6 +113,7 @@ class Communicator {
   std::deque<std::shared_ptr<Operation>> queue_;       // the front one is running
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
+  std::vector<int> missing_;  // the ranks waited for at that check
 
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
   std::condition_variable inbox_filled_;

@@ -1,6 +1,5 @@
 #include "engine/world.h"
 
-#include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "engine/cores.h"
 #include "kernels/reduce.h"
 #include "transport/local.h"
 #include "transport/router.h"
@@ -81,20 +81,17 @@ std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
   return key;
 }
 
-// Whether each of the node's ranks can have a core of its own: the union of their affinity masks is large enough.
-bool cores_suffice(MpiBackend& mpi, const std::vector<int>& local_ranks) {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  sched_getaffinity(0, sizeof mine, &mine);
+// Whether this rank has a core to itself among the node's ranks.
+bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+  const CoreClaim mine = own_core_claim();
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  cpu_set_t united;
-  CPU_ZERO(&united);
-  for (const int rank : local_ranks) {
-    cpu_set_t theirs;
-    std::memcpy(&theirs, all.data() + rank * sizeof theirs, sizeof theirs);
-    CPU_OR(&united, &united, &theirs);
+  std::vector<CoreClaim> claims(local_ranks.size());
+  size_t own = 0;
+  for (size_t i = 0; i < local_ranks.size(); ++i) {
+    std::memcpy(&claims[i], all.data() + static_cast<size_t>(local_ranks[i]) * sizeof mine, sizeof mine);
+    if (local_ranks[i] == mpi.rank()) own = i;
   }
-  return CPU_COUNT(&united) >= static_cast<int>(local_ranks.size());
+  return own_core(claims)[own];
 }
 
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers)
@@ -160,7 +157,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   }
   members.transport_of_rank[members.rank] = "self";
   members.window = node.window;
-  members.own_core = cores_suffice(*mpi, local_ranks);
+  members.own_core = has_own_core(*mpi, local_ranks);
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {
@@ -175,7 +172,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   log(LogLevel::kInfo, "size " + std::to_string(members.size) + ", node " +
                            std::to_string(members.node_of_rank[members.rank]) + ", " +
                            (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "MPI only") +
-                           (members.own_core ? ", own core" : ", cores shared: waits sleep at once"));
+                           (members.own_core ? ", own core" : ", cores shared: waits yield, then sleep"));
   return std::make_shared<Communicator>(std::move(members), settings);
 }
 
@@ -183,9 +180,8 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
   apply_simd(settings);
   MappedOptions options = mapped_options(settings);
   std::vector<Endpoint> endpoints = connect_local(n, options);
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  sched_getaffinity(0, sizeof cores, &cores);
+  const std::vector<CoreClaim> claims(static_cast<size_t>(n), own_core_claim());
+  const bool spacious = own_core(claims).front();
   std::vector<std::shared_ptr<Communicator>> communicators;
   for (int rank = 0; rank < n; ++rank) {
     Members members;
@@ -196,7 +192,7 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     members.transport_of_rank[rank] = "self";
     members.transport = std::move(endpoints[rank].transport);
     if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
-    members.own_core = CPU_COUNT(&cores) >= n;
+    members.own_core = spacious;
     communicators.push_back(std::make_shared<Communicator>(std::move(members), settings));
   }
   return communicators;

@@ -18,6 +18,7 @@ struct MappedOptions {
   size_t arena_bytes = size_t{1} << 30;  // address space per rank; pages are taken only when touched
   size_t slot_bytes = 64 << 10;          // the longest message
   int slots = 4;                         // per (peer, channel)
+  int flat_ranks = 8;                    // more ranks than this arrive at the board by a tree (arrival_tree.h)
 };
 
 }  // namespace dcoll

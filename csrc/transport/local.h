@@ -10,6 +10,7 @@ namespace dcoll {
 
 // n endpoints, endpoint r for rank r. They share ownership of the memory; destroying one closes it for the others
 // (check_peers() of the others then throws PeerError).
-std::vector<Endpoint> connect_local(int n, const MappedOptions& options);
+// numa_nodes: by rank, for tests of what depends on them; empty: unknown.
+std::vector<Endpoint> connect_local(int n, const MappedOptions& options, const std::vector<int>& numa_nodes = {});
 
 }  // namespace dcoll

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -30,11 +31,39 @@ size_t notice_length(const std::string& text) {
   return length;
 }
 
+ArrivalGroup* group_of(const MappedWorld& world) {
+  for (const std::vector<int>& members : world.groups) {
+    if (std::find(members.begin(), members.end(), world.rank) != members.end()) {
+      return &world.header(members.front()).group;
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes, int flat_ranks) {
+  std::vector<std::vector<int>> groups;
+  const int n = static_cast<int>(numa_nodes.size());
+  if (n <= flat_ranks) return groups;
+  size_t most = 2;
+  while (most * most < numa_nodes.size()) ++most;
+  std::vector<int> order(numa_nodes.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto node = [&](int rank) { return numa_nodes[static_cast<size_t>(rank)]; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return node(a) < node(b); });
+  for (const int rank : order) {
+    if (groups.empty() || groups.back().size() == most || node(groups.back().front()) != node(rank)) {
+      groups.emplace_back();
+    }
+    groups.back().push_back(rank);
+  }
+  return groups;
+}
 
 MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world,
                                  std::unique_ptr<PeerWatch> watch)
-    : name_(name), world_(std::move(world)), watch_(std::move(watch)), owner_pid_(getpid()) {
+    : name_(name), world_(std::move(world)), watch_(std::move(watch)), owner_pid_(getpid()), group_(group_of(*world_)) {
   const RegionLayout& layout = world_->layout;
   const size_t count = static_cast<size_t>(layout.size) * kAllChannels;
   outgoing_.reserve(count);
@@ -190,14 +219,21 @@ void MappedTransport::pop(int peer, int channel) {
 
 // ---- Sleeping ----
 
-uint32_t MappedTransport::prepare_wait() {
-  return world_->regions[static_cast<size_t>(rank())]->header().doorbell.load(std::memory_order_acquire);
+uint32_t MappedTransport::signals() const {
+  const auto released = group_ != nullptr ? group_->released.load(std::memory_order_seq_cst) : 0;
+  return world_->header(rank()).doorbell.load(std::memory_order_seq_cst) + static_cast<uint32_t>(released);
 }
+
+uint32_t MappedTransport::prepare_wait() { return signals(); }
 
 void MappedTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
   RegionHeader& own = world_->regions[static_cast<size_t>(rank())]->header();
   own.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  if (own.doorbell.load(std::memory_order_seq_cst) == ticket) futex_wait(own.doorbell, ticket, limit);
+  if (group_ != nullptr) group_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  // The doorbell first: one that rings between the two looks makes the futex return at once.
+  const uint32_t doorbell = own.doorbell.load(std::memory_order_seq_cst);
+  if (signals() == ticket) futex_wait(own.doorbell, doorbell, limit);
+  if (group_ != nullptr) group_->sleepers.fetch_sub(1, std::memory_order_relaxed);
   own.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -244,6 +280,9 @@ std::string MappedTransport::poll_failure() {
 }
 
 Endpoint make_mapped_endpoint(const char* name, MappedWorld world, std::unique_ptr<PeerWatch> watch) {
+  std::vector<int> numa_nodes;
+  for (const auto& region : world.regions) numa_nodes.push_back(region->header().numa_node);
+  world.groups = arrival_groups(numa_nodes, world.layout.flat_ranks);
   auto shared = std::make_shared<const MappedWorld>(std::move(world));
   Endpoint endpoint;
   endpoint.transport = std::make_unique<MappedTransport>(name, shared, std::move(watch));

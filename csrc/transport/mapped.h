@@ -16,9 +16,16 @@
 // to the checks the caller makes between prepare_wait() and wait(), for drawing the ticket acquires what ringing
 // released.
 //
+// Where there are arrival groups (window.h) a completed post is not rung to every rank: the last arriver stores each
+// group's `released` and looks whether the group has sleepers. So the ticket is the sum of the doorbell and of the own
+// group's `released`, both of which only grow; a sleeper registers with its group too and then compares the sum. Store
+// and look are seq_cst on both sides again: either the sleeper sees the release, or the releaser sees the sleeper and
+// rings its doorbell.
+//
 // Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait() and wait(), which
-// may run at any time on any thread: they touch nothing but the doorbell. Window::alloc, Window::free and
-// Window::notify_all lock for themselves or need no lock. The destructor must not run beside any of them.
+// may run at any time on any thread: they touch nothing but the doorbell and the group's line. Window::alloc,
+// Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The destructor must
+// not run beside any of them.
 //
 // Values a peer wrote (lengths, counts) are checked before they are used; a peer can send wrong data, but not make this
 // process read or write outside its regions.
@@ -50,7 +57,14 @@ struct MappedWorld {
   RegionLayout layout;
   std::vector<std::shared_ptr<Region>> regions;  // by local rank
   std::vector<int> job_ranks{};                  // by local rank: what messages call it; empty: "local rank N"
+  std::vector<std::vector<int>> groups{};        // of the arrival tree; set by make_mapped_endpoint
+
+  RegionHeader& header(int of) const { return regions[static_cast<size_t>(of)]->header(); }
 };
+
+// The groups of the arrival tree over n ranks: none for up to `flat_ranks`. Groups of one NUMA node where the nodes are
+// known, of about sqrt(n) ranks, so that a group's line and the root's are each touched by O(sqrt(n)) ranks.
+std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes, int flat_ranks);
 
 class MappedTransport final : public Transport {
  public:
@@ -111,11 +125,13 @@ class MappedTransport final : public Transport {
   void publish(int peer, Outgoing& out, size_t bytes);
   PostedRecv& posted_recv(size_t index, uint64_t message);
   std::string peer_name(int peer) const;
+  uint32_t signals() const;
 
   const char* name_;
   const std::shared_ptr<const MappedWorld> world_;
   const std::unique_ptr<PeerWatch> watch_;
   const pid_t owner_pid_;
+  ArrivalGroup* const group_;  // of this rank; null when there are none
   bool failure_posted_ = false;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
@@ -132,6 +148,9 @@ class MappedWindow final : public Window {
   size_t arena_bytes() const override { return world_->layout.arena_bytes; }
   BoardEntry& board(int local_rank) override;
   void notify_all() override;
+  const std::vector<std::vector<int>>& groups() const override { return world_->groups; }
+  ArrivalGroup& group(int group) override;
+  void release_group(int group, uint64_t ticket) override;
   std::byte* alloc(size_t bytes) override;
   void free(std::byte* block) override;
 

@@ -40,6 +40,20 @@ void MappedWindow::notify_all() {
   }
 }
 
+ArrivalGroup& MappedWindow::group(int group) {
+  return world_->header(groups().at(static_cast<size_t>(group)).front()).group;
+}
+
+void MappedWindow::release_group(int group, uint64_t ticket) {
+  ArrivalGroup& to = this->group(group);
+  to.released.store(ticket, std::memory_order_seq_cst);
+  if (to.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  for (const int member : groups()[static_cast<size_t>(group)]) {
+    if (member == local_rank() || world_->header(member).sleepers.load(std::memory_order_seq_cst) == 0) continue;
+    world_->regions[static_cast<size_t>(member)]->ring();
+  }
+}
+
 std::byte* MappedWindow::alloc(size_t bytes) {
   std::lock_guard lock(mutex_);
   size_t available = 0, largest = 0;

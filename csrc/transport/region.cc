@@ -23,7 +23,7 @@ std::string errno_text(const std::string& what, int error) {
 }
 
 RegionLayout::RegionLayout(int size_in, const MappedOptions& options)
-    : size(size_in), slots(options.slots), slot_bytes(options.slot_bytes) {
+    : size(size_in), slots(options.slots), flat_ranks(options.flat_ranks), slot_bytes(options.slot_bytes) {
   constexpr int kMaxRanks = 4096;
   constexpr int kMaxSlots = 1 << 16;
   constexpr size_t kMaxSlotBytes = size_t{1} << 30;   // lengths travel as 32 bits
@@ -61,11 +61,12 @@ Region::Region(int fd, size_t bytes) : bytes_(bytes) {
 
 Region::~Region() { munmap(base_, bytes_); }
 
-void Region::initialize(int local_rank) {
+void Region::initialize(int local_rank, int numa_node) {
   auto* header = new (base_) RegionHeader();
   header->magic = RegionHeader::kMagic;
   header->local_rank = static_cast<uint32_t>(local_rank);
   header->pid = static_cast<uint32_t>(getpid());
+  header->numa_node = numa_node;
   header->state.store(RegionHeader::kOpen, std::memory_order_release);
 }
 

@@ -1,6 +1,6 @@
 // The memory one rank shares with the ranks of its node, and how it is divided:
 //
-//   offset 0        RegionHeader   doorbell, state, failure notice, board entry
+//   offset 0        RegionHeader   doorbell, state, failure notice, board entry, arrival group
 //   rings_offset    rings          one per (sender, channel): what others send to the owner of the region
 //   arena_offset    arena          Window::alloc
 //
@@ -40,7 +40,8 @@ struct RegionHeader {
 
   uint64_t magic;
   uint32_t local_rank;
-  uint32_t pid;  // of the owner, in the owner's pid namespace
+  uint32_t pid;       // of the owner, in the owner's pid namespace
+  int32_t numa_node;  // the only one the owner may run on, or -1
   std::atomic<uint32_t> state;
 
   // Rung (incremented) by everybody who acted towards the owner; `sleepers` threads of the owner wait for it to change.
@@ -50,6 +51,7 @@ struct RegionHeader {
 
   alignas(kLinePair) FailureNotice failure;
   alignas(kLinePair) BoardEntry board;
+  alignas(kLinePair) ArrivalGroup group;  // in use where the owner is the first rank of a group
 };
 
 struct alignas(kLinePair) RingHead {
@@ -71,6 +73,7 @@ static_assert(sizeof(SlotHeader) == 64);
 struct RegionLayout {
   int size;
   int slots;
+  int flat_ranks;
   size_t slot_bytes;
   size_t arena_bytes;  // whole pages
 
@@ -104,7 +107,7 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   // The owner fills in its header before any other rank can see the region.
-  void initialize(int local_rank);
+  void initialize(int local_rank, int numa_node);
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }

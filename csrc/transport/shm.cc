@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "transport/mapped.h"
+#include "transport/numa.h"
 #include "transport/shm_mesh.h"
 
 namespace dcoll {
@@ -58,7 +59,11 @@ Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::c
   {
     const Fd segment = create_segment(layout.region_bytes);  // closed below: the mappings keep the memory alive
     auto region = std::make_shared<Region>(segment.get(), layout.region_bytes);
-    region->initialize(peers.local_rank);
+    // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
+    // page.
+    const int numa_node = own_numa_node();
+    prefer_numa_node(region->base(), region->bytes(), numa_node);
+    region->initialize(peers.local_rank, numa_node);
     if (peers.local_size > 1) mesh = connect_mesh(peers, layout, segment, deadline);
     mesh[own].region = std::move(region);
     mesh[own].pid = getpid();

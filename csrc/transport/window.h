@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace dcoll {
 
@@ -39,6 +40,26 @@ struct BoardEntry {
 };
 static_assert(sizeof(BoardEntry::Record) == 128);
 
+// Where some ranks of a node count their arrivals when there are too many ranks for everybody to look at every record:
+// the shared part of engine/arrival_tree.h, which says who writes what when. In memory of the group's first rank.
+struct ArrivalGroup {
+  // What a group, or everybody, posted.
+  struct Summary {
+    uint64_t least = ~uint64_t{0};  // fingerprint
+    uint64_t greatest = 0;          // equal to `least` when all called the same
+    uint64_t mapped = 0;            // ranks with both offsets
+  };
+  // Written by those who arrive. Counts and summaries are per parity of the post, as the records are. Memory order:
+  // acq_rel increments, so the one that completes a count sees what all the others wrote before they arrived.
+  alignas(128) std::atomic<uint64_t> arrived[2]{};
+  Summary summary[2];                                      // of this group, by its last arriver
+  alignas(128) std::atomic<uint64_t> groups_arrived[2]{};  // in use in the first group only: the root
+  // Read by those who wait, on lines that nobody writes to while they wait.
+  alignas(128) std::atomic<uint64_t> released{0};  // post that everybody made; release store, acquire load
+  std::atomic<uint32_t> sleepers{0};               // members in Transport::wait; see "Sleeping" in mapped.h
+  Summary outcome[2];                              // of all groups
+};
+
 class Window {
  public:
   static constexpr uint64_t kUnmapped = kUnmappedOffset;
@@ -49,8 +70,14 @@ class Window {
   virtual std::byte* base(int local_rank) const = 0;  // of that rank's arena, in this process's address space
   virtual size_t arena_bytes() const = 0;             // the same on every rank
   virtual BoardEntry& board(int local_rank) = 0;
-  // Wakes every peer that sleeps in Transport::wait. Call after posting on the board.
+  // Wakes every peer that sleeps in Transport::wait. Call after completing a post on the board (the last arriver does:
+  // nobody can go on before, so waking anybody earlier only costs system calls and context switches).
   virtual void notify_all() = 0;
+  // The groups of the arrival tree, ranks of one NUMA node together; none when every rank looks at every record.
+  virtual const std::vector<std::vector<int>>& groups() const = 0;
+  virtual ArrivalGroup& group(int group) = 0;
+  // Publishes that post `ticket` is complete to the group, and wakes those of its members that sleep.
+  virtual void release_group(int group, uint64_t ticket) = 0;
 
   // Own arena: page-aligned blocks. alloc throws TransportError when full, saying how large it is and which setting
   // enlarges it. free returns the pages to the system.

@@ -1,0 +1,31 @@
+// Whether a rank that waits may spin: only while it takes no core from a rank that works.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace dcoll {
+
+// The cores one rank may run on. Plain data: ranks show it to each other when they join.
+struct CoreClaim {
+  cpu_set_t cores;         // affinity mask
+  uint64_t quota_id = 0;   // the control group whose CPU quota binds tightest, 0: none
+  double quota_cores = 0;  // its quota, in cores; shared by the ranks with the same quota_id
+};
+
+// Of the calling thread.
+CoreClaim own_core_claim();
+
+// By rank: whether it has a core to itself however the others are placed. A rank has none when some set of ranks it
+// belongs to may run on fewer cores than the set has ranks (two ranks bound to one core, four unbound ones on two), or
+// when its control group may use fewer cores than it has ranks.
+std::vector<bool> own_core(std::span<const CoreClaim> claims);
+
+// The tightest quota on the way from `group` ("/a/b") up to the root of the hierarchy mounted at `root`.
+void read_cpu_quota(const std::string& root, const std::string& group, CoreClaim& claim);
+
+}  // namespace dcoll
