@@ -44,3 +44,11 @@ def test_check_build_tells_what_is_there() -> None:
     assert done.returncode == 0, done.stderr
     assert "[X] MPI (launcher: " in done.stdout
     assert "[X] PyTorch" in done.stdout
+
+
+def test_the_doctor_examines_a_whole_job_and_one_rank_prints() -> None:
+    done = dcollrun("-np", "3", "--no-prefix", sys.executable, "-m", "dcoll", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok  job: 3 ranks on ") == 1
+    assert done.stdout.count("dcoll can work here") == 1
+    assert "rank 0 reaches its peers over shm" in done.stdout
