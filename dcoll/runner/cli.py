@@ -1,0 +1,163 @@
+"""dcollrun: `dcollrun -np 4 -H host1:2,host2:2 python train.py`."""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from dcoll.runner import hosts, launchers
+from dcoll.runner.hosts import UsageError
+from dcoll.runner.options import parser
+
+# Passed on to every rank beside what the launcher passes on by itself.
+_EXPORTED_PREFIXES = ("DCOLL_", "HOROVOD_", "OMP_", "KMP_", "MKL_", "TORCH", "PYTHON", "CUDA_VISIBLE_DEVICES")
+_EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_LOG_LEVELS = {"trace": "debug", "fatal": "error"}  # Horovod's levels that dcoll has under another name
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyper-threads counted once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
+    return len(cores)
+
+
+def job_from(args: argparse.Namespace) -> launchers.Job:
+    """What the command line asks for."""
+    if not args.command:
+        raise UsageError("no command to run; write it last: dcollrun -np 2 python train.py")
+    named = hosts.parse_hosts(args.hosts) if args.hosts else []
+    if args.hostfile:
+        named = hosts.parse_hostfile(args.hostfile)
+    if args.num_proc is None and not named:
+        raise UsageError("how many ranks? Give -np N, or -H host1:2,host2:2 to fill all slots")
+    ranks = args.num_proc or sum(host.slots for host in named)
+    if named:
+        named = hosts.fit(named, ranks)
+    settings = {}
+    if args.fusion_threshold_mb:
+        settings["DCOLL_BUCKET_MB"] = f"{args.fusion_threshold_mb:g}"
+    if args.log_level:
+        settings["DCOLL_LOG_LEVEL"] = _LOG_LEVELS.get(args.log_level, args.log_level)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # torch would otherwise start a thread per core in every rank, and the ranks would fight for the cores.
+        here = [host.slots for host in named if hosts.is_local(host.name)] if named else [ranks]
+        settings["OMP_NUM_THREADS"] = str(max(1, physical_cores() // max(1, *here, 1)))
+    return launchers.Job(
+        command=args.command,
+        ranks=ranks,
+        hosts=named,
+        exported=exported(dict(os.environ)) | settings,
+        cores=physical_cores(),
+        prefix=not args.no_prefix,
+        timestamps=args.prefix_output_with_timestamp,
+        output_folder=args.output_filename,
+        ssh_port=args.ssh_port,
+        ssh_identity=args.ssh_identity_file,
+        interfaces=args.network_interfaces.split(",") if args.network_interfaces else [],
+        binding_args=args.binding_args,
+        mpi_args=args.mpi_args,
+    )
+
+
+def exported(env: dict[str, str]) -> dict[str, str]:
+    """The variables that ranks on other hosts must see too."""
+    return {
+        name: value for name, value in env.items() if name in _EXPORTED_NAMES or name.startswith(_EXPORTED_PREFIXES)
+    }
+
+
+def run(command: list[str], env: dict[str, str]) -> int:
+    """Run the launcher, pass SIGINT and SIGTERM on to it, and return its exit status (128 + n after signal n)."""
+    process = subprocess.Popen(command, env=env)
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def check_build() -> str:
+    """What is built in, in the manner of horovodrun --check-build."""
+    from dcoll import _C, world
+
+    try:
+        found = launchers.find_mpirun()
+        launcher = f"{found.path} ({found.version})"
+    except UsageError as error:
+        launcher = f"none: {error}"
+
+    def box(has: bool) -> str:
+        return "[X]" if has else "[ ]"
+
+    try:
+        import torch
+
+        has_torch = f"[X] PyTorch {torch.__version__}"
+    except ImportError:
+        has_torch = "[ ] PyTorch"
+    import numpy
+
+    return "\n".join(
+        [
+            f"dcoll v{_C.__version__}:",
+            "",
+            "Available frameworks:",
+            f"    {has_torch}",
+            f"    [X] NumPy {numpy.__version__}",
+            "",
+            "Available between nodes:",
+            f"    {box(world.mpi_built())} MPI (launcher: {launcher})",
+            "",
+            "Available inside a node:",
+            "    [X] shared memory",
+            f"    {box(_C.cuda_built)} CUDA kernels",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The program; returns its exit status: the job's own, or 2 for a command line that cannot be used."""
+    p = parser()
+    args = p.parse_args(argv)
+    if args.version:
+        from dcoll import _C
+
+        print(_C.__version__)
+        return 0
+    if args.check_build:
+        print(check_build())
+        return 0
+    for note in args.notes:
+        print(f"dcollrun: {note}", file=sys.stderr)
+    try:
+        job = job_from(args)
+        mpirun = launchers.find_mpirun()
+        command = mpirun.command(job)
+    except UsageError as error:
+        print(f"dcollrun: {error}", file=sys.stderr)
+        return 2
+    if args.verbose or args.dry_run:
+        print(shlex.join(command), file=sys.stderr if args.verbose else sys.stdout, flush=True)
+    if args.dry_run:
+        return 0
+    if job.output_folder and mpirun.kind == "hydra":
+        for rank in range(job.ranks):
+            (job.output_folder / f"rank.{rank}").mkdir(parents=True, exist_ok=True)
+    return run(command, launchers.environment(mpirun, job))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

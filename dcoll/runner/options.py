@@ -1,0 +1,147 @@
+"""The command line of dcollrun: horovodrun's, as far as it means something here."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+# horovodrun's options that need nothing here: accepted, so that a command line goes on working, and explained.
+NOT_NEEDED = {
+    "--disable-cache": "dcollrun caches nothing",
+    "--cycle-time-ms": "there is no cycle: a collective starts when it is called",
+    "--cache-capacity": "buckets need no negotiation, so there is no cache of responses",
+    "--hierarchical-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
+    "--no-hierarchical-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
+    "--hierarchical-allgather": "dcoll chooses the algorithm",
+    "--no-hierarchical-allgather": "dcoll chooses the algorithm",
+    "--torus-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
+    "--no-torus-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
+    "--autotune": "the cost model chooses, and buckets follow the order in which gradients become ready",
+    "--no-autotune": "there is no autotuning",
+    "--autotune-log-file": "there is no autotuning",
+    "--autotune-warmup-samples": "there is no autotuning",
+    "--autotune-steps-per-sample": "there is no autotuning",
+    "--autotune-bayes-opt-max-samples": "there is no autotuning",
+    "--autotune-gaussian-process-noise": "there is no autotuning",
+    "--mpi": "MPI is what dcoll always runs on",
+    "--mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
+    "--no-mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
+    "--num-nccl-streams": "dcoll does not use NCCL",
+    "--tcp": "dcoll does not use NCCL; --mpi-args chooses MPI's network",
+    "--thread-affinity": "dcoll's background thread sleeps while the rank computes, and needs no core of its own",
+    "--gloo-timeout-seconds": "dcoll does not use Gloo; DCOLL_TIMEOUT is the deadline of a wait",
+    "--start-timeout": "dcoll's ranks meet within a fixed 60 s, or say who is missing",
+    "--log-with-timestamp": "dcoll's messages carry no time; --prefix-output-with-timestamp adds it",
+    "--log-without-timestamp": "dcoll's messages carry no time",
+    "--log-hide-timestamp": "dcoll's messages carry no time",
+    "--no-log-hide-timestamp": "dcoll's messages carry no time",
+}
+WITH_VALUE = frozenset(
+    [
+        "--cycle-time-ms",
+        "--cache-capacity",
+        "--autotune-log-file",
+        "--autotune-warmup-samples",
+        "--autotune-steps-per-sample",
+        "--autotune-bayes-opt-max-samples",
+        "--autotune-gaussian-process-noise",
+        "--num-nccl-streams",
+        "--thread-affinity",
+        "--gloo-timeout-seconds",
+        "--start-timeout",
+    ]
+)
+
+# horovodrun's options that cannot be had: the error says what to do instead.
+_FIXED_RANKS = "the ranks of a job are those that mpirun starts; use -np, -H and --hostfile"
+REFUSED = {
+    "--gloo": "dcoll runs on MPI; leave the option out",
+    "--jsrun": "start the script with jsrun itself; dcoll finds its ranks through MPI",
+    "--config-file": "write the options on the command line, or export the DCOLL_* variables",
+    "--host-discovery-script": _FIXED_RANKS,
+    "--min-np": _FIXED_RANKS,
+    "--min-num-proc": _FIXED_RANKS,
+    "--max-np": _FIXED_RANKS,
+    "--max-num-proc": _FIXED_RANKS,
+    "--slots-per-host": "name the slots with the hosts: -H host1:4,host2:4",
+    "--elastic-timeout": _FIXED_RANKS,
+    "--reset-limit": "dcoll.elastic.run ends after 10 failures without a commit in between",
+    "--blacklist-cooldown-range": _FIXED_RANKS,
+}
+
+
+class _NotNeeded(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        assert option_string is not None
+        namespace.notes.append(f"{option_string} needs nothing here: {NOT_NEEDED[option_string]}")
+
+
+class _Refused(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        assert option_string is not None
+        parser.error(f"{option_string}: {REFUSED[option_string]}")
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def _megabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB above 0")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """horovodrun's options: those that work, those that need nothing, and those that are refused with a reason."""
+    p = argparse.ArgumentParser(
+        prog="dcollrun",
+        description="Start a training script on several ranks with the MPI at hand.",
+        epilog="dcollrun -np 4 -H host1:2,host2:2 python train.py",
+        allow_abbrev=False,
+    )
+    p.set_defaults(notes=[])
+    p.add_argument("-v", "--version", action="store_true", help="print dcoll's version")
+    p.add_argument("-cb", "--check-build", action="store_true", help="print what is built in, and which MPI is found")
+    p.add_argument("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks")
+    p.add_argument("--verbose", action="store_true", help="print the launcher's command line")
+    p.add_argument("--dry-run", action="store_true", help="print the launcher's command line and start nothing")
+
+    where = p.add_argument_group("hosts")
+    hosts = where.add_mutually_exclusive_group()
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each takes")
+    hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines of 'host slots=N'")
+    where.add_argument("-p", "--ssh-port", type=_positive, metavar="PORT")
+    where.add_argument("-i", "--ssh-identity-file", metavar="FILE")
+    where.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...",
+                       help="network interfaces that MPI uses between hosts")  # fmt: skip
+
+    out = p.add_argument_group("output")
+    out.add_argument("--no-prefix", action="store_true", help="do not begin lines with the rank they come from")
+    out.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true")
+    out.add_argument("--output-filename", type=Path, metavar="FOLDER", help="also write each rank's output there")
+
+    mpi = p.add_argument_group("MPI")
+    mpi.add_argument("--binding-args", type=shlex.split, metavar="ARGS", help="instead of one core for each rank")
+    mpi.add_argument("--mpi-args", type=shlex.split, default=[], metavar="ARGS", help="more arguments for mpirun")
+
+    core = p.add_argument_group("dcoll")
+    core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB", help="DCOLL_BUCKET_MB")
+    levels = ["trace", "debug", "info", "warning", "error", "fatal"]
+    core.add_argument("--log-level", type=str.lower, metavar="LEVEL", choices=levels, help="DCOLL_LOG_LEVEL")
+
+    for option in NOT_NEEDED:
+        p.add_argument(
+            option, action=_NotNeeded, nargs=None if option in WITH_VALUE else 0, help=argparse.SUPPRESS, dest="notes"
+        )
+    for option in REFUSED:
+        p.add_argument(option, action=_Refused, nargs="?", help=argparse.SUPPRESS, dest="notes")
+    p.add_argument("command", nargs=argparse.REMAINDER, metavar="command ...", help="what every rank runs")
+    return p

