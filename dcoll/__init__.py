@@ -78,14 +78,18 @@ from dcoll.world import (
 )
 
 if TYPE_CHECKING:
+    from dcoll import elastic
     from dcoll.functions import broadcast_optimizer_state, broadcast_parameters
     from dcoll.optimizer import DistributedOptimizer
+    from dcoll.sync_batch_norm import SyncBatchNorm
 
 # What needs torch, and where it is: imported when first asked for.
 _NEEDS_TORCH = {
     "DistributedOptimizer": "dcoll.optimizer",
+    "SyncBatchNorm": "dcoll.sync_batch_norm",
     "broadcast_optimizer_state": "dcoll.functions",
     "broadcast_parameters": "dcoll.functions",
+    "elastic": "dcoll.elastic",
 }
 
 
@@ -95,7 +99,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dcoll' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    value = found if name == "elastic" else getattr(found, name)
     globals()[name] = value
     return value
 
@@ -114,6 +119,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Sum",
+    "SyncBatchNorm",
     "TimeoutError",
     "TransportError",
     "__version__",
@@ -139,6 +145,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "empty",
     "empty_like",
     "gloo_built",

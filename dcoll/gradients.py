@@ -5,7 +5,6 @@ the hook reports it ready, and the core reduces every bucket that became full. A
 what is left and waits, so that after loss.backward() every .grad is the reduced one.
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,14 +12,12 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dcoll import _C, collective, objects, sparse
+from dcoll.backward import graph_task, is_nested
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
 from dcoll.tensors import CODES, code_of, library
 
 _TORCH = library("torch")
-_graph_task = torch._C._current_graph_task_id
-"""The number of the backward that runs on this thread."""
-_run_backward = torch.autograd.graph._engine_run_backward.__code__
 _owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of the GradientSync that has it
 _STRIDED = torch.strided
 _NO_BACKWARD = -2  # no graph task has this number
@@ -42,8 +39,12 @@ class GradientSync:
         first_bucket_bytes: int = 1 << 20,
         predivide: float = 1.0,
         sparse_as_dense: bool = False,
+        present_comm: Callable[[], _C.Communicator | None] = lambda: None,
     ) -> None:
-        """passes: backward passes whose gradients are added up locally before they are reduced."""
+        """passes: backward passes whose gradients are added up locally before they are reduced.
+
+        present_comm: the job's communicator now, which changes when the job is left (None) and joined again.
+        """
         if op is not Average and op is not Sum:
             raise wrong_op(op, (Average, Sum))
         if passes < 1:
@@ -54,6 +55,7 @@ class GradientSync:
                 "op=Average"
             )
         self.comm = comm
+        self._present_comm = present_comm
         self.name_of = name_of
         self.op = op
         self.passes = passes
@@ -67,6 +69,7 @@ class GradientSync:
         self._sparse_dims: list[int] = []
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
         self._views: list[torch.Tensor] = []
+        self._mark_ready: list[Callable[..., bool]] = []  # the present Reducer's; a list, because the hooks have it
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._task = _NO_BACKWARD  # the graph task whose hooks are coming in
         self._outer_task = _NO_BACKWARD  # the one at whose end finish() runs
@@ -130,6 +133,18 @@ class GradientSync:
         self.release()
         if hasattr(self, "_reducer"):
             self._waited_before += self._reducer.wait_seconds()
+        self._make_reducer()
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._make_hook(i))  # type: ignore[no-untyped-call]
+            for i, p in enumerate(self.params)
+        ]
+        self._hooks += [
+            p.register_post_accumulate_grad_hook(self._sparse_hook)  # type: ignore[no-untyped-call]
+            for p in self.sparse_params
+            if p.requires_grad
+        ]
+
+    def _make_reducer(self) -> None:
         names = [self.name_of(p) for p in self.params]
         layout = [
             f"{n}: {p.dtype} {list(p.shape)} strides {p.stride()}" for n, p in zip(names, self.params, strict=True)
@@ -152,16 +167,20 @@ class GradientSync:
             self._predivide,
         )
         self._ordered = self.comm.size == 1  # nothing travels, so no order is better than another
+        self._mark_ready[:] = [self._reducer.mark_ready]
         self._make_views()
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._make_hook(i))  # type: ignore[no-untyped-call]
-            for i, p in enumerate(self.params)
-        ]
-        self._hooks += [
-            p.register_post_accumulate_grad_hook(self._sparse_hook)  # type: ignore[no-untyped-call]
-            for p in self.sparse_params
-            if p.requires_grad
-        ]
+
+    def _follow_job(self) -> None:
+        """After shutdown() and init(): buckets and a Reducer of the new communicator. Collective, then."""
+        comm = self._present_comm()
+        if comm is None or comm is self.comm:
+            return
+        self.comm = comm
+        self._waited_before += self._reducer.wait_seconds()
+        self._task = self._outer_task = _NO_BACKWARD
+        self._passes_left = self.passes - 1
+        self._begun = self._reduced = self._sums_again = False
+        self._make_reducer()
 
     def _make_views(self) -> None:
         """Views into the buckets; gradients that lay in the old ones move along."""
@@ -184,6 +203,7 @@ class GradientSync:
 
     def extend(self, params: Iterable[torch.Tensor]) -> None:
         """More parameters. Collective: the same ones on every rank."""
+        self._follow_job()
         self._attach([*self.params, *self.sparse_params, *self._frozen, *params])
 
     def _thaw(self) -> None:
@@ -201,11 +221,11 @@ class GradientSync:
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         """Called for every parameter in every backward: what is the same each time is looked up here, once."""
-        mark_ready, views = self._reducer.mark_ready, self._views
+        marks, views = self._mark_ready, self._views
         dtype, row_major = views[index].dtype, views[index].is_contiguous()
 
         def hook(p: torch.Tensor) -> None:
-            if _graph_task() != self._task:
+            if graph_task() != self._task:
                 self._begin()
             if self._passes_left:
                 return
@@ -214,7 +234,7 @@ class GradientSync:
             if grad is view:
                 if self._sums_again:
                     raise self._summed_twice(index)
-                ready = mark_ready(index)
+                ready = marks[0](index)
             elif row_major and grad.dtype is dtype and grad.layout is _STRIDED and grad.is_contiguous():
                 # What autograd just made, after zero_grad(). It has the parameter's shape and device, and the view has
                 # them too, or torch refuses it.
@@ -222,9 +242,9 @@ class GradientSync:
                     p.grad = view
                 except RuntimeError:
                     self._in_bucket(index)
-                ready = mark_ready(index, grad.data_ptr())
+                ready = marks[0](index, grad.data_ptr())
             elif self._in_bucket(index):
-                ready = mark_ready(index)
+                ready = marks[0](index)
             else:
                 return  # sparse
             if not ready:
@@ -233,7 +253,7 @@ class GradientSync:
         return hook
 
     def _sparse_hook(self, p: torch.Tensor) -> None:
-        if _graph_task() != self._task:
+        if graph_task() != self._task:
             self._begin()
 
     def _in_bucket(self, index: int) -> bool:
@@ -268,8 +288,9 @@ class GradientSync:
 
     def _begin(self) -> None:
         """The first hook of a backward: see to it that its end is noticed."""
-        self._task = _graph_task()
-        if _nested():
+        self._follow_job()
+        self._task = graph_task()
+        if is_nested():
             # A backward inside a backward (reentrant checkpoint). Only the outer one's end is the end; if no hook of
             # the outer one comes any more, finish when everything is there.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_nested)
@@ -369,6 +390,7 @@ class GradientSync:
 
     def before_step(self) -> None:
         """Reduce what is not reduced yet: fewer backward passes than announced, or gradients set by hand."""
+        self._follow_job()
         if self._begun or (not self._reduced and self._set_by_hand()):
             self.finish()
 
@@ -381,6 +403,7 @@ class GradientSync:
 
     def before_zero_grad(self) -> None:
         """The gradients are about to be thrown away."""
+        self._follow_job()
         if self._begun:
             self.discard()
         self._reduced = self._sums_again = False
@@ -422,13 +445,3 @@ def _shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """The flat gradient with the parameter's shape, and its strides (channels_last) if they fit its memory."""
     probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
     return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)
-
-
-def _nested() -> bool:
-    """True inside a backward that runs inside another one on this thread."""
-    depth = 0
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        depth += frame.f_code is _run_backward
-    return depth > 1

@@ -143,6 +143,7 @@ def DistributedOptimizer(
         int(min(first_mb, bucket_mb) * (1 << 20)),
         gradient_predivide_factor,
         sparse_as_dense,
+        lambda: world.WORLD.comm,
     )
     cls = _distributed_class(type(optimizer))
     wrapper: Any = cls.__new__(cls)

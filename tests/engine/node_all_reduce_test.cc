@@ -71,7 +71,9 @@ void run_now(Communicator& comm, const ReduceCall& call) {
   if (const auto operation = comm.run_or_submit(call)) comm.wait(*operation);
 }
 
-constexpr size_t kThresholds[] = {Board::kInlineBytes / 4, NodeAllReduce::kInPlaceBytes / 4, Slots::kBytes / 4};
+constexpr size_t kLargeSlotBytes = Slots::kBytes / 2;  // what still goes through the slots between two ranks
+constexpr size_t kThresholds[] = {Board::kInlineBytes / 4, NodeAllReduce::kInPlaceBytes / 4, kLargeSlotBytes / 4,
+                                  Slots::kBytes / 4};
 
 // Two ranks in this one thread, past the first collective, which tells where the slots are.
 std::vector<std::shared_ptr<Communicator>> two_ranks(const Settings& settings) {
@@ -94,13 +96,13 @@ size_t count_of(Form form) {
       return NodeAllReduce::kInPlaceBytes / 4;
     case Form::kSlotLarge:
     case Form::kMixed:
-      return Slots::kBytes / 4;
+      return kLargeSlotBytes / 4;
     case Form::kTwoShot:
     case Form::kScaled:
       return 100003;
     case Form::kStaged:
     case Form::kStagedMixed:
-      return 3 * Slots::kBytes / 4 + 1;
+      return 100001;  // several pieces
   }
   return 0;
 }
@@ -208,7 +210,7 @@ TEST(any_path_on_any_rank) {
     run_ranks(n, inline_settings(), [n](Communicator& comm) {
       std::mt19937 common(7), own(comm.rank());
       for (int i = 0; i < 300; ++i) {
-        const size_t count = kThresholds[common() % 3] * (1 + common() % 2) - 2 + common() % 5;
+        const size_t count = kThresholds[common() % 4] * (1 + common() % 2) - 2 + common() % 5;
         const bool same = common() % 2, all_mapped = common() % 2;
         Buffers buffers(comm, count, same ? all_mapped : own() % 2, own() % 2);
         if (own() % 3 == 0) {

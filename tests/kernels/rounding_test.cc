@@ -34,7 +34,7 @@ void check(const SmallFloat& type, ReduceOp op, double scale, const std::vector<
         continue;
       }
       std::string what = isa + " " + std::string(dtype_name(type.dtype)) + " " + std::string(op_name(op)) + " of";
-      for (const Values& values : sources) what += " " + std::to_string(values[i]);
+      for (const Values& values : sources) what.append(" ").append(std::to_string(values[i]));
       test::fail(__FILE__, __LINE__,
                  what + " scaled by " + std::to_string(scale) + ": bits " + std::to_string(got[i]) + ", want " +
                      std::to_string(want[i]));
