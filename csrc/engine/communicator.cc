@@ -1,7 +1,5 @@
 #include "engine/communicator.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <thread>
 
@@ -90,90 +88,6 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   }
   if (start == Start::kInBackground) hand_over();
   return operation;
-}
-
-// Drive lock held.
-bool Communicator::may_run_on_the_spot() const {
-  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
-}
-
-std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
-  if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
-  {
-    const std::lock_guard lock(drive_mutex_);
-    if (may_run_on_the_spot() && pulls_now(fabric_, request)) {
-      request.validate(members_.size);
-      auto operation = std::make_shared<Operation>(std::move(request));
-      PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
-      if (finish_now(pull)) {
-        operation->done.store(true, std::memory_order_release);
-      } else {
-        go_on(operation, {.ticket = pull.ticket()});
-      }
-      return operation;
-    }
-  }
-  return submit(std::move(request), Start::kByWaiter);
-}
-
-std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
-  {
-    const std::lock_guard lock(drive_mutex_);
-    if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call)) {
-      if (poll_briefly(*fabric_.all_reduce)) return nullptr;
-      // Not everybody came at once, or there is more to do than this thread should do at a stretch: the ordinary way
-      // from here.
-      auto operation = std::make_shared<Operation>(Request::of(call));
-      go_on(operation, {.all_reduce = true});
-      return operation;
-    }
-  }
-  return submit(Request::of(call), Start::kByWaiter);
-}
-
-// To the hardware thread beside us, or to the ranks that need this core.
-void Communicator::pause_between_looks() const {
-  if (members_.own_core) {
-    cpu_relax();
-  } else {
-    sched_yield();
-  }
-}
-
-// How often a synchronous call looks for its peers before the ordinary way. A yield runs whoever else is on the core.
-int Communicator::polls_on_the_spot() const { return members_.own_core ? 1000 : 64; }
-
-// Drive lock held, so not for long: some 10 us without the peers, and at most as many pieces of a large operand.
-bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
-  try {
-    for (int i = 0; i < polls_on_the_spot(); ++i) {
-      bool moved = false;
-      if (all_reduce.poll(moved)) return all_reduce.outcome() == NodeAllReduce::Outcome::kDone;
-      if (!moved) pause_between_looks();
-    }
-    return false;
-  } catch (...) {
-    fail_with(std::current_exception(), /*tell_peers=*/true);
-    throw;
-  }
-}
-
-// Drive lock held, so for a few microseconds only.
-bool Communicator::finish_now(PullNow& pull) const {
-  for (int i = 0; i < polls_on_the_spot(); ++i) {
-    if (pull.poll()) return pull.finish();
-    pause_between_looks();
-  }
-  return false;
-}
-
-// Takes over an operation that has entered and could not be finished on the spot. Drive lock held, nothing queued.
-void Communicator::go_on(const std::shared_ptr<Operation>& operation, Entry entry) {
-  operation->task = run_collective(fabric_, *operation, entry);
-  operation->started = true;
-  operation->last_moved = Clock::now();
-  queue_.push_back(operation);
-  pending_.store(true, std::memory_order_release);
 }
 
 // Lets the background thread look after what is pending, unless somebody waits and thereby drives.
@@ -406,23 +320,15 @@ std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
 }
 
 void Communicator::close() {
-  std::shared_ptr<Operation> farewell;
   {
     const std::lock_guard lock(inbox_mutex_);
     if (closing_) return;
-    if (!failed_.load() && members_.size > 1) {
-      farewell = std::make_shared<Operation>(Request{.kind = Kind::kShutdown});
-      inbox_.push_back(farewell);
-      pending_.store(true, std::memory_order_release);
-    }
     closing_ = true;
   }
-  if (farewell != nullptr) {
-    try {
-      wait(*farewell);
-    } catch (const Error& e) {
-      log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
-    }
+  try {
+    say_farewell();
+  } catch (const Error& e) {
+    log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   }
   stop_ = true;
   members_.transport->wake();
@@ -431,6 +337,25 @@ void Communicator::close() {
     inbox_filled_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
+}
+
+// Waits until all ranks leave. One that leaves early, because of an error of its own, meets the others in whatever they
+// called; they are told of the mismatch, which may well bring them here too, so it is tried again.
+void Communicator::say_farewell() {
+  constexpr int kTries = 3;
+  for (int tried = 1; members_.size > 1 && !failed_.load(); ++tried) {
+    const auto farewell = std::make_shared<Operation>(Request{.kind = Kind::kShutdown});
+    {
+      const std::lock_guard lock(inbox_mutex_);
+      inbox_.push_back(farewell);
+      pending_.store(true, std::memory_order_release);
+    }
+    try {
+      return wait(*farewell);
+    } catch (const MismatchError&) {
+      if (tried == kTries) throw;
+    }
+  }
 }
 
 int Communicator::local_rank() const {

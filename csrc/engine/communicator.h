@@ -100,6 +100,7 @@ class Communicator {
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
   bool finish_now(PullNow& pull) const;
+  void say_farewell();
   void background();
   std::string stall_text(const Operation& operation, double seconds) const;
 
