@@ -9,14 +9,15 @@
 namespace dcoll {
 
 struct Settings {
-  std::string transport;   // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
-  std::string algo;        // "auto" or an algorithm's name for all-reduce
-  double timeout_s;        // a wait that saw no progress for this long fails, naming the ranks waited for
-  double spin_us;          // how long a wait looks before it sleeps (yielding on a shared core); negative: chosen from cores and ranks
-  int64_t arena_mb;        // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
-  int64_t slice_kb;        // pipelining unit: the longest message between two ranks
-  int64_t slots;           // messages in flight per (peer, channel)
-  double bucket_mb;        // gradient bucket size; negative: from the number of nodes
+  std::string transport;  // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
+  std::string algo;       // "auto" or an algorithm's name for all-reduce
+  double timeout_s;       // a wait that saw no progress for this long fails, naming the ranks waited for
+  double spin_us;    // how long a wait looks before it sleeps (yielding on a shared core); negative: chosen from cores
+                     // and ranks
+  int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
+  int64_t slice_kb;  // pipelining unit: the longest message between two ranks
+  int64_t slots;     // messages in flight per (peer, channel)
+  double bucket_mb;  // gradient bucket size; negative: from the number of nodes
   double first_bucket_mb;  // size of the bucket that is ready first in backward
   std::string simd;        // "auto", "avx512", "avx2", "generic"
   std::string log_level;   // "debug", "info", "warning", "error"
