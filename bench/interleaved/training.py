@@ -69,7 +69,7 @@ class Training:
         import dcoll
 
         if not self.buckets:
-            piece, left = int(self.config.bucket_mb * (1 << 20)) // 4, self.parameters
+            piece, left = int(self.bucket_mb() * (1 << 20)) // 4, self.parameters
             make = dcoll.empty if name == "dcoll" else torch.empty
             while left > 0:
                 self.buckets.append(make((min(piece, left),), dtype=torch.float32).zero_())
@@ -81,6 +81,11 @@ class Training:
             else:
                 torch.distributed.all_reduce(bucket)
         return time.perf_counter() - start
+
+    def bucket_mb(self) -> float:
+        """What the backend's buckets hold: asked for, or its own default on one node."""
+        asked = self.config.bucket_mb
+        return float({"dcoll": 4.0, "ddp-gloo": 25.0}[self.config.backend] if asked is None else asked)
 
     def close(self) -> None:
         if self.config.backend == "dcoll":
