@@ -85,7 +85,7 @@ constexpr size_t kSizes[] = {0, 1, 63, 4096, 16384, 16385, 65536, 65537, 300007}
 }  // namespace
 
 TEST(broadcast) {
-  for (int n = 1; n <= 8; ++n) {
+  for (int n = 1; n <= (kSanitized ? 4 : 8); ++n) {
     for_every_way(n, [n](Communicator& comm, Where where, How how) {
       for (size_t bytes : kSizes) {
         for (int root : {0, n / 2, n - 1}) {
@@ -108,7 +108,7 @@ TEST(broadcast) {
 // Every rank contributes another number of rows, some none; after the call each overwrites its operand at once, which
 // nobody may see.
 TEST(all_gather) {
-  for (int n = 1; n <= 8; ++n) {
+  for (int n = 1; n <= (kSanitized ? 4 : 8); ++n) {
     for_every_way(n, [n](Communicator& comm, Where where, How how) {
       for (size_t base : kSizes) {
         constexpr size_t kRowBytes = 3;
@@ -144,7 +144,7 @@ TEST(all_gather) {
 }
 
 TEST(all_to_all) {
-  for (int n = 1; n <= 8; ++n) {
+  for (int n = 1; n <= (kSanitized ? 4 : 8); ++n) {
     for_every_way(n, [n](Communicator& comm, Where where, How how) {
       for (size_t base : {size_t{0}, size_t{1}, size_t{700}, size_t{8192}, size_t{70001}}) {
         constexpr size_t kRowBytes = 2;
@@ -255,7 +255,7 @@ void check_reduce_scatter(Communicator& comm, Where where, How how, const Reduce
 }  // namespace
 
 TEST(reduce_scatter_every_size) {
-  for (int n = 1; n <= 8; ++n) {
+  for (int n = 1; n <= (kSanitized ? 4 : 8); ++n) {
     for_every_way(n, [n](Communicator& comm, Where where, How how) {
       const size_t s = n;
       for (size_t rows : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{1365}, size_t{1366}, size_t{40009}}) {
@@ -271,7 +271,7 @@ TEST(reduce_scatter_every_dtype_and_op) {
       for (DType dtype : kDTypes) {
         for (ReduceOp op : kOps) {
           if (dtype == DType::kBool && op == ReduceOp::kAverage) continue;
-          for (size_t rows : {size_t{37}, size_t{30011}}) {
+          for (size_t rows : {size_t{37}, size_t{kSanitized ? 3011 : 30011}}) {
             for (Where where : {Where::kPlain, Where::kMapped}) {
               check_reduce_scatter(comm, where, How::kNow, {.dtype = dtype, .op = op, .rows = rows});
               if (!is_floating(dtype)) continue;
