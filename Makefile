@@ -60,10 +60,14 @@ demo: build  ## train examples/train_digits.py on 1 and on 2 ranks; print accura
 
 test: test-cpp test-python  ## all tests: C++ (ctest), then Python (pytest)
 
+# Where setup.py has built the package: only the tests are left to compile.
+PACKAGE_BUILD = $(shell $(BIN)/python -c \
+	'import platform, sys; print(f"build/cmake-{sys.implementation.cache_tag}-{platform.machine()}-ninja")')
+
 test-cpp: build
-	$(CMAKE) -B build/cpp -DDCOLL_CUDA=0
-	$(BIN)/cmake --build build/cpp
-	cd build/cpp && $(CURDIR)/$(CTEST)
+	$(BIN)/cmake -DDCOLL_TESTS=ON $(PACKAGE_BUILD)
+	$(BIN)/cmake --build $(PACKAGE_BUILD)
+	cd $(PACKAGE_BUILD) && $(CURDIR)/$(CTEST)
 
 test-python: build
 	$(BIN)/python -m pytest tests

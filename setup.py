@@ -65,7 +65,13 @@ class CMakeBuild(build_ext):
         tag = f"{sys.implementation.cache_tag}-{platform.machine()}-{'ninja' if ninja else 'make'}"
         build = ROOT / "build" / f"cmake-{tag}"
         build.mkdir(parents=True, exist_ok=True)
-        arguments = [f"-DDCOLL_OUTPUT_DIR={package}", *self.python_options(), *self.mpi_options(), *self.cuda_options()]
+        arguments = [
+            f"-DDCOLL_OUTPUT_DIR={package}",
+            "-DDCOLL_TESTS=OFF",
+            *self.python_options(),
+            *self.mpi_options(),
+            *self.cuda_options(),
+        ]
         arguments += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         subprocess.run([cmake, "-S", str(ROOT), "-B", str(build), *generator, *arguments], check=True)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
