@@ -176,14 +176,17 @@ TEST(closed_communicator_says_so) {
   CHECK_THROWS(world[0]->submit({.kind = Kind::kBarrier}), Error, "was closed");
 }
 
-// One rank leaves while another still wants something: both learn of it, as a mismatch that names the calls.
+// One rank leaves while another still wants something: both learn of it, as a mismatch that names the calls. The early
+// one then waits for the other to leave too.
 TEST(early_shutdown_is_a_mismatch) {
   auto world = connect_threads(2, test_settings());
   std::thread leaver([&] { world[1]->close(); });
   float x = 1;
   CHECK_THROWS(run(*world[0], {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}), MismatchError,
                "rank 1 called shutdown");
+  world[0]->close();
   leaver.join();
+  for (const auto& comm : world) CHECK_EQ(comm->failure(), std::string());
 }
 
 TEST_MAIN

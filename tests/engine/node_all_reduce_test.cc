@@ -14,13 +14,14 @@
 namespace {
 thread_local size_t allocations = 0;
 }
-void* operator new(size_t bytes) {
+// Not inlined: GCC would take new and free() for a mismatched pair.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* block = std::malloc(bytes > 0 ? bytes : 1)) return block;
   throw std::bad_alloc();
 }
-void operator delete(void* block) noexcept { std::free(block); }
-void operator delete(void* block, size_t) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block, size_t) noexcept { std::free(block); }
 
 using namespace dcoll;
 using namespace dcoll::test;
