@@ -51,6 +51,8 @@ def test_a_missing_core_is_told_from_one_that_cannot_be_loaded(tmp_path: Path, m
 
 def test_without_the_core_import_points_at_the_doctor_who_still_works(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "dcoll", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    # An editable installation would find the module that is missing here.
+    (tmp_path / "dcoll" / "_C.py").write_text("raise ImportError('libdcoll.so: cannot open shared object file')\n")
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +61,7 @@ def test_without_the_core_import_points_at_the_doctor_who_still_works(tmp_path: 
 
     failed = run("-c", "import dcoll")
     assert failed.returncode == 1
-    assert "compiled core cannot be loaded" in failed.stderr
+    assert "compiled core cannot be loaded (libdcoll.so: cannot open" in failed.stderr
     assert "python -m dcoll doctor" in failed.stderr
     told = run("-m", "dcoll", "doctor")
     assert told.returncode == 1

@@ -255,6 +255,15 @@ def test_a_late_rank() -> None:
     run_ranks(3, body)
 
 
+@pytest.fixture
+def ctrl_c_counts() -> Iterator[None]:
+    """A shell starts background jobs, and all they start, with SIGINT ignored; then Python installs no handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_ends_the_wait_and_the_memory_stays() -> None:
     comms = _C.connect_local(2)
     mine = torch.ones(5)
