@@ -201,37 +201,30 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
 def reducescatter(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
-    if type(op) is not ReduceOp:
-        raise wrong_op(op)
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    source = kind.dense(tensor)
-    rows = _rows(source, "reducescatter")
-    code = _code(source)
-    out = _own_share(comm, kind, source, rows)
-    core = comm.reducescatter(
-        kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
-    )
-    return Handle(core, source, None, out)
-
-
-def _own_share(comm: _C.Communicator, kind: Kind, source: Any, rows: int) -> Any:
-    return kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
+    source, out, args = _reducescatter_args(comm, tensor, op)
+    return Handle(comm.reducescatter(*args, name, prescale, postscale), source, None, out)
 
 
 def reducescatter_sync(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Any:
+    _source, out, args = _reducescatter_args(comm, tensor, op)
+    comm.reducescatter_sync(*args, name, prescale, postscale)
+    return out
+
+
+def _reducescatter_args(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp
+) -> tuple[Any, Any, tuple[int, int, int, int, int, ReduceOp]]:
+    """The dense operand, this rank's share of the result, and what the core takes of both."""
     if type(op) is not ReduceOp:
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = _rows(source, "reducescatter")
     code = _code(source)
-    out = _own_share(comm, kind, source, rows)
-    comm.reducescatter_sync(
-        kind.address(source), kind.address(out), rows, _row_elems(source), code, op, name, prescale, postscale
-    )
-    return out
+    out = kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
+    return source, out, (kind.address(source), kind.address(out), rows, _row_elems(source), code, op)
 
 
 def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:

@@ -17,6 +17,8 @@ from dcoll.errors import DcollError
 
 GRACE_S = 1.0
 """What the peers get to print the error before MPI_Abort ends them."""
+STAGGER_S = 0.1
+"""Between the aborts of two ranks: the first ends the job, and launchers handle two at once badly."""
 EXIT_LIMIT_S = 15.0
 """What other exit handlers and threads of a failed rank get before MPI_Abort."""
 
@@ -73,5 +75,5 @@ class Lifecycle:
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(GRACE_S)
+        time.sleep(GRACE_S + STAGGER_S * min(self.mpi.rank, 5))
         self.mpi.abort(1)

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dcoll import _C, launch
+from dcoll.launcher import find_launcher
 from dcoll.lifecycle import Lifecycle
 
 
@@ -38,7 +39,7 @@ def init() -> None:
     if WORLD.comm is not None:
         return
     if WORLD.lifecycle is None:
-        launcher = launch.find_launcher(os.environ)
+        launcher = find_launcher(os.environ)
         needs_mpi = launch.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)
         WORLD.lifecycle = Lifecycle(launch.load_mpi(launcher) if needs_mpi else None)
     comm = _C.connect_world(WORLD.lifecycle.mpi)

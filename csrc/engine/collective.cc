@@ -42,10 +42,6 @@ const std::string& Fabric::fastest_all_reduce(size_t bytes) {
 
 namespace {
 
-double postscale_of(ReduceOp op, double postscale, int size) {
-  return op == ReduceOp::kAverage ? postscale / size : postscale;
-}
-
 ReduceJob job_of(const ReduceCall& call, int size) {
   return {static_cast<const std::byte*>(call.in),
           static_cast<std::byte*>(call.out),
@@ -53,7 +49,7 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           call.dtype,
           call.op,
           call.prescale,
-          postscale_of(call.op, call.postscale, size)};
+          final_scale(call.op, call.postscale, size)};
 }
 
 // An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
@@ -191,7 +187,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
     b.dtype = r.dtype;
     b.op = r.op;
-    b.postscale = postscale_of(r.op, r.postscale, f.size);
+    b.postscale = final_scale(r.op, r.postscale, f.size);
     if (r.prescale != 1.0) {
       const size_t count = r.count * (r.kind == Kind::kReduceScatter ? r.row_elems : 1);
       phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));

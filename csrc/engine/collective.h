@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "engine/agreement.h"
-#include "engine/direct.h"
 #include "engine/direct_collectives.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
+#include "engine/slots.h"
 #include "engine/task.h"
 #include "plan/algorithms.h"
 #include "plan/schedule.h"

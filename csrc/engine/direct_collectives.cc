@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/layout.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
@@ -15,11 +16,12 @@ constexpr size_t kSlotBytes = 16 << 10;
 
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Where each rank's share of `rows` begins, as Layout::even cuts them, times `row_bytes`.
+// Where each rank's share of `rows` begins, and the end of the last, in bytes.
 std::vector<uint64_t> even_begins(size_t rows, size_t row_bytes, int size) {
-  std::vector<uint64_t> begins(size + 1);
-  const size_t base = rows / size, extra = rows % size;
-  for (size_t r = 0; r < begins.size(); ++r) begins[r] = (r * base + std::min(r, extra)) * row_bytes;
+  const Layout shares = Layout::even(rows, size);
+  std::vector<uint64_t> begins;
+  for (int rank = 0; rank < size; ++rank) begins.push_back(shares.chunk(rank).begin * row_bytes);
+  begins.push_back(rows * row_bytes);
   return begins;
 }
 
@@ -240,16 +242,10 @@ void Pull::add_all_to_all_sources() {
   }
 }
 
-bool Pull::see(uint64_t ticket, bool& moved) {
-  bool seen = false;  // seeing again what was seen before is no movement
-  if (!BoardWait(board_, ticket).poll(seen)) return false;
-  moved = true;
-  return true;
-}
-
 bool Pull::poll(bool& moved) {
   while (round_ < rounds_) {
-    if (!see(ticket_, moved)) return false;
+    if (!board_.complete(ticket_)) return false;
+    moved = true;
     if (!found_) find_sources();
     if (!take()) return false;  // more to take, after the driver has looked around
     if (++round_ < rounds_) {
@@ -259,7 +255,7 @@ bool Pull::poll(bool& moved) {
     }
     if (round_ < rounds_ || in_place_) ticket_ = board_.post({});
   }
-  return !in_place_ || see(ticket_, moved);
+  return !in_place_ || board_.complete(ticket_);
 }
 
 void Pull::waiting_for(std::vector<int>& ranks) const { BoardWait(board_, ticket_).waiting_for(ranks); }
@@ -300,9 +296,8 @@ bool Pull::reduce_some() {
     operands_[i] = piece(sources_[i]);
     sources_[i].taken += bytes;
   }
-  const double postscale = r.op == ReduceOp::kAverage ? r.postscale / board_.size() : r.postscale;
   kernels::reduce_n(static_cast<std::byte*>(r.out) + taken, operands_, bytes / dtype_bytes(r.dtype), r.dtype, r.op,
-                    postscale);
+                    final_scale(r.op, r.postscale, board_.size()));
   return taken + bytes == end;
 }
 

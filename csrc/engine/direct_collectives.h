@@ -114,7 +114,6 @@ class Pull final : public Pollable {
   bool take();
   bool copy_some();
   bool reduce_some();
-  bool see(uint64_t ticket, bool& moved);
 
   static constexpr size_t kPieceBytes = size_t{256} << 10;  // moved per poll, so that the driver can look around
 

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "engine/agreement.h"
-#include "engine/direct.h"
+#include "engine/slots.h"
 #include "engine/task.h"
 #include "engine/two_shot.h"
 

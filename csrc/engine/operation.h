@@ -20,6 +20,11 @@ namespace dcoll {
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown };
 std::string_view kind_name(Kind kind);
 
+// The factor of a reduction's results: an average is a sum that is divided.
+inline double final_scale(ReduceOp op, double postscale, int size) {
+  return op == ReduceOp::kAverage ? postscale / size : postscale;
+}
+
 // The arguments of an all-reduce, without anything that needs allocating: what a synchronous call starts from.
 struct ReduceCall {
   const void* in = nullptr;

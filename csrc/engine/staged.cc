@@ -91,8 +91,7 @@ void Staged::collect(size_t piece) {
 bool Staged::poll(bool& moved) {
   const bool in_slots = ins_[board_.window().local_rank()] == nullptr;
   for (size_t moved_bytes = 0; step_ <= pieces_.count; moved_bytes += slots_.piece_bytes()) {
-    bool seen = false;  // seeing again what was seen before is no movement
-    if (moved_bytes >= kBytesPerPoll || !BoardWait(board_, ticket_).poll(seen)) return false;
+    if (moved_bytes >= kBytesPerPoll || !board_.complete(ticket_)) return false;
     if (step_ < pieces_.count) {
       reduce(step_);
       ticket_ = board_.post({});

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "engine/agreement.h"
-#include "engine/direct.h"
+#include "engine/slots.h"
 #include "engine/task.h"
 
 namespace dcoll {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/agreement.h"
-#include "engine/direct.h"
+#include "engine/slots.h"
 #include "engine/task.h"
 
 namespace dcoll {

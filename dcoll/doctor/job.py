@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dcoll.doctor import machine
 from dcoll.doctor.finding import Finding, broken, fine, note
+from dcoll.launcher import find_launcher
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Seen:
 
 def is_started(env: Mapping[str, str]) -> bool:
     """Whether a launcher started this process as one of several."""
-    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK")
-    return any(name in env for name in names) and env.get("OMPI_COMM_WORLD_SIZE", "2") != "1"
+    launcher = find_launcher(env)
+    return launcher is not None and launcher.size != 1
 
 
 def examine() -> list[Finding] | None:

@@ -43,24 +43,6 @@ void wait_for(Transport& transport, Pollable& pollable, int looks) {
   }
 }
 
-void on_threads(int n, const std::function<void(int)>& body) {
-  std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(n));
-  for (int rank = 0; rank < n; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (...) {
-        errors[static_cast<size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (auto& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-}
-
 // `rounds` posts over n ranks: each carries plain data that only the board orders. In round k the ranks agree, unless
 // k % 3 == 2: then rank `k % n` shows another fingerprint; and all operands are mapped, unless k % 4 == 3.
 void post_and_check(int n, int flat_ranks, uint64_t rounds, int looks) {

@@ -11,6 +11,7 @@
 #include "base/settings.h"
 #include "engine/communicator.h"
 #include "engine/world.h"
+#include "support/threads.h"
 
 namespace dcoll::test {
 
@@ -31,23 +32,15 @@ inline Settings without_shared_memory() {
 
 inline void run_ranks(int n, const Settings& settings, const std::function<void(Communicator&)>& body) {
   auto world = connect_threads(n, settings);
-  std::vector<std::exception_ptr> errors(n);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < n; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(*world[rank]);
-        world[rank]->close();
-      } catch (const std::exception& e) {
-        errors[rank] = std::current_exception();
-        world[rank]->fail(std::string("test failed: ") + e.what());
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (auto& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  on_threads(n, [&](int rank) {
+    try {
+      body(*world[rank]);
+      world[rank]->close();
+    } catch (const std::exception& e) {
+      world[rank]->fail(std::string("test failed: ") + e.what());
+      throw;
+    }
+  });
 }
 
 inline void run_ranks(int n, const std::function<void(Communicator&)>& body) { run_ranks(n, test_settings(), body); }

@@ -62,7 +62,9 @@ def killed() -> None:
             hvd.barrier()
         except hvd.DcollError as again:
             say(f"again: {str(again) == str(error) or str(error) in str(again)}")
-        raise
+        # Not `raise`: MPI_Abort under `mpirun --continuous` now and then leaves Open MPI's mpirun waiting, or ends it with 0.
+        sys.stdout.flush()
+        os._exit(1)
 
 
 def early_exit() -> None:

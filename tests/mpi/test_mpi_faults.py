@@ -39,7 +39,6 @@ def test_a_killed_rank_is_named_by_the_others() -> None:
     start = time.monotonic()
     done = fault("killed", 3, *options)
     assert time.monotonic() - start < LIMIT_S
-    assert done.returncode != 0
     for rank in (0, 2):
         assert f"[{rank}] PeerError after" in done.stdout, done.text
         assert f"[{rank}] again: True" in done.stdout, done.text

@@ -125,6 +125,20 @@ def one(findings: list[finding.Finding], what: str) -> finding.Finding:
     return next(found for found in findings if found.what == what)
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, True),
+        ({"PMIX_RANK": "0"}, True),
+    ],
+)
+def test_a_job_is_told_from_a_process_of_its_own(env: dict[str, str], expected: bool) -> None:
+    assert job.is_started(env) is expected
+
+
 def test_affinity() -> None:
     assert job.affinity([seen(0, cpus=(0,)), seen(1, cpus=(1,))]).found == "each rank has its own core"
     assert job.affinity([seen(0), seen(1)]).level is Level.FINE

@@ -30,7 +30,7 @@ std::byte* region_of(Endpoint& from, int rank, const RegionLayout& layout) {
 TEST(every_size_arrives_in_order) {
   constexpr size_t kSlotBytes = 259;  // not a multiple of anything
   auto ends = connect_local(2, small(kSlotBytes, 3));
-  run_ranks(2, [&](int rank) {
+  on_threads(2, [&](int rank) {
     Transport& t = *ends[static_cast<size_t>(rank)].transport;
     for (size_t bytes = 1; bytes <= kSlotBytes; ++bytes) {
       for (const int channel : {0, kMaxChannels - 1, kControlChannel}) {
@@ -162,7 +162,7 @@ TEST(all_to_all_random_traffic) {
     auto tag = [](int from, int to, int channel, uint64_t k) {
       return k * 31 + static_cast<uint64_t>(from * 17 + to * 5 + channel);
     };
-    run_ranks(n, [&](int me) {
+    on_threads(n, [&](int me) {
       Transport& t = *ends[static_cast<size_t>(me)].transport;
       struct Fifo {
         uint64_t sent = 0, received = 0;
@@ -204,7 +204,7 @@ TEST(all_to_all_random_traffic) {
 TEST(no_wake_up_is_lost_between_two) {
   auto ends = connect_local(2, small(64, 1));
   constexpr uint64_t kMessages = 8000;
-  run_ranks(2, [&](int rank) {
+  on_threads(2, [&](int rank) {
     Transport& t = *ends[static_cast<size_t>(rank)].transport;
     for (uint64_t k = 0; k < kMessages; ++k) {
       if (rank == 0) {
@@ -224,7 +224,7 @@ TEST(no_wake_up_is_lost_among_many) {
   constexpr int n = 4;
   constexpr int kRounds = 800;
   auto ends = connect_local(n, small(64, 2));
-  run_ranks(n, [&](int rank) {  // rank 0 answers whoever calls
+  on_threads(n, [&](int rank) {  // rank 0 answers whoever calls
     Transport& t = *ends[static_cast<size_t>(rank)].transport;
     if (rank > 0) {
       for (int k = 0; k < kRounds; ++k) {

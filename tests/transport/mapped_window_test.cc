@@ -24,7 +24,7 @@ TEST(board_carries_data_and_wakes) {
   constexpr uint64_t kRounds = 1000;
   auto ends = connect_local(n, small(64, 2));
   std::vector<uint64_t> data(n);  // plain memory: only the board orders it
-  run_ranks(n, [&](int rank) {
+  on_threads(n, [&](int rank) {
     Window& w = *ends[static_cast<size_t>(rank)].window;
     Transport& t = *ends[static_cast<size_t>(rank)].transport;
     // Two posts a round: "my data is there", in one record, and "I have read yours", in the other.
@@ -130,7 +130,7 @@ TEST(arena_says_when_it_is_full) {
 
 TEST(arena_serves_several_threads) {
   auto ends = connect_local(1, small(64, 2, 256 * page_bytes()));
-  run_ranks(4, [&](int thread) {
+  on_threads(4, [&](int thread) {
     for (int k = 0; k < 300; ++k) {
       const size_t bytes = page_bytes() * static_cast<size_t>(1 + (k + thread) % 5);
       std::byte* block = ends[0].window->alloc(bytes);

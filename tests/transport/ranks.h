@@ -1,40 +1,21 @@
-// Shared by the transport tests: ranks as threads, and waiting that ends.
+// Shared by the transport tests: ranks as threads (on_threads), and waiting that ends.
 #pragma once
 
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "support/threads.h"
 #include "transport/endpoint.h"
 
 namespace dcoll::test {
 
 // A wait that takes this long is a hang or a lost wake-up. Generous: sanitizers and busy machines are slow.
 inline constexpr std::chrono::seconds kHang{20};
-
-// Runs body(rank) on n threads; rethrows the first failure of the lowest rank.
-inline void run_ranks(int n, const std::function<void(int)>& body) {
-  std::vector<std::exception_ptr> failures(static_cast<size_t>(n));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < n; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (...) {
-        failures[static_cast<size_t>(rank)] = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (auto& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
 
 // Polls until done() holds.
 inline void poll_until(const std::function<bool()>& done) {

@@ -38,7 +38,7 @@ struct Cluster {
 
 TEST(every_peer_is_reached_through_its_medium) {
   Cluster c;
-  run_ranks(kRanks, [&](int rank) {
+  on_threads(kRanks, [&](int rank) {
     Transport& t = *c.routers[static_cast<size_t>(rank)];
     for (uint64_t k = 0; k < 40; ++k) {
       for (int peer = 0; peer < kRanks; ++peer) {
@@ -89,7 +89,7 @@ TEST(properties) {
 TEST(waiting_sees_both_media) {
   Cluster c;
   for (const int sender : {1, 2}) {  // to rank 0: remote, local
-    run_ranks(3, [&](int rank) {
+    on_threads(3, [&](int rank) {
       Transport& t = *c.routers[static_cast<size_t>(rank)];
       if (rank == 0) {
         CHECK(t.post_recv(sender, 0, nullptr, 5));
@@ -116,7 +116,7 @@ TEST(one_medium_sleeps_until_woken) {
       routers.push_back(local_only ? make_router(rank, 2, std::move(t), {0, 1}, nullptr)
                                    : make_router(rank, 2, nullptr, {}, std::move(t)));
     }
-    run_ranks(2, [&](int rank) {
+    on_threads(2, [&](int rank) {
       Transport& t = *routers[static_cast<size_t>(rank)];
       for (int k = 0; k < 500; ++k) {
         if (k % 2 == rank) {

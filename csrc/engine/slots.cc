@@ -1,4 +1,4 @@
-#include "engine/direct.h"
+#include "engine/slots.h"
 
 #include <algorithm>
 #include <cstring>
