@@ -62,7 +62,7 @@ def killed() -> None:
             hvd.barrier()
         except hvd.DcollError as again:
             say(f"again: {str(again) == str(error) or str(error) in str(again)}")
-        # Not `raise`: MPI_Abort under `mpirun --continuous` now and then leaves Open MPI's mpirun waiting, or ends it with 0.
+        # Not `raise`: after MPI_Abort, Open MPI's `mpirun --continuous` now and then goes on waiting, or returns 0.
         sys.stdout.flush()
         os._exit(1)
 
