@@ -40,9 +40,19 @@ from dcoll.collectives import (
     broadcast_object,
     empty,
     empty_like,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
+    sparse_allreduce_async,
 )
+from dcoll.compression import Compression
 from dcoll.errors import (
     ArgumentError,
     DcollError,
@@ -54,6 +64,7 @@ from dcoll.errors import (
 )
 from dcoll.handle import Handle, poll, synchronize
 from dcoll.ops import Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -108,6 +119,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ArgumentError",
     "Average",
+    "Compression",
     "DcollError",
     "DistributedOptimizer",
     "Handle",
@@ -116,6 +128,7 @@ __all__ = [
     "Min",
     "MismatchError",
     "PeerError",
+    "ProcessSet",
     "Product",
     "ReduceOp",
     "Sum",
@@ -123,6 +136,7 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "__version__",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -148,8 +162,17 @@ __all__ = [
     "elastic",
     "empty",
     "empty_like",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -163,8 +186,10 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -24,6 +24,7 @@
 #include "base/settings.h"
 #include "engine/collective.h"
 #include "engine/operation.h"
+#include "engine/scratch.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -80,6 +81,11 @@ class Communicator {
   const std::vector<int>& nodes() const { return members_.node_of_rank; }
   const std::vector<std::string>& transports() const { return members_.transport_of_rank; }
   const Settings& settings() const { return settings_; }
+  const Members& members() const { return members_; }
+  // Memory for the inside of a collective: as alloc(), but not zeroed, and used again when it is let go of.
+  std::shared_ptr<Memory> scratch(size_t bytes) {
+    return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
+  }
 
  private:
   enum class Spin { kAllowed, kNever };
@@ -109,6 +115,7 @@ class Communicator {
   Log log_;
   Fabric fabric_;
   double spin_s_;
+  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
   std::deque<std::shared_ptr<Operation>> queue_;       // the front one is running
