@@ -38,6 +38,9 @@ PRODUCT: int
 def settings() -> list[tuple[str, str, str, str, str]]:
     """Every DCOLL_* setting: (name, default, allowed values, help, value in force now)."""
 
+def horovod_settings() -> list[tuple[str, str, str]]:
+    """Horovod's variables: name, the DCOLL_* setting it stands for or "", and then why none is needed."""
+
 def algorithms() -> list[tuple[str, str, str]]:
     """The registry: (collective, name, reason)."""
 

@@ -142,7 +142,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.rank = mpi->rank();
   members.size = mpi->size();
   members.node_of_rank = mpi->node_of_ranks();
-  const Log log{log_level_from(settings.log_level), members.rank};
+  const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
   std::vector<int> local_ranks;
   for (int rank = 0; rank < members.size; ++rank) {
