@@ -110,8 +110,9 @@ class Simulation {
       fifos_[in].arrivals.pop_front();
       cpu += topology_.link(step.peer, lane.rank).overhead_us;
     }
-    if (reduces(step.op) || step.dst != BufferId::kNone) cpu += bytes_ * topology_.gamma_us_per_byte;
-    if (const uint32_t out = lane.out[lane.step]; out != kNone) post(lane.rank, destination(step), out, cpu);
+    const double bytes = bytes_ * step.count;
+    if (reduces(step.op) || step.dst != BufferId::kNone) cpu += bytes * topology_.gamma_us_per_byte;
+    if (const uint32_t out = lane.out[lane.step]; out != kNone) post(lane.rank, destination(step), out, bytes, cpu);
     lane.time = cpu;
     if (++lane.step == lane.steps->size()) {
       lane.step = 0;
@@ -119,9 +120,9 @@ class Simulation {
     }
   }
 
-  void post(uint32_t from, uint32_t to, uint32_t out, double& cpu) {
+  void post(uint32_t from, uint32_t to, uint32_t out, double bytes, double& cpu) {
     const LinkModel& link = topology_.link(from, to);
-    const double transfer = bytes_ * link.beta_us_per_byte * (1 + link.fan_in * fan_in_[to]);
+    const double transfer = bytes * link.beta_us_per_byte * (1 + link.fan_in * fan_in_[to]);
     cpu += link.overhead_us;
     double sent = 0.0;
     if (topology_.same_node(from, to)) {
@@ -164,7 +165,8 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
   if (bytes == 0) return 0.0;
   const double chunk_bytes = static_cast<double>(bytes) / chunks_of(all_ranks[0]);
   const auto chunk_whole = static_cast<uint64_t>(chunk_bytes);
-  const uint64_t rounds = std::max<uint64_t>(1, (chunk_whole + slice_bytes - 1) / slice_bytes);
+  const uint64_t slice = std::max<uint64_t>(1, slice_bytes / all_ranks[0].longest_range);
+  const uint64_t rounds = std::max<uint64_t>(1, (chunk_whole + slice - 1) / slice);
   const double message_bytes = chunk_bytes / static_cast<double>(rounds);
   auto simulate = [&](uint32_t some) { return Simulation(all_ranks, message_bytes, some, topology).run(); };
   if (rounds <= kManyRounds) return simulate(static_cast<uint32_t>(rounds));
@@ -174,11 +176,11 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
 }
 
 double sent_share(const Schedule& schedule) {
-  size_t messages = 0;
+  size_t chunks = 0;
   for (const Channel& channel : schedule.channels) {
-    for (const Step& step : channel.steps) messages += sends(step.op) ? 1 : 0;
+    for (const Step& step : channel.steps) chunks += sends(step.op) ? step.count : 0;
   }
-  return static_cast<double>(messages) / chunks_of(schedule);
+  return static_cast<double>(chunks) / chunks_of(schedule);
 }
 
 }  // namespace dcoll::plan
