@@ -99,10 +99,10 @@ void Request::validate(int size) const {
   }
   if (reduces(kind)) validate_scale(*this);
   if (reduces(kind) && op == ReduceOp::kAdasum) validate_adasum(*this, size);
-  if (kind == Kind::kAllReduce && !algo.empty() && algo != "auto" &&
+  if (kind == Kind::kAllReduce && !algo.empty() && algo != "auto" && algo != "hierarchical" &&
       plan::find_algorithm(plan::Collective::kAllReduce, algo) == nullptr) {
     throw ArgumentError(describe() + ": no algorithm '" + algo + "'; allowed are auto, " +
-                        plan::algorithm_names(plan::Collective::kAllReduce) + ".");
+                        plan::algorithm_names(plan::Collective::kAllReduce) + ", hierarchical.");
   }
   if (kind == Kind::kAllToAll) {
     size_t total = 0;

@@ -40,7 +40,7 @@ struct ReduceCall {
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
     const bool scaled = prescale != 1.0 || postscale != 1.0;
-    return op != ReduceOp::kAdasum && (algo.empty() || algo == "auto" || algo == "direct") &&
+    return op != ReduceOp::kAdasum && (algo.empty() || algo == "auto" || algo == "direct" || algo == "hierarchical") &&
            (!scaled || is_floating(dtype)) && (dtype != DType::kBool || op != ReduceOp::kAverage);
   }
   uint64_t fingerprint() const;  // equals Request's
