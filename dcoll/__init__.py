@@ -63,7 +63,7 @@ from dcoll.errors import (
     TransportError,
 )
 from dcoll.handle import Handle, poll, synchronize
-from dcoll.ops import Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.world import (
     ccl_built,
@@ -117,6 +117,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "Compression",

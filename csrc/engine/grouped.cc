@@ -49,7 +49,7 @@ GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype) {
 
 void GroupedAllReduce::pack() {
   for (Part& part : parts_) {
-    Request::of(call_of(part)).validate(comm_->size());  // before anything is sent: no part without the others
+    request_of(part).validate(comm_->size());  // before anything is sent: no part without the others
     part.memory = comm_->scratch(part.bytes);
     kernels::pack(part.memory->data(), part.inputs);
   }
@@ -67,17 +67,27 @@ ReduceCall GroupedAllReduce::call_of(const Part& part) const {
           .name = name_};
 }
 
+Request GroupedAllReduce::request_of(const Part& part) const {
+  Request request = Request::of(call_of(part));
+  if (op_ == ReduceOp::kAdasum) {  // has factors of its own for each tensor
+    for (const kernels::Segment& segment : part.inputs)
+      request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
+  }
+  return request;
+}
+
 void GroupedAllReduce::start() {
   pack();
   for (Part& part : parts_) {
-    part.operation = comm_->submit(Request::of(call_of(part)), Communicator::Start::kInBackground, part.memory);
+    part.operation = comm_->submit(request_of(part), Communicator::Start::kInBackground, part.memory);
   }
 }
 
 void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
   pack();
   for (Part& part : parts_) {
-    part.operation = comm_->run_or_submit(call_of(part));
+    part.operation = op_ == ReduceOp::kAdasum ? comm_->submit(request_of(part), Communicator::Start::kByWaiter)
+                                              : comm_->run_or_submit(call_of(part));
     if (part.operation == nullptr) continue;
     part.operation->keep = part.memory;  // should the wait be interrupted
     wait(*part.operation);

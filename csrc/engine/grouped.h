@@ -52,6 +52,7 @@ class GroupedAllReduce {
   Part& part_of(DType dtype);
   void pack();
   ReduceCall call_of(const Part& part) const;
+  Request request_of(const Part& part) const;
 
   const std::shared_ptr<Communicator> comm_;
   const ReduceOp op_;

@@ -63,6 +63,7 @@ Members Subset::describe() const {
     members.node_of_rank.push_back(
         nodes.try_emplace(all.node_of_rank[rank], static_cast<int>(nodes.size())).first->second);
     members.transport_of_rank.push_back(all.transport_of_rank[rank]);
+    if (!all.memory_of_rank.empty()) members.memory_of_rank.push_back(all.memory_of_rank[rank]);
   }
   return members;
 }
@@ -83,8 +84,10 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
       job_ranks.push_back(ranks_[member]);
     }
     node = region_->connect(local_offsets, job_ranks);
-  } else if (ranks_.size() == 1) {
-    node = std::move(connect_local(1, options_of(settings)).front());
+  } else {
+    Endpoint alone = std::move(connect_local(1, options_of(settings)).front());
+    if (!members.memory_of_rank.empty()) node.window = std::move(alone.window);
+    if (ranks_.size() == 1) node.transport = std::move(alone.transport);
   }
   members.window = node.window;
   if (node.transport != nullptr && local_.size() == ranks_.size()) {

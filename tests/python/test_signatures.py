@@ -98,7 +98,7 @@ def test_parameters(name: str) -> None:
     assert inspect.getdoc(getattr(hvd, name))
 
 
-@pytest.mark.parametrize("name", ["Average", "Sum", "Min", "Max", "Product"])
+@pytest.mark.parametrize("name", ["Average", "Sum", "Adasum", "Min", "Max", "Product"])
 def test_operators(name: str) -> None:
     assert isinstance(getattr(hvd, name), hvd.ReduceOp)
 
