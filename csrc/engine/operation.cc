@@ -24,6 +24,8 @@ std::string_view kind_name(Kind kind) {
       return "barrier";
     case Kind::kShutdown:
       return "shutdown";
+    case Kind::kJoin:
+      return "join";
   }
   return "?";
 }
@@ -110,6 +112,7 @@ uint64_t ReduceCall::fingerprint() const {
 }
 
 uint64_t Request::fingerprint() const {
+  if (stands_for != 0) return stands_for;
   if (kind == Kind::kAllReduce) return reduce_call().fingerprint();
   Fingerprint print;
   print.add(static_cast<uint64_t>(kind)).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
@@ -142,6 +145,7 @@ std::string Request::describe() const {
       break;
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       return text;
   }
   if (reduces(kind) && !algo.empty()) text += ", algo " + algo;
