@@ -14,6 +14,7 @@ cuda_built: bool
 class DcollError(RuntimeError): ...
 class ArgumentError(DcollError, ValueError): ...
 class MismatchError(DcollError): ...
+class JoinedError(MismatchError): ...
 class TimeoutError(DcollError): ...
 class PeerError(DcollError): ...
 class TransportError(DcollError): ...
@@ -202,12 +203,72 @@ class Communicator:
     def barrier_sync(self, name: str = "") -> None: ...
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
+    @property
+    def by_name(self) -> ByName: ...
+    def join(self, note: str = "") -> int:
+        """Take part in the others' all-reduces with neutral elements until every rank has joined; the last one to join.
+
+        `note` is logged when the others go on."""
     def fail(self, text: str) -> None:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
     def close(self) -> None:
         """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
+
+@final
+class ByName:
+    """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank starts
+    them. The arguments are those of Communicator."""
+
+    rank: int
+    size: int
+    def allreduce(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        count: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        algo: str = "",
+    ) -> Handle: ...
+    def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
+    def allgather(
+        self,
+        in_ptr: int,
+        rows: int,
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> Handle: ...
+    def reducescatter(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        rows: int,
+        row_elems: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle: ...
+    def alltoall(
+        self,
+        in_ptr: int,
+        splits: Sequence[int],
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> Handle: ...
+    def barrier(self, name: str = "") -> Handle: ...
 
 @final
 class InlineAllReduce:
