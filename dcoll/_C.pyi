@@ -340,7 +340,13 @@ class Reducer:
         first_bucket_bytes: int,
         prescale: float = 1.0,
         postscale: float = 1.0,
-    ) -> None: ...
+        wire_dtype: int | None = None,
+        groups: Sequence[int] = (),
+    ) -> None:
+        """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced.
+
+        groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
+        """
     def num_buckets(self) -> int: ...
     def bucket_of(self, param: int) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...
@@ -368,6 +374,40 @@ class Reducer:
         """Lay the buckets out anew in this order (the same on all ranks). Old buffers stay valid while referenced."""
     def wait_seconds(self) -> float:
         """Total time spent waiting in finish() so far: communication that backward did not hide."""
+
+@final
+class HookState:
+    """What the GradientHooks of one owner share."""
+
+    def __init__(self) -> None: ...
+    reducer: Reducer | None
+    """None: every gradient goes through bring_in()."""
+    task: int
+    """The backward that runs, by autograd's number; -2 is none."""
+    idle: bool
+    """Gradients stay where they are: more backward passes follow."""
+    sums_again: bool
+    """Reducing a sum once more would be wrong: bring_in() decides."""
+
+@final
+class GradientHook:
+    """A post-accumulate-grad hook (csrc/bind/gradient_hook.cc).
+
+    Calls owner.begin_backward() when graph_task() is not state.task; does nothing more while state.idle; then brings
+    the gradient into its bucket, makes views[index] the parameter's .grad and reports it to the Reducer, or has all
+    this done by owner.bring_in(index) where it is not an ordinary dense tensor of the parameter's dtype and layout.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        views: list[Any],
+        graph_task: Callable[[], int],
+        state: HookState,
+        index: int,
+        row_major: bool,
+    ) -> None: ...
+    def __call__(self, param: Any, /) -> None: ...
 
 class kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""
