@@ -99,12 +99,30 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
   arrived_.push_back(param);
   const Place& place = place_[param];
   Bucket& bucket = buckets_[place.bucket];
-  if (gradient != nullptr) {
-    kernels::stream_copy(bucket.gradient(place.slot), gradient, params_[param].count * dtype_bytes(bucket.dtype));
-  }
+  if (arrived_.size() == 1) note_backward();
+  if (gradient != nullptr) pack(bucket, place.slot, gradient);
   write_flag(bucket.flag(place.slot), bucket.dtype, true);
   if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
   return true;
+}
+
+// The first gradient of a backward.
+void Reducer::note_backward() {
+  ++backwards_;
+  Timeline& timeline = comm_->timeline();
+  if (timeline.marks_cycles()) [[unlikely]]
+    timeline.mark("backward " + std::to_string(backwards_), now_ns());
+}
+
+void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
+  const ParamInfo& param = params_[bucket.slots[slot].param];
+  const size_t bytes = param.count * dtype_bytes(bucket.dtype);
+  Timeline& timeline = comm_->timeline();
+  const bool timed = timeline.on();
+  const int64_t begin = timed ? now_ns() : 0;
+  kernels::stream_copy(bucket.gradient(slot), gradient, bytes);
+  if (timed) [[unlikely]]
+    timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
 }
 
 void Reducer::submit_full() {
@@ -163,7 +181,9 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
       if (!failure) failure = std::current_exception();
     }
   }
-  wait_seconds_ += seconds_between(begin, Clock::now());
+  const auto end = Clock::now();
+  wait_seconds_ += seconds_between(begin, end);
+  if (comm_->timeline().on()) comm_->timeline().span("waiting in backward", "wait", ns_of(begin), ns_of(end));
   if (failure) std::rethrow_exception(failure);
 }
 

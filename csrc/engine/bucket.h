@@ -89,6 +89,8 @@ class Reducer {
   };
   void fill_buckets(const std::vector<size_t>& order);
   void close_bucket(Bucket& bucket);
+  void note_backward();
+  void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
   void flush();
@@ -106,6 +108,7 @@ class Reducer {
   std::vector<size_t> observed_;  // ... in the last finished one
   size_t next_ = 0;               // the next bucket to submit
   double wait_seconds_ = 0;
+  size_t backwards_ = 0;  // begun so far
 };
 
 }  // namespace dcoll

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "engine/cores.h"
 #include "engine/failure.h"
 
 namespace dcoll {
@@ -35,7 +36,10 @@ Communicator::Communicator(Members members, const Settings& settings)
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
-              1e-6) {
+              1e-6),
+      timeline_(members_.timeline != nullptr ? members_.timeline
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0)),
+      number_(timeline_->add_communicator()) {
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
@@ -80,6 +84,8 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   request.validate(members_.size);
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
@@ -202,6 +208,7 @@ bool Communicator::advance_front(bool& moved) {
   }
   try {
     if (!operation->started) {
+      operation->phases.number = ++started_;
       operation->task = run_collective(fabric_, *operation);
       operation->started = true;
       operation->last_moved = Clock::now();
@@ -227,6 +234,8 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
   if (failed_.load() && operation->started) abandoned_.push_back(operation);
   if (!queue_.empty() && queue_.front() == operation) queue_.pop_front();
   operation->error = error;
+  if (operation->phases.on) [[unlikely]]
+    timeline_->record(number_, *operation);
   operation->done.store(true, std::memory_order_release);
   if (queue_.empty()) {
     const std::lock_guard lock(inbox_mutex_);
@@ -304,7 +313,18 @@ std::string Communicator::failure() const {
   return failure_text_;
 }
 
+// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
+void Communicator::bind_background_thread() const {
+  if (settings_.thread_affinity.empty()) return;
+  const int core = settings_.thread_affinity.front();
+  if (const std::string error = bind_this_thread(core); !error.empty()) {
+    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
+                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
+  }
+}
+
 void Communicator::background() {
+  bind_background_thread();
   while (!stop_) {
     {
       std::unique_lock lock(inbox_mutex_);
