@@ -43,6 +43,14 @@ def settings() -> list[tuple[str, str, str, str, str]]:
 def horovod_settings() -> list[tuple[str, str, str]]:
     """Horovod's variables: name, the DCOLL_* setting it stands for or "", and then why none is needed."""
 
+def start_timeline(comm: Communicator, path: str, mark_cycles: bool = False) -> None:
+    """Begins a Chrome trace of this process; a path with {rank} on every rank, any other on rank 0 alone."""
+
+def stop_timeline(comm: Communicator) -> None: ...
+def timeline_on(comm: Communicator) -> bool: ...
+def timeline_span(comm: Communicator, track: str, name: str, begin_ns: int, end_ns: int, nbytes: int = 0) -> None:
+    """A span of one's own; times as of time.monotonic_ns()."""
+
 def algorithms() -> list[tuple[str, str, str]]:
     """The registry: (collective, name, reason)."""
 
@@ -211,6 +219,8 @@ class Communicator:
         `note` is logged when the others go on."""
     def fail(self, text: str) -> None:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
+    def log(self, level: str, text: str) -> None:
+        """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
     def close(self) -> None:

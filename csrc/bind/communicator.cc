@@ -290,6 +290,12 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
+      .def(
+          "log",
+          [](const Communicator& self, const std::string& level, const std::string& text) {
+            self.log()(log_level_from(level), text);
+          },
+          py::arg("level"), py::arg("text"))
       .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
       .def("join", &join, py::arg("note") = "")
       .def_property_readonly("by_name", [](const CommPtr& self) { return ByName{self}; });

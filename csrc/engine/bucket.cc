@@ -152,15 +152,37 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
   arrived_.push_back(param);
   const Place& place = place_[param];
   Bucket& bucket = buckets_[place.bucket];
-  if (bucket.compressed()) {
-    const void* from = gradient != nullptr ? gradient : bucket.gradient(place.slot);
-    kernels::cast(bucket.slot_on_wire(place.slot), bucket.wire_dtype, from, bucket.dtype, params_[param].count);
-  } else if (gradient != nullptr) {
-    kernels::stream_copy(bucket.gradient(place.slot), gradient, params_[param].count * dtype_bytes(bucket.dtype));
-  }
+  if (arrived_.size() == 1) note_backward();
+  pack(bucket, place.slot, gradient);
   write_flag(bucket.flag(place.slot), bucket.wire_dtype, true);
   if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
   return true;
+}
+
+// The first gradient of a backward.
+void Reducer::note_backward() {
+  ++backwards_;
+  Timeline& timeline = comm_->timeline();
+  if (timeline.marks_cycles()) [[unlikely]]
+    timeline.mark("backward " + std::to_string(backwards_), now_ns());
+}
+
+// Takes the gradient into its bucket: null where it was made there, so that only a compressed bucket needs it.
+void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
+  if (gradient == nullptr && !bucket.compressed()) return;
+  const ParamInfo& param = params_[bucket.slots[slot].param];
+  const size_t bytes = param.count * dtype_bytes(bucket.dtype);
+  Timeline& timeline = comm_->timeline();
+  const bool timed = timeline.on();
+  const int64_t begin = timed ? now_ns() : 0;
+  if (bucket.compressed()) {
+    const void* from = gradient != nullptr ? gradient : bucket.gradient(slot);
+    kernels::cast(bucket.slot_on_wire(slot), bucket.wire_dtype, from, bucket.dtype, param.count);
+  } else {
+    kernels::stream_copy(bucket.gradient(slot), gradient, bytes);
+  }
+  if (timed) [[unlikely]]
+    timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
 }
 
 void Reducer::submit_full() {
@@ -222,7 +244,9 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
       if (!failure) failure = std::current_exception();
     }
   }
-  wait_seconds_ += seconds_between(begin, Clock::now());
+  const auto end = Clock::now();
+  wait_seconds_ += seconds_between(begin, end);
+  if (comm_->timeline().on()) comm_->timeline().span("waiting in backward", "wait", ns_of(begin), ns_of(end));
   if (failure) std::rethrow_exception(failure);
 }
 

@@ -105,6 +105,8 @@ class Reducer {
   std::vector<Bucket> by_group(const std::vector<size_t>& order) const;
   void append(Bucket& bucket, size_t param) const;
   void close_bucket(Bucket& bucket);
+  void note_backward();
+  void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
   void flush();
@@ -122,6 +124,7 @@ class Reducer {
   std::vector<size_t> observed_;  // ... in the last finished one
   size_t next_ = 0;               // the next bucket to submit
   double wait_seconds_ = 0;
+  size_t backwards_ = 0;  // begun so far
 };
 
 }  // namespace dcoll

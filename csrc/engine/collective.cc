@@ -64,6 +64,14 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           final_scale(call.op, call.postscale, size)};
 }
 
+// Shows the others the all-reduce, with the operand where it is small or must be staged.
+void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phases& phases) {
+  job.timed = phases.on;
+  phases.enter(Phase::kPack);
+  all_reduce.enter(job, fingerprint);
+  phases.enter(Phase::kAgree);
+}
+
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
 bool use_direct(const Fabric& fabric, std::string_view algo, ReduceOp op) {
   if (fabric.all_reduce == nullptr || op == ReduceOp::kAdasum) return false;
@@ -88,6 +96,26 @@ std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   // One rank on every node: the hierarchy's upper level is all there is.
   return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+}
+
+// What data_phase() takes, for the timeline.
+std::string_view algorithm_name(Fabric& fabric, const Request& r) {
+  switch (r.kind) {
+    case Kind::kAllReduce:
+      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
+    case Kind::kBroadcast:
+      return "tree";
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+      return "ring";
+    case Kind::kAllToAll:
+      return "pairwise";
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  return "";
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -176,6 +204,12 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 }  // namespace
 
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases) {
+  if (!phases.on) return;
+  phases.enter_at(Phase::kMove, all_reduce.agreed_ns());
+  phases.name_algorithm(all_reduce.form());
+}
+
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
@@ -183,6 +217,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const bool pulls = use_pull(f, r);
   const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
+
+  if (!direct && entry.ticket == 0) op.phases.enter(Phase::kAgree);
 
   // 0. Once: where everybody's slots are.
   if (f.slots_posted != 0) {
@@ -196,8 +232,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   // 1. Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
   uint64_t ticket = entry.ticket;
   if (direct) {
-    if (!entry.all_reduce) f.all_reduce->enter(job, r.fingerprint());
+    if (!entry.all_reduce) enter(*f.all_reduce, job, r.fingerprint(), op.phases);
     co_await *f.all_reduce;
+    note_agreement(*f.all_reduce, op.phases);
     if (f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone) co_return;
     equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
   } else if (f.size > 1 && f.board != nullptr) {
@@ -231,12 +268,16 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown || r.kind == Kind::kJoin) co_return;
 
   if (pulls) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("pull");
     Pull pull(*f.board, *f.pull_slots, op, ticket);
     co_await pull;
     co_return;
   }
 
   if (r.kind == Kind::kAllReduce && r.op == ReduceOp::kAdasum) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("adasum");
     Adasum adasum(f, r);
     co_await adasum;
     co_return;
@@ -267,10 +308,15 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
   } else if (two_levels) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("hierarchical");
     HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
     co_await levels;
   } else {
+    op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm(algorithm_name(f, r));
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
@@ -287,9 +333,9 @@ bool pulls_now(const Fabric& fabric, const Request& request) {
   return request.kind == Kind::kBarrier || use_pull(fabric, request);
 }
 
-bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases) {
   if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo, call.op)) return false;
-  fabric.all_reduce->enter(job_of(call, fabric.size), call.fingerprint());
+  enter(*fabric.all_reduce, job_of(call, fabric.size), call.fingerprint(), phases);
   return true;
 }
 

@@ -72,7 +72,10 @@ Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 // Begins an all-reduce in fabric.all_reduce, without a coroutine: what a synchronous call polls on its own thread, so
 // that nothing is allocated in the steady state. False, and nothing is done, where this call takes another path. If the
 // peers are late, or the data must be staged, run_collective takes over.
-bool enter_all_reduce(Fabric& fabric, const ReduceCall& call);
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases);
+
+// For the timeline: the all-reduce has moved on from the agreement.
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases);
 
 // What runs a queued operation: a collective, or the rounds of a join (join.h).
 Task start_collective(Fabric& fabric, Operation& operation);

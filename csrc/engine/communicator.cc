@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "engine/cores.h"
 #include "engine/failure.h"
 
 namespace dcoll {
@@ -36,7 +37,10 @@ Communicator::Communicator(Members members, const Settings& settings)
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
-              1e-6) {
+              1e-6),
+      timeline_(members_.timeline != nullptr ? members_.timeline
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0)),
+      number_(timeline_->add_communicator()) {
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
@@ -81,6 +85,8 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
   bool had_work = false;
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
@@ -214,6 +220,7 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   }
   try {
     if (!operation->started) {
+      operation->phases.number = operation->by_name ? ++named_started_ : ++started_;
       operation->task = start_collective(fabric, *operation);
       operation->started = true;
       operation->last_moved = Clock::now();
@@ -242,6 +249,8 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
+  if (operation->phases.on) [[unlikely]]
+    timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);
   operation->done.store(true, std::memory_order_release);
   if (queue_.empty()) update_pending();
@@ -326,7 +335,18 @@ std::string Communicator::failure() const {
   return failure_text_;
 }
 
+// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
+void Communicator::bind_background_thread() const {
+  if (settings_.thread_affinity.empty()) return;
+  const int core = settings_.thread_affinity.front();
+  if (const std::string error = bind_this_thread(core); !error.empty()) {
+    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
+                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
+  }
+}
+
 void Communicator::background() {
+  bind_background_thread();
   while (!stop_) {
     alarm_.wait();
     background_turn_.store(true);

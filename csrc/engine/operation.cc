@@ -150,6 +150,23 @@ uint64_t Request::fingerprint() const {
   return print.value();
 }
 
+size_t Request::bytes() const {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return count * dtype_bytes(dtype);
+    case Kind::kReduceScatter:
+      return count * row_elems * dtype_bytes(dtype);
+    case Kind::kBroadcast:
+    case Kind::kAllGather:
+    case Kind::kAllToAll:
+      return count * row_elems;
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+      return 0;
+  }
+  return 0;
+}
+
 std::string Request::describe() const {
   std::string text(kind_name(kind));
   if (!name.empty()) text += " '" + name + "'";

@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "engine/memory.h"
 #include "engine/task.h"
+#include "engine/timeline_record.h"
 
 namespace dcoll {
 
@@ -71,6 +72,7 @@ struct Request {
   void validate(int size) const;
   // What must be the same on every rank.
   uint64_t fingerprint() const;
+  size_t bytes() const;  // of the operand of this rank
   // "allreduce 'grad.3' (sum of 1024 float32)", for messages.
   std::string describe() const;
 };
@@ -85,6 +87,7 @@ struct Operation {
   bool started = false;
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
+  Phases phases{false};          // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out
