@@ -226,9 +226,9 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
   };
   define_start("allreduce", all_reduce_request, all_reduce_args);
   define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
-  define("adasum", starts(adasum_request),
-         std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
-                         "postscale"_a = 1.0));
+  define_start("adasum", adasum_request,
+               std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
+                               "postscale"_a = 1.0));
   define_start("broadcast", broadcast_request, broadcast_args);
   define("broadcast_sync", runs(broadcast_request), broadcast_args);
   define_start("allgather", all_gather_request, all_gather_args);

@@ -162,6 +162,7 @@ size_t Request::bytes() const {
       return count * row_elems;
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       return 0;
   }
   return 0;
