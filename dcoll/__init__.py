@@ -38,8 +38,6 @@ from dcoll.collectives import (
     broadcast_async,
     broadcast_async_,
     broadcast_object,
-    empty,
-    empty_like,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -57,14 +55,18 @@ from dcoll.errors import (
     ArgumentError,
     DcollError,
     HorovodInternalError,
+    JoinedError,
     MismatchError,
     PeerError,
     TimeoutError,
     TransportError,
 )
 from dcoll.handle import Handle, poll, synchronize
+from dcoll.memory import empty, empty_like
 from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from dcoll.runner.api import run
+from dcoll.timeline import start_timeline, stop_timeline
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -125,6 +127,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "JoinedError",
     "Max",
     "Min",
     "MismatchError",
@@ -189,8 +192,11 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

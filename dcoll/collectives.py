@@ -2,12 +2,12 @@
 
 Each takes a torch.Tensor (CPU) or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by
 order, so all of a process set must make the same calls in the same order; `name` appears in messages and must be the
-same on all ranks. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is
+same on all ranks. Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside
+the others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is
 written in place and what a handle returns does not.
 """
 
 import functools
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,6 @@ from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, communicator_of, global_process_set, root_in
-from dcoll.tensors import KINDS, code_of, kind_of, library
 from dcoll.world import WORLD, communicator
 
 T = TypeVar("T")
@@ -36,11 +35,17 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return Average if average else Sum
 
 
-def _lane(process_set: ProcessSet, name: str | None) -> _C.Communicator:
-    """Where an operation goes, of which only asynchronous ones have a name that decides it."""
+def _comm(process_set: ProcessSet) -> _C.Communicator:
+    """Who takes part."""
     if process_set is global_process_set:
         return WORLD.comm or communicator()
     return communicator_of(process_set)
+
+
+def _lane(process_set: ProcessSet, name: str | None) -> collective.Lane:
+    """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
+    comm = _comm(process_set)
+    return comm.by_name if name else comm
 
 
 def _has_gradient(tensor: Any) -> bool:
@@ -89,7 +94,7 @@ def allreduce(
 
         out = autograd.allreduce(sent, process_set, *options)
     else:
-        out = collective.allreduce_sync(_lane(process_set, None), sent, *options)
+        out = collective.allreduce_sync(_comm(process_set), sent, *options)
     result: T = out if compression is Compression.none else compression.decompress(out, context)
     return result
 
@@ -107,7 +112,7 @@ def allreduce_(
     """As allreduce(), overwriting the tensor, which is returned."""
     if average is not None or op is None:
         op = _op(average, op)
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     out: T = collective.allreduce_sync_(comm, tensor, op, name or "", prescale_factor, postscale_factor)
     return out
 
@@ -164,7 +169,7 @@ def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, options: tupl
         from dcoll import autograd
 
         return autograd.grouped_allreduce(list(tensors), process_set, *options)
-    return grouped.allreduce_sync(_lane(process_set, None), tensors, *options)
+    return grouped.allreduce_sync(_comm(process_set), tensors, *options)
 
 
 def grouped_allreduce_(
@@ -177,7 +182,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[T]:
     """As grouped_allreduce(), overwriting the tensors, which are returned."""
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     return grouped.allreduce_sync_(comm, tensors, _op(average, op), name or "", prescale_factor, postscale_factor)
 
 
@@ -191,7 +196,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start a grouped_allreduce(): one handle for all. The tensors are copied at once and may change."""
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
     return grouped.start_allreduce(comm, tensors, *options, in_place=False)
 
@@ -206,7 +211,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start a grouped_allreduce_(). The tensors are overwritten when the handle is waited for."""
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
     return grouped.start_allreduce(comm, tensors, *options, in_place=True)
 
@@ -217,7 +222,7 @@ def sparse_allreduce_async(
     """Start the sum or average of sparse tensors in COO form. Call the result to wait for it and to get the tensor."""
     from dcoll import sparse
 
-    return sparse.start_allreduce(_lane(process_set, None), tensor, name, op)
+    return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
 
 
 def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
@@ -225,7 +230,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
 
     Differentiable: the root's gradient is the average of all ranks', that of the others zero.
     """
-    comm, root = _lane(process_set, None), root_in(process_set, root_rank)
+    comm, root = _comm(process_set), root_in(process_set, root_rank)
     if _has_gradient(tensor):
         from dcoll import autograd
 
@@ -237,7 +242,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
 
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
-    comm, root = _lane(process_set, None), root_in(process_set, root_rank)
+    comm, root = _comm(process_set), root_in(process_set, root_rank)
     out: T = collective.broadcast_sync_(comm, tensor, root, name or "")
     return out
 
@@ -266,7 +271,7 @@ def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = glob
 
         carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
         return carrying
-    out: T = collective.allgather_sync(_lane(process_set, None), tensor, name or "")
+    out: T = collective.allgather_sync(_comm(process_set), tensor, name or "")
     return out
 
 
@@ -289,7 +294,7 @@ def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a grouped_allgather(): one handle for all."""
-    return grouped.start_allgather(_lane(process_set, None), tensors, name or "")
+    return grouped.start_allgather(_comm(process_set), tensors, name or "")
 
 
 def reducescatter(
@@ -314,7 +319,7 @@ def reducescatter(
 
         out = autograd.reducescatter(sent, process_set, *options)
     else:
-        out = collective.reducescatter_sync(_lane(process_set, None), sent, *options)
+        out = collective.reducescatter_sync(_comm(process_set), sent, *options)
     result: T = out if compression is Compression.none else compression.decompress(out, context)
     return result
 
@@ -358,7 +363,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a grouped_reducescatter(): one handle for all."""
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 
 
@@ -373,7 +378,7 @@ def alltoall(
     Without splits the rows are shared evenly. With splits the result is (received, received_splits), the latter being
     the number of rows from each rank, int32. Differentiable: the gradient goes back the way the rows came.
     """
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     if not _has_gradient(tensor):
         return collective.alltoall_sync(comm, tensor, splits, name or "")
     from dcoll import autograd
@@ -395,48 +400,17 @@ def alltoall_async(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the set is here."""
-    _lane(process_set, None).barrier_sync()
+    _comm(process_set).barrier_sync()
 
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Return the object of rank `root_rank`, a number of the job, pickled with cloudpickle if that is installed."""
-    comm = _lane(process_set, None)
+    comm = _comm(process_set)
     return objects.broadcast_object(comm, obj, root_in(process_set, root_rank), name or "")
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks of the set, in rank order."""
-    return objects.allgather_object(_lane(process_set, None), obj, name or "")
-
-
-def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
-    """A tensor, at first of zeros, in memory that the ranks of this node can read: collectives on it copy nothing.
-
-    dtype: a torch.dtype (torch.float32 if it is None) gives a torch.Tensor, a NumPy dtype a numpy.ndarray.
-    """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    torch = sys.modules.get("torch")
-    if dtype is None:
-        import torch as torch_module
-
-        torch, dtype = torch_module, torch_module.float32
-    if torch is not None and isinstance(dtype, torch.dtype):
-        kind = library("torch")
-    else:
-        import numpy
-
-        kind, dtype = library("numpy"), numpy.dtype(dtype)
-    code_of(dtype)
-    buffer = communicator().alloc(math.prod(sizes) * dtype.itemsize)
-    return kind.wrap(buffer, dtype, sizes)
-
-
-def empty_like(tensor: T) -> T:
-    """As empty(), of the same kind, shape and dtype as `tensor`."""
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    like: Any = tensor
-    code_of(like.dtype)
-    out: T = kind.wrap(communicator().alloc(int(like.nbytes)), like.dtype, tuple(like.shape))
-    return out
+    return objects.allgather_object(_comm(process_set), obj, name or "")

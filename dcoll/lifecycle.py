@@ -50,6 +50,7 @@ class Lifecycle:
         self._failed = any(one.failure() != "" for one in (comm, *sets))
         for one in (*sets, comm):
             one.close()
+        _C.stop_timeline(comm)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         ends_process = os.getpid() == self._pid and not hasattr(sys, "ps1") and not sys.flags.interactive

@@ -38,7 +38,7 @@ def allreduce_sparse(
     return torch.sparse_coo_tensor(all_indices.t(), all_values, param.shape, check_invariants=False).coalesce()
 
 
-def start_allreduce(comm: _C.Communicator, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:
+def start_allreduce(comm: collective.Lane, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:
     """Start the sum or average of tensors in COO form; the result waits for it."""
     if op not in (Average, Sum) or type(op) is not ReduceOp:
         raise wrong_op(op, (Average, Sum))

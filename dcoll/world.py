@@ -62,6 +62,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     REGISTRY.open(connected, mpi)
     for process_set in sets:
         REGISTRY.add(process_set, may_exist=True)
+    from dcoll import environment, timeline  # which need this module
+
+    environment.report(connected)
+    timeline.start_from_environment(connected)
 
 
 def _members(comm: Any) -> list[int] | None:
