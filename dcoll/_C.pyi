@@ -285,6 +285,7 @@ class InlineAllReduce:
     """A callable with the parameters of dcoll.allreduce that does the plain calls in C and hands all others on.
 
     otherwise: the Python function; ops: the members of dcoll.ReduceOp; communicator: None means the job's (set_job).
+    In place there is no parameter `compression`; else it may be no_compression.
     """
 
     def __init__(
@@ -293,11 +294,15 @@ class InlineAllReduce:
         ops: tuple[int, ...],
         in_place: bool,
         communicator: Communicator | None = None,
+        no_compression: Any = ...,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def set_job(communicator: Communicator | None) -> None:
     """The communicator of dcoll's own InlineAllReduce objects; None: there is none, they hand every call on."""
+
+def set_process_set(process_set: object, communicator: Communicator | None) -> None:
+    """The communicator for InlineAllReduce's argument process_set when it is this object; None: there is none."""
 
 def use_torch(torch: Any, written: Callable[[tuple[Any, ...]], None], allow_exchange: bool = True) -> bool:
     """Let InlineAllReduce work on torch's tensors. written: tells autograd that tensors were overwritten.
@@ -319,6 +324,8 @@ class Mpi:
     library_path: str
     thread_level: int
     """0 single .. 3 multiple"""
+    def subset(self, ranks: Sequence[int]) -> Mpi:
+        """MPI for these ranks alone, this one among them. Collective over them."""
     def finalize(self) -> None: ...
     def abort(self, exit_code: int) -> None: ...
 
@@ -330,6 +337,47 @@ def connect_world(mpi: Mpi | None) -> Communicator:
 
 def connect_local(n: int) -> list[Communicator]:
     """n communicators of one world inside this process, one for each of n threads (tests)."""
+
+@final
+class Subset:
+    """A communicator of some of another's ranks, in the making (csrc/engine/subset.h)."""
+
+    def __init__(self, whole: Communicator, ranks: Sequence[int]) -> None:
+        """ranks: ascending, this one among them. Each of them makes a Subset."""
+    offset: int
+    """What the others have to know for connect()."""
+    def connect(self, offsets: Sequence[int], mpi: Mpi | None) -> Communicator:
+        """The communicator; once. offsets: of all its ranks, in their order. mpi: the job's."""
+
+@final
+class GroupHandle:
+    """A group of tensors that is reduced. In place, the tensors are written to by wait()."""
+
+    def poll(self) -> bool: ...
+    def wait(self, timeout: float = -1.0) -> None: ...
+
+# tensors: torch.Tensor or numpy.ndarray, dense; None when one of them is not, and then nothing was done.
+def grouped_allreduce_sync(
+    comm: Communicator,
+    tensors: list[Any],
+    in_place: bool,
+    op: int,
+    name: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> list[Any] | None:
+    """All tensors reduced as one; the results (in_place: the tensors)."""
+
+def grouped_allreduce(
+    comm: Communicator | ByName,
+    tensors: list[Any],
+    in_place: bool,
+    op: int,
+    name: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> tuple[GroupHandle, list[Any]] | None:
+    """The same, started; the tensors were copied already."""
 
 @final
 class Reducer:

@@ -144,7 +144,8 @@ def _nbytes(tensor: Any) -> int:
     return int(tensor.nbytes)
 
 
-def _rows(tensor: Any, what: str) -> int:
+def rows_of(tensor: Any, what: str) -> int:
+    """The first dimension, which `what` works on."""
     if tensor.ndim == 0:
         raise ArgumentError(
             f"{what} got a tensor without dimensions, but it works on the first one: pass tensor.reshape(1)"
@@ -159,7 +160,7 @@ def _row_elems(tensor: Any) -> int:
 def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    rows = _rows(source, "allgather")
+    rows = rows_of(source, "allgather")
     row_shape = tuple(source.shape[1:])
     dtype = source.dtype
     core = comm.allgather(kind.address(source), rows, _row_elems(source) * source.itemsize, _code(source), name)
@@ -189,7 +190,7 @@ def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) ->
 def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    rows = _rows(source, "allgather")
+    rows = rows_of(source, "allgather")
     row_bytes = _row_bytes(source)
     # Ranks mostly bring as many rows as this one.
     guess = rows * comm.size
@@ -220,7 +221,7 @@ def _reducescatter_args(
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    rows = _rows(source, "reducescatter")
+    rows = rows_of(source, "reducescatter")
     code = _code(source)
     out = kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
     return source, out, (kind.address(source), kind.address(out), rows, _row_elems(source), code, op)
@@ -229,8 +230,8 @@ def _reducescatter_args(
 def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    rows = _rows(source, "alltoall")
-    send = _splits(comm, rows, splits)
+    rows = rows_of(source, "alltoall")
+    send = splits_of(comm, rows, splits)
     row_shape = tuple(source.shape[1:])
     dtype = source.dtype
     core = comm.alltoall(kind.address(source), send, _row_elems(source) * source.itemsize, _code(source), name)
@@ -246,8 +247,8 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
 def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    rows = _rows(source, "alltoall")
-    send = _splits(comm, rows, splits)
+    rows = rows_of(source, "alltoall")
+    send = splits_of(comm, rows, splits)
     row_bytes = _row_bytes(source)
     # What is shared evenly comes back as many rows.
     out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
@@ -258,7 +259,8 @@ def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | No
     return out if splits is None else (out, kind.counts(counts))
 
 
-def _splits(comm: Lane, rows: int, splits: Iterable[int] | None) -> list[int]:
+def splits_of(comm: Lane, rows: int, splits: Iterable[int] | None) -> list[int]:
+    """How many rows go to each rank."""
     if splits is None:
         if rows % comm.size:
             raise ArgumentError(

@@ -1,9 +1,10 @@
 """The collectives, under Horovod's names and with its arguments.
 
 Each takes a torch.Tensor (CPU) or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by
-order, so all must make the same calls in the same order; `name` appears in messages and must be the same on all ranks.
-Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside the others.
-The results carry no autograd history.
+order, so all of a process set must make the same calls in the same order; `name` appears in messages and must be the
+same on all ranks. Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside
+the others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is written in
+place and what a handle returns does not.
 """
 
 import functools
@@ -13,10 +14,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from dcoll import _C, collective, objects
+from dcoll import _C, collective, grouped, objects
+from dcoll.compression import Compression
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import Average, ReduceOp, Sum
+from dcoll.process_sets import ProcessSet, communicator_of, global_process_set, root_in
 from dcoll.tensors import KINDS, code_of, kind_of, library
 from dcoll.world import WORLD, communicator
 
@@ -34,19 +37,33 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     return Average if average else Sum
 
 
-def _lane(comm: _C.Communicator, name: str | None) -> collective.Lane:
+def _comm(process_set: ProcessSet) -> _C.Communicator:
+    """Whose ranks work together."""
+    if process_set is global_process_set:
+        return WORLD.comm or communicator()
+    return communicator_of(process_set)
+
+
+def _lane(process_set: ProcessSet, name: str | None) -> collective.Lane:
     """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
+    comm = _comm(process_set)
     return comm.by_name if name else comm
+
+
+def _has_gradient(tensor: Any) -> bool:
+    """Whether the result has to carry a gradient: then the call goes through autograd.py."""
+    return getattr(tensor, "requires_grad", False) and bool(sys.modules["torch"].is_grad_enabled())
 
 
 def _inline(in_place: bool) -> Callable[[Function], Function]:
     """The usual calls of the decorated all-reduce are done in C, without Python; all others by the function itself.
 
-    Usual are a dense torch.Tensor or numpy.ndarray and arguments of the types in the signature but for `average`.
+    Usual are a dense torch.Tensor that requires no gradient, or a numpy.ndarray, arguments of the types in the
+    signature but for `average`, and no compression.
     """
 
     def decorate(function: Function) -> Function:
-        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place)
+        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place, None, Compression.none)
         functools.update_wrapper(inline, function)
         return cast(Function, inline)
 
@@ -58,20 +75,30 @@ def allreduce(
     tensor: T,
     average: bool | None = None,
     name: str | None = None,
+    compression: Any = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> T:
     """Combine the tensor of all ranks, element by element, and return the result, which is the same on every rank.
 
     op: dcoll.Average (the default), Sum, Min, Max or Product. prescale_factor multiplies the input, postscale_factor
-    the result.
+    the result. Differentiable: the gradient is reduced in the same way.
     """
     if average is not None or op is None:
         op = _op(average, op)
-    comm = WORLD.comm or communicator()
-    out: T = collective.allreduce_sync(comm, tensor, op, name or "", prescale_factor, postscale_factor)
-    return out
+    options = (op, name or "", prescale_factor, postscale_factor)
+    sent: Any
+    sent, context = (tensor, None) if compression is Compression.none else compression.compress(tensor)
+    if _has_gradient(sent):
+        from dcoll import autograd
+
+        out = autograd.allreduce(sent, process_set, *options)
+    else:
+        out = collective.allreduce_sync(_comm(process_set), sent, *options)
+    result: T = out if compression is Compression.none else compression.decompress(out, context)
+    return result
 
 
 @_inline(in_place=True)
@@ -82,11 +109,12 @@ def allreduce_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> T:
     """As allreduce(), overwriting the tensor, which is returned."""
     if average is not None or op is None:
         op = _op(average, op)
-    comm = WORLD.comm or communicator()
+    comm = _comm(process_set)
     out: T = collective.allreduce_sync_(comm, tensor, op, name or "", prescale_factor, postscale_factor)
     return out
 
@@ -98,9 +126,10 @@ def allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
-    lane = _lane(communicator(), name)
+    lane = _lane(process_set, name)
     return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
 
 
@@ -111,101 +140,282 @@ def allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
-    lane = _lane(communicator(), name)
+    lane = _lane(process_set, name)
     return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
 
 
-def broadcast(tensor: T, root_rank: int, name: str | None = None) -> T:
-    """Return the tensor of rank `root_rank`. The others pass one of the same shape and dtype."""
-    out: T = collective.broadcast_sync(WORLD.comm or communicator(), tensor, root_rank, name or "")
+def grouped_allreduce(
+    tensors: Sequence[T],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[T]:
+    """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
+    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        return _reduce_group(tensors, process_set, options)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    results = _reduce_group([sent for sent, _ in pairs], process_set, options)
+    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+
+
+def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
+    if any(map(_has_gradient, tensors)):
+        from dcoll import autograd
+
+        return autograd.grouped_allreduce(list(tensors), process_set, *options)
+    return grouped.allreduce_sync(_comm(process_set), tensors, *options)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[T],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[T]:
+    """As grouped_allreduce(), overwriting the tensors, which are returned."""
+    comm = _comm(process_set)
+    return grouped.allreduce_sync_(comm, tensors, _op(average, op), name or "", prescale_factor, postscale_factor)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a grouped_allreduce(): one handle for all. The tensors are copied at once and may change."""
+    comm = _lane(process_set, name)
+    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return grouped.start_allreduce(comm, tensors, *options, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a grouped_allreduce_(). The tensors are overwritten when the handle is waited for."""
+    comm = _lane(process_set, name)
+    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return grouped.start_allreduce(comm, tensors, *options, in_place=True)
+
+
+def sparse_allreduce_async(
+    tensor: Any, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
+) -> Callable[[], Any]:
+    """Start the sum or average of sparse tensors in COO form. Call the result to wait for it and to get the tensor."""
+    from dcoll import sparse
+
+    return sparse.start_allreduce(_comm(process_set), tensor, name, op)
+
+
+def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
+
+    Differentiable: the root's gradient is the average of all ranks', that of the others zero.
+    """
+    comm, root = _comm(process_set), root_in(process_set, root_rank)
+    if _has_gradient(tensor):
+        from dcoll import autograd
+
+        carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
+        return carrying
+    out: T = collective.broadcast_sync(comm, tensor, root, name or "")
     return out
 
 
-def broadcast_(tensor: T, root_rank: int, name: str | None = None) -> T:
+def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
-    out: T = collective.broadcast_sync_(WORLD.comm or communicator(), tensor, root_rank, name or "")
+    comm, root = _comm(process_set), root_in(process_set, root_rank)
+    out: T = collective.broadcast_sync_(comm, tensor, root, name or "")
     return out
 
 
-def broadcast_async(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start a broadcast()."""
-    return collective.broadcast(_lane(communicator(), name), tensor, root_rank, name or "")
+    return collective.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
-def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start a broadcast_(). The tensor must be left alone until the handle is done."""
-    return collective.broadcast_(_lane(communicator(), name), tensor, root_rank, name or "")
+    return collective.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
-def allgather(tensor: T, name: str | None = None) -> T:
-    """Concatenate the tensors of all ranks along the first dimension, in which they may differ."""
-    out: T = collective.allgather_sync(WORLD.comm or communicator(), tensor, name or "")
+def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
+
+    Differentiable: the gradient is this rank's rows of the average of all ranks' gradients.
+    """
+    if _has_gradient(tensor):
+        from dcoll import autograd
+
+        carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
+        return carrying
+    out: T = collective.allgather_sync(_comm(process_set), tensor, name or "")
     return out
 
 
-def allgather_async(tensor: Any, name: str | None = None) -> Handle:
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start an allgather(). The tensor must not change until the handle is done."""
-    return collective.allgather(_lane(communicator(), name), tensor, name or "")
+    return collective.allgather(_lane(process_set, name), tensor, name or "")
+
+
+def grouped_allgather(
+    tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[T]:
+    """allgather() of each of a list of tensors, all under way at once."""
+    if any(map(_has_gradient, tensors)):
+        return [allgather(tensor, name, process_set) for tensor in tensors]
+    out: list[T] = grouped_allgather_async(tensors, name, process_set).wait()
+    return out
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a grouped_allgather(): one handle for all."""
+    return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
 def reducescatter(
     tensor: T,
     name: str | None = None,
+    compression: Any = Compression.none,
     op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> T:
     """Combine the tensor of all ranks and return this rank's share of the rows.
 
-    Of R rows rank r gets R // size(), the first R % size() ranks one more.
+    Of R rows rank r of n gets R // n, the first R % n ranks one more. Differentiable: the gradient is what the ranks'
+    gradients gathered are, times n if op is Sum.
     """
-    comm = WORLD.comm or communicator()
-    out: T = collective.reducescatter_sync(comm, tensor, op, name or "", prescale_factor, postscale_factor)
-    return out
+    options = (op, name or "", prescale_factor, postscale_factor)
+    sent: Any
+    sent, context = (tensor, None) if compression is Compression.none else compression.compress(tensor)
+    if _has_gradient(sent):
+        from dcoll import autograd
+
+        out = autograd.reducescatter(sent, process_set, *options)
+    else:
+        out = collective.reducescatter_sync(_comm(process_set), sent, *options)
+    result: T = out if compression is Compression.none else compression.decompress(out, context)
+    return result
 
 
 def reducescatter_async(
     tensor: Any,
     name: str | None = None,
     op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a reducescatter(). The tensor must not change until the handle is done."""
-    return collective.reducescatter(
-        _lane(communicator(), name), tensor, op, name or "", prescale_factor, postscale_factor
-    )
+    lane = _lane(process_set, name)
+    return collective.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
 
 
-def alltoall(tensor: Any, splits: Iterable[int] | None = None, name: str | None = None) -> Any:
-    """Send splits[d] consecutive rows to each rank d and return the received rows in rank order.
+def grouped_reducescatter(
+    tensors: Sequence[T],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[T]:
+    """reducescatter() of each of a list of tensors, all under way at once."""
+    options = (op, process_set, prescale_factor, postscale_factor)
+    if compression is not Compression.none or any(map(_has_gradient, tensors)):
+        return [reducescatter(tensor, name, compression, *options) for tensor in tensors]
+    out: list[T] = grouped_reducescatter_async(tensors, name, *options).wait()
+    return out
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a grouped_reducescatter(): one handle for all."""
+    comm = _lane(process_set, name)
+    return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
+
+
+def alltoall(
+    tensor: Any,
+    splits: Iterable[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send splits[d] consecutive rows to each rank d of the set and return the received rows in rank order.
 
     Without splits the rows are shared evenly. With splits the result is (received, received_splits), the latter being
-    the number of rows from each rank, int32.
+    the number of rows from each rank, int32. Differentiable: the gradient goes back the way the rows came.
     """
-    return collective.alltoall_sync(WORLD.comm or communicator(), tensor, splits, name or "")
+    comm = _comm(process_set)
+    if not _has_gradient(tensor):
+        return collective.alltoall_sync(comm, tensor, splits, name or "")
+    from dcoll import autograd
+
+    rows = collective.splits_of(comm, collective.rows_of(tensor, "alltoall"), splits)
+    out, received = autograd.alltoall(tensor, process_set, rows, name or "")
+    return out if splits is None else (out, received)
 
 
-def alltoall_async(tensor: Any, splits: Iterable[int] | None = None, name: str | None = None) -> Handle:
+def alltoall_async(
+    tensor: Any,
+    splits: Iterable[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
     """Start an alltoall(). The tensor must not change until the handle is done."""
-    return collective.alltoall(_lane(communicator(), name), tensor, splits, name or "")
+    return collective.alltoall(_lane(process_set, name), tensor, splits, name or "")
 
 
-def barrier() -> None:
-    """Wait until every rank is here."""
-    (WORLD.comm or communicator()).barrier_sync()
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until every rank of the set is here."""
+    _comm(process_set).barrier_sync()
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return the object of rank `root_rank`, pickled with cloudpickle if that is installed."""
-    return objects.broadcast_object(communicator(), obj, root_rank, name or "")
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the object of rank `root_rank`, a number of the job, pickled with cloudpickle if that is installed."""
+    comm = _comm(process_set)
+    return objects.broadcast_object(comm, obj, root_in(process_set, root_rank), name or "")
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in rank order."""
-    return objects.allgather_object(communicator(), obj, name or "")
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Return the objects of all ranks of the set, in rank order."""
+    return objects.allgather_object(_comm(process_set), obj, name or "")
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:

@@ -14,7 +14,7 @@ _PACK_BYTES = 4 << 20
 
 
 def broadcast_parameters(
-    params: torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0
+    params: torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int
 ) -> None:
     """Overwrite the parameters of all ranks with those of rank `root_rank`.
 
@@ -23,6 +23,10 @@ def broadcast_parameters(
     comm = world.communicator()
     if isinstance(params, torch.nn.Module):
         params = params.state_dict()
+    if not isinstance(params, Iterable):
+        raise ArgumentError(
+            f"broadcast_parameters takes model.state_dict(), model.named_parameters() or a model, but got {params!r}"
+        )
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise ArgumentError(
@@ -93,10 +97,13 @@ class _TensorMeta:
     shape: tuple[int, ...]
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
     """Overwrite the optimizer state of all ranks, learning rates included, with that of rank `root_rank`.
 
     Works before the first step too: ranks without state get the root's.
+    model: so that ranks whose optimizers differ are told so by parameter names.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ArgumentError(
@@ -105,7 +112,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             "the same parameters instead"
         )
     comm = world.communicator()
+    names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
     groups = [f"group {i}: {len(group['params'])} parameters" for i, group in enumerate(optimizer.param_groups)]
+    for group in optimizer.param_groups:
+        groups += [f"{names[id(p)]}: {p.dtype} {list(p.shape)}" for p in group["params"] if id(p) in names]
     objects.agree(comm, groups, "broadcast_optimizer_state", "Make the same optimizer on every rank.")
     if comm.size == 1:
         return

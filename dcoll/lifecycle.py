@@ -10,10 +10,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from dcoll import _C
 from dcoll.errors import DcollError
+from dcoll.process_sets import REGISTRY
 
 GRACE_S = 1.0
 """What the peers get to print the error before MPI_Abort ends them."""
@@ -40,13 +42,14 @@ class Lifecycle:
         self._comm = comm
         self._failed = False
 
-    def leave(self) -> None:
-        """Close the communicator. Idempotent."""
+    def leave(self, sets: Sequence[_C.Communicator] = ()) -> None:
+        """Close the communicators of process sets, then the job's. Idempotent."""
         comm, self._comm = self._comm, None
         if comm is None:
             return
-        self._failed = comm.failure() != ""
-        comm.close()
+        self._failed = any(one.failure() != "" for one in (comm, *sets))
+        for one in (*sets, comm):
+            one.close()
         _C.stop_timeline(comm)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -54,7 +57,8 @@ class Lifecycle:
         if ends_process and self.mpi is not None:
             self._failed = True
             if self._comm is not None:
-                self._comm.fail(f"{kind.__name__}: {value}")  # the core adds the rank
+                for comm in (self._comm, *REGISTRY.communicators()):
+                    comm.fail(f"{kind.__name__}: {value}")  # the core adds the rank
             limit = threading.Timer(EXIT_LIMIT_S, self.mpi.abort, args=(1,))
             limit.daemon = True
             limit.start()
@@ -65,7 +69,7 @@ class Lifecycle:
             return  # a forked child: neither the communicator nor MPI is its own
         failed = self._failed
         try:
-            self.leave()
+            self.leave(REGISTRY.communicators())
         except DcollError as error:
             print(f"dcoll: {error}", file=sys.stderr)
             self._failed = True

@@ -3,10 +3,13 @@
 A sum of sparse tensors in COO form is their entries one after the other, so nothing is reduced on the wire.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from dcoll import _C, collective
-from dcoll.ops import Average, Max, ReduceOp
+from dcoll.errors import ArgumentError
+from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
 
 
 def agree_on_sparse(comm: _C.Communicator, grads: list[torch.Tensor | None]) -> list[int]:
@@ -33,3 +36,23 @@ def allreduce_sparse(
     handles = [collective.allgather(comm, part, name) for part in (indices, values)]
     all_indices, all_values = (handle.wait() for handle in handles)
     return torch.sparse_coo_tensor(all_indices.t(), all_values, param.shape, check_invariants=False).coalesce()
+
+
+def start_allreduce(comm: _C.Communicator, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:
+    """Start the sum or average of tensors in COO form; the result waits for it."""
+    if op not in (Average, Sum) or type(op) is not ReduceOp:
+        raise wrong_op(op, (Average, Sum))
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        raise ArgumentError("sparse_allreduce_async takes a torch tensor in COO form: pass tensor.to_sparse()")
+    entries = tensor.detach().coalesce()  # fewer to send
+    values = entries.values() / comm.size if op is Average else entries.values()
+    indices = entries.indices().t().contiguous()
+    handles = [
+        collective.allgather(comm, part, f"{name}.{what}") for part, what in ((indices, "indices"), (values, "values"))
+    ]
+
+    def finish() -> torch.Tensor:
+        all_indices, all_values = (handle.wait() for handle in handles)
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, check_invariants=False).coalesce()
+
+    return finish

@@ -57,6 +57,9 @@ class Kind:
     def changed(self, tensor: Any) -> None:
         """The core wrote to the tensor's memory."""
 
+    def changed_all(self, tensors: tuple[Any, ...]) -> None:
+        """changed() for each."""
+
     def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
         """The buffer's memory as a tensor, which keeps it alive."""
         raise NotImplementedError
@@ -109,6 +112,9 @@ class TorchKind(Kind):
     def changed(self, tensor: Any) -> None:
         # So that autograd notices when a value it saved for backward was overwritten.
         self._written((tensor,))
+
+    def changed_all(self, tensors: tuple[Any, ...]) -> None:
+        self._written(tensors)
 
     def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
         if math.prod(shape) == 0:

@@ -1,12 +1,17 @@
 """The job: who is in it, and which of them this process is."""
 
+import operator
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dcoll import _C, launch
+from dcoll.errors import ArgumentError
 from dcoll.launcher import find_launcher
 from dcoll.lifecycle import Lifecycle
+from dcoll.process_sets import REGISTRY, ProcessSet, ranks_in_world
 
 
 @dataclass(frozen=True)
@@ -34,31 +39,85 @@ class World:
 WORLD = World()
 
 
-def init() -> None:
-    """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing."""
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing.
+
+    comm: the job is these ranks alone: a list of ranks of MPI_COMM_WORLD, an mpi4py communicator, or a list of such
+    communicators, of which the second and the following become process sets. Ranks that are left out do not call this.
+    process_sets: the sets to begin with. "dynamic" is accepted and changes nothing: sets can always be added.
+    """
     if WORLD.comm is not None:
         return
+    ranks, sets = _members(comm), _initial_sets(comm, process_sets)
     if WORLD.lifecycle is None:
         launcher = find_launcher(os.environ)
         needs_mpi = launch.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)
         WORLD.lifecycle = Lifecycle(launch.load_mpi(launcher) if needs_mpi else None)
-    comm = _C.connect_world(WORLD.lifecycle.mpi)
-    WORLD.lifecycle.join(comm)
-    WORLD.cross = Cross.of(comm)
-    WORLD.comm = comm
-    _C.set_job(comm)
+    mpi = _part_of(WORLD.lifecycle.mpi, ranks)
+    connected = _C.connect_world(mpi)
+    WORLD.lifecycle.join(connected)
+    WORLD.cross = Cross.of(connected)
+    WORLD.comm = connected
+    _C.set_job(connected)
+    REGISTRY.open(connected, mpi)
+    for process_set in sets:
+        REGISTRY.add(process_set, may_exist=True)
     from dcoll import environment, timeline  # which need this module
 
-    environment.report(comm)
-    timeline.start_from_environment(comm)
+    environment.report(connected)
+    timeline.start_from_environment(connected)
+
+
+def _members(comm: Any) -> list[int] | None:
+    """The ranks of MPI_COMM_WORLD that are in the job; None: all."""
+    if comm is None:
+        return None
+    if isinstance(comm, (list, tuple)) and comm and hasattr(comm[0], "Get_group"):
+        comm = comm[0]
+    if hasattr(comm, "Get_group"):
+        return ranks_in_world(comm)
+    try:
+        ranks = [operator.index(rank) for rank in comm]
+    except TypeError:
+        raise ArgumentError(
+            f"init got comm={comm!r}, but takes a list of ranks, an mpi4py communicator or a list of those"
+        ) from None
+    return ranks or None  # as Horovod: an empty list is everybody
+
+
+def _initial_sets(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
+    sets = []
+    if isinstance(comm, (list, tuple)) and comm and hasattr(comm[0], "Get_group"):
+        sets = [ProcessSet(one) for one in comm[1:]]
+    if process_sets is None or (isinstance(process_sets, str) and process_sets == "dynamic"):
+        return sets
+    if isinstance(process_sets, str) or not all(isinstance(one, ProcessSet) for one in process_sets):
+        raise ArgumentError(
+            f'init got process_sets={process_sets!r}, but takes a list of dcoll.ProcessSet or "dynamic"'
+        )
+    return [*sets, *process_sets]
+
+
+def _part_of(mpi: _C.Mpi | None, ranks: list[int] | None) -> _C.Mpi | None:
+    """MPI for the ranks of the job."""
+    started, rank = (1, 0) if mpi is None else (mpi.size, mpi.rank)
+    if ranks is None or ranks == list(range(started)):
+        return mpi
+    if len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < started:
+        raise ArgumentError(f"init got comm={ranks}, but needs different ranks from 0 to {started - 1}")
+    if rank not in ranks:
+        raise ArgumentError(f"init got comm={ranks}, but this is rank {rank}: only ranks of the job call init()")
+    return None if mpi is None else mpi.subset(ranks)
 
 
 def shutdown() -> None:
     """Leave the job after finishing what is queued. init() joins it again; MPI itself ends when the process does."""
     WORLD.comm = None
     _C.set_job(None)
+    sets = REGISTRY.communicators()
+    REGISTRY.close()
     if WORLD.lifecycle is not None:
-        WORLD.lifecycle.leave()
+        WORLD.lifecycle.leave(sets)
 
 
 def is_initialized() -> bool:

@@ -8,7 +8,9 @@
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "bind/bind.h"
 #include "bind/operand.h"
@@ -26,6 +28,14 @@ constexpr size_t kKeepLockBytes = 64 << 10;
 PyObject* job = nullptr;
 Communicator* job_communicator = nullptr;
 
+// The process sets with a communicator, by their Python objects; the global one is among them. Few, so a list.
+struct ProcessSet {
+  PyObject* object;  // a reference
+  PyObject* communicator;
+  Communicator* core;
+};
+std::vector<ProcessSet> process_sets;
+
 struct InlineAllReduce {
   PyObject_HEAD;
   vectorcallfunc call;
@@ -34,16 +44,17 @@ struct InlineAllReduce {
   PyObject* otherwise;     // the Python function
   PyObject* communicator;  // null: the job's
   Communicator* core;
+  PyObject* no_compression;      // null: any compression is the function's business
   PyObject* ops[kNumReduceOps];  // dcoll.ReduceOp by code
   bool in_place;
 };
 
 InlineAllReduce* cast(PyObject* self) { return reinterpret_cast<InlineAllReduce*>(self); }
 
-// The parameters, in the order of dcoll.allreduce's.
-enum Parameter { kTensor, kAverage, kName, kOp, kPrescale, kPostscale, kNumParameters };
-constexpr const char* kParameterNames[kNumParameters] = {"tensor", "average",         "name",
-                                                         "op",     "prescale_factor", "postscale_factor"};
+// The parameters, in the order of dcoll.allreduce's. dcoll.allreduce_ has no compression.
+enum Parameter { kTensor, kAverage, kName, kCompression, kOp, kPrescale, kPostscale, kProcessSet, kNumParameters };
+constexpr const char* kParameterNames[kNumParameters] = {
+    "tensor", "average", "name", "compression", "op", "prescale_factor", "postscale_factor", "process_set"};
 PyObject* interned[kNumParameters];
 
 struct Arguments {
@@ -51,14 +62,14 @@ struct Arguments {
 
   // False: too many, twice, or an unknown name. Names in a call's source are interned, so comparing addresses finds
   // them.
-  bool place(PyObject* const* args, Py_ssize_t positional, PyObject* names) {
-    if (positional > kNumParameters) return false;
-    for (Py_ssize_t i = 0; i < positional; ++i) given[i] = args[i];
+  bool place(PyObject* const* args, Py_ssize_t positional, PyObject* names, bool in_place) {
+    if (positional > kNumParameters - in_place) return false;
+    for (Py_ssize_t i = 0; i < positional; ++i) given[i + (in_place && i >= kCompression)] = args[i];
     const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
     for (Py_ssize_t i = 0; i < named; ++i) {
       int at = 0;
       while (at < kNumParameters && interned[at] != PyTuple_GET_ITEM(names, i)) ++at;
-      if (at == kNumParameters || given[at] != nullptr) return false;
+      if (at == kNumParameters || given[at] != nullptr || (in_place && at == kCompression)) return false;
       given[at] = args[positional + i];
     }
     return given[kTensor] != nullptr;
@@ -102,8 +113,10 @@ bool read_name(PyObject* object, std::string_view& name) {
 }
 
 bool read_options(const InlineAllReduce& self, const Arguments& arguments, ReduceCall& call) {
-  return absent(arguments.given[kAverage]) && read_op(self, arguments.given[kOp], call.op) &&
-         read_name(arguments.given[kName], call.name) && read_factor(arguments.given[kPrescale], call.prescale) &&
+  PyObject* compression = arguments.given[kCompression];
+  return absent(arguments.given[kAverage]) && (compression == nullptr || compression == self.no_compression) &&
+         read_op(self, arguments.given[kOp], call.op) && read_name(arguments.given[kName], call.name) &&
+         read_factor(arguments.given[kPrescale], call.prescale) &&
          read_factor(arguments.given[kPostscale], call.postscale);
 }
 
@@ -136,7 +149,7 @@ PyObject* reduce(InlineAllReduce& self, Communicator& core, const Arguments& arg
   PyObject* const tensor = arguments.given[kTensor];
   ReduceCall call;
   Operand source;
-  plain = read_options(self, arguments, call) &&
+  plain = read_options(self, arguments, call) && (self.in_place || !requires_grad(tensor)) &&
           read_operand(tensor, self.in_place ? Access::kWrite : Access::kRead, source);
   if (!plain) return nullptr;
   Operand target = source;
@@ -157,15 +170,27 @@ PyObject* reduce(InlineAllReduce& self, Communicator& core, const Arguments& arg
   return result.release().ptr();
 }
 
+// Who reduces: the process set asked for, the callable's own communicator, or the job's. Nulls: the function knows.
+ProcessSet find_communicator(const InlineAllReduce& self, PyObject* process_set) {
+  if (process_set == nullptr) {
+    if (self.communicator != nullptr) return {nullptr, self.communicator, self.core};
+    return {nullptr, job, job_communicator};
+  }
+  for (const ProcessSet& known : process_sets) {
+    if (known.object == process_set) return known;
+  }
+  return {};
+}
+
 PyObject* vectorcall(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* names) {
   InlineAllReduce& self = *cast(object);
-  // A reference of our own: another thread may call shutdown() while this one waits.
-  const auto keep = py::reinterpret_borrow<py::object>(self.communicator != nullptr ? self.communicator : job);
-  Communicator* core = self.communicator != nullptr ? self.core : job_communicator;
   Arguments arguments;
-  if (core != nullptr && arguments.place(args, PyVectorcall_NARGS(nargsf), names)) {
-    bool plain = true;
-    PyObject* result = reduce(self, *core, arguments, plain);
+  if (arguments.place(args, PyVectorcall_NARGS(nargsf), names, self.in_place)) {
+    const ProcessSet ranks = find_communicator(self, arguments.given[kProcessSet]);
+    // A reference of our own: another thread may call shutdown() while this one waits.
+    const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
+    bool plain = ranks.core != nullptr;
+    PyObject* result = plain ? reduce(self, *ranks.core, arguments, plain) : nullptr;
     if (plain) return result;
   }
   return PyObject_Vectorcall(self.otherwise, args, nargsf, names);
@@ -180,6 +205,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self.dict);
   Py_VISIT(self.otherwise);
   Py_VISIT(self.communicator);
+  Py_VISIT(self.no_compression);
   for (PyObject* op : self.ops) Py_VISIT(op);
   return 0;
 }
@@ -190,6 +216,7 @@ int clear(PyObject* object) {
   Py_CLEAR(self.dict);
   Py_CLEAR(self.otherwise);
   Py_CLEAR(self.communicator);
+  Py_CLEAR(self.no_compression);
   for (PyObject*& op : self.ops) Py_CLEAR(op);
   return 0;
 }
@@ -204,11 +231,11 @@ void dealloc(PyObject* object) {
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"otherwise", "ops", "in_place", "communicator", nullptr};
-  PyObject *otherwise, *ops, *communicator = Py_None;
+  static const char* names[] = {"otherwise", "ops", "in_place", "communicator", "no_compression", nullptr};
+  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr;
   int in_place = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OO!p|O:InlineAllReduce", const_cast<char**>(names), &otherwise,
-                                  &PyTuple_Type, &ops, &in_place, &communicator) == 0) {
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OO!p|OO:InlineAllReduce", const_cast<char**>(names), &otherwise,
+                                  &PyTuple_Type, &ops, &in_place, &communicator, &no_compression) == 0) {
     return nullptr;
   }
   Communicator* core = nullptr;
@@ -219,6 +246,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   self.call = vectorcall;
   self.otherwise = Py_NewRef(otherwise);
   self.in_place = in_place != 0;
+  self.no_compression = Py_XNewRef(no_compression);
   if (core != nullptr) {
     self.communicator = Py_NewRef(communicator);
     self.core = core;
@@ -276,6 +304,21 @@ void set_job(const py::object& communicator) {
   job_communicator = core;
 }
 
+// None: the set is no more.
+void set_process_set(const py::object& process_set, const py::object& communicator) {
+  Communicator* core = nullptr;
+  if (!communicator.is_none() && (core = communicator_of(communicator.ptr())) == nullptr) throw py::error_already_set();
+  const auto found = std::find_if(process_sets.begin(), process_sets.end(),
+                                  [&](const ProcessSet& known) { return known.object == process_set.ptr(); });
+  if (found != process_sets.end()) {
+    const auto object = py::reinterpret_steal<py::object>(found->object);  // freed when the list is whole again
+    const auto before = py::reinterpret_steal<py::object>(found->communicator);
+    process_sets.erase(found);
+  }
+  if (core == nullptr) return;
+  process_sets.push_back({Py_NewRef(process_set.ptr()), Py_NewRef(communicator.ptr()), core});
+}
+
 }  // namespace
 
 void bind_inline_all_reduce(py::module_& m) {
@@ -286,6 +329,7 @@ void bind_inline_all_reduce(py::module_& m) {
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw py::error_already_set();
   m.add_object("InlineAllReduce", py::reinterpret_steal<py::object>(type));
+  m.def("set_process_set", &set_process_set, py::arg("process_set"), py::arg("communicator").none(true));
   m.def("set_job", &set_job, py::arg("communicator").none(true));
 }
 

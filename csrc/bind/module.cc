@@ -62,6 +62,8 @@ PYBIND11_MODULE(_C, m) {
   dcoll::bind::bind_reducer(m);
   dcoll::bind::bind_gradient_hook(m);
   dcoll::bind::bind_operand(m);
+  dcoll::bind::bind_subset(m);
+  dcoll::bind::bind_grouped(m);
   dcoll::bind::bind_inline_all_reduce(m);
   bind_kernels(m);
   bind_cuda(m);

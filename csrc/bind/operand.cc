@@ -20,6 +20,7 @@ struct Torch {
   PyObject* numel = nullptr;
   PyObject* is_contiguous = nullptr;
   PyObject* is_neg = nullptr;
+  PyObject* requires_grad = nullptr;              // the descriptor
   PyObject* strided = nullptr;                    // the layout
   PyObject* dtypes[kNumDTypes] = {};              // by code
   const dlpack::ExchangeApi* exchange = nullptr;  // null: the methods
@@ -204,6 +205,7 @@ bool use_torch(const py::module_& module, py::object written, bool allow_exchang
   torch.numel = forever(tensor.attr("numel"));
   torch.is_contiguous = forever(tensor.attr("is_contiguous"));
   torch.is_neg = forever(tensor.attr("is_neg"));
+  torch.requires_grad = forever(tensor.attr("requires_grad"));
   torch.strided = forever(module.attr("strided"));
   for (int code = 0; code < kNumDTypes; ++code) {
     torch.dtypes[code] = forever(module.attr(std::string(dtype_name(static_cast<DType>(code))).c_str()));
@@ -222,6 +224,21 @@ void use_numpy(const py::module_& module) {
 bool read_operand(PyObject* object, Access access, Operand& operand) {
   if (is_torch(object)) return read_torch(object, operand);
   return is_numpy(object) && read_numpy(object, access, operand);
+}
+
+bool requires_grad(PyObject* object) {
+  if (!is_torch(object)) return false;
+  PyObject* answer = nullptr;
+  // Asked before every all-reduce, so without looking the attribute up.
+  if (Py_IS_TYPE(torch.requires_grad, &PyGetSetDescr_Type)) {
+    const PyGetSetDef* getset = reinterpret_cast<PyGetSetDescrObject*>(torch.requires_grad)->d_getset;
+    answer = getset->get(object, getset->closure);
+  } else {
+    answer = PyObject_GetAttrString(object, "requires_grad");
+  }
+  if (answer == nullptr) PyErr_Clear();
+  Py_XDECREF(answer);
+  return answer != Py_False;
 }
 
 PyObject* empty_like(PyObject* plain) {

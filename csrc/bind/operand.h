@@ -25,6 +25,9 @@ enum class Access { kRead, kWrite };
 // False: not a plain tensor, or its library was not registered yet. No Python error is set then.
 bool read_operand(PyObject* object, Access access, Operand& operand);
 
+// Whether a result computed from this tensor may have to carry a gradient.
+bool requires_grad(PyObject* object);
+
 // A new tensor like a plain one, uninitialised. A new reference; null: a Python error is set.
 PyObject* empty_like(PyObject* plain);
 

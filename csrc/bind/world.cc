@@ -16,6 +16,7 @@ void bind_world(py::module_& m) {
       .def_property_readonly("library_version", &MpiBackend::library_version)
       .def_property_readonly("library_path", &MpiBackend::library_path)
       .def_property_readonly("thread_level", &MpiBackend::thread_level)
+      .def("subset", &MpiBackend::subset, py::arg("ranks"), py::call_guard<py::gil_scoped_release>())
       .def("finalize", &MpiBackend::finalize, py::call_guard<py::gil_scoped_release>())
       .def("abort", &MpiBackend::abort, py::arg("exit_code"), py::call_guard<py::gil_scoped_release>());
 

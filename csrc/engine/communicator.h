@@ -26,6 +26,7 @@
 #include "engine/collective.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
+#include "engine/scratch.h"
 #include "engine/timeline.h"
 #include "transport/transport.h"
 #include "transport/window.h"
@@ -98,6 +99,11 @@ class Communicator {
   const Settings& settings() const { return settings_; }
   Timeline& timeline() const { return *timeline_; }
   const Log& log() const { return log_; }
+  const Members& members() const { return members_; }
+  // Memory for the inside of a collective: as alloc(), but not zeroed, and used again when it is let go of.
+  std::shared_ptr<Memory> scratch(size_t bytes) {
+    return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
+  }
 
  private:
   // When the background thread takes over what nobody waits for: longer than it takes a caller to get from submitting
@@ -142,6 +148,7 @@ class Communicator {
   double spin_s_;
   std::shared_ptr<Timeline> timeline_;
   int number_;  // in the timeline
+  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
   Queue queue_;                                        // the front one is running

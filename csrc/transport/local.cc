@@ -13,7 +13,7 @@ std::vector<Endpoint> connect_local(int n, const MappedOptions& options, const s
   }
   std::vector<Endpoint> endpoints;
   for (int rank = 0; rank < n; ++rank) {
-    endpoints.push_back(make_mapped_endpoint("local", MappedWorld{rank, layout, regions}, nullptr));
+    endpoints.push_back(make_mapped_endpoint("local", MappedWorld{rank, layout, regions}));
   }
   return endpoints;
 }

@@ -61,9 +61,8 @@ std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes,
   return groups;
 }
 
-MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world,
-                                 std::unique_ptr<PeerWatch> watch)
-    : name_(name), world_(std::move(world)), watch_(std::move(watch)), owner_pid_(getpid()), group_(group_of(*world_)) {
+MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world)
+    : name_(name), world_(std::move(world)), owner_pid_(getpid()), group_(group_of(*world_)) {
   const RegionLayout& layout = world_->layout;
   const size_t count = static_cast<size_t>(layout.size) * kAllChannels;
   outgoing_.reserve(count);
@@ -106,8 +105,8 @@ SlotHeader& MappedTransport::slot_at(std::byte* ring, size_t slot) const {
 }
 
 std::string MappedTransport::peer_name(int peer) const {
-  const int pid =
-      watch_ ? watch_->pid(peer) : static_cast<int>(world_->regions[static_cast<size_t>(peer)]->header().pid);
+  const int pid = world_->watch ? world_->watch->pid(peer)
+                                : static_cast<int>(world_->regions[static_cast<size_t>(peer)]->header().pid);
   const std::vector<int>& job_ranks = world_->job_ranks;
   const std::string who = job_ranks.empty() ? "local rank " + std::to_string(peer)
                                             : "rank " + std::to_string(job_ranks[static_cast<size_t>(peer)]);
@@ -244,7 +243,7 @@ void MappedTransport::wake() { world_->regions[static_cast<size_t>(rank())]->rin
 void MappedTransport::check_peers() {
   // A death is the cause and closings are its consequence, so deaths are looked for first.
   std::vector<int> ended;
-  if (watch_) ended = watch_->ended();
+  if (world_->watch) ended = world_->watch->ended();
   int closed = -1;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
@@ -279,13 +278,17 @@ std::string MappedTransport::poll_failure() {
   return std::string(notice.text, std::min<size_t>(notice.length, FailureNotice::kTextBytes));
 }
 
-Endpoint make_mapped_endpoint(const char* name, MappedWorld world, std::unique_ptr<PeerWatch> watch) {
+std::shared_ptr<const MappedWorld> complete_world(MappedWorld world) {
   std::vector<int> numa_nodes;
   for (const auto& region : world.regions) numa_nodes.push_back(region->header().numa_node);
   world.groups = arrival_groups(numa_nodes, world.layout.flat_ranks);
-  auto shared = std::make_shared<const MappedWorld>(std::move(world));
+  return std::make_shared<const MappedWorld>(std::move(world));
+}
+
+Endpoint make_mapped_endpoint(const char* name, MappedWorld world) {
+  auto shared = complete_world(std::move(world));
   Endpoint endpoint;
-  endpoint.transport = std::make_unique<MappedTransport>(name, shared, std::move(watch));
+  endpoint.transport = std::make_unique<MappedTransport>(name, shared);
   endpoint.window = std::make_shared<MappedWindow>(shared);
   return endpoint;
 }

@@ -43,7 +43,8 @@
 
 namespace dcoll {
 
-// Tells whether a peer's process has ended. Only shm has one: threads of this process cannot die alone.
+// Tells whether a peer's process has ended. Only shm has one: threads of this process cannot die alone. Transports of
+// the same peers share it (subset.h), so it may be asked by several threads at once.
 class PeerWatch {
  public:
   virtual ~PeerWatch() = default;
@@ -57,7 +58,8 @@ struct MappedWorld {
   RegionLayout layout;
   std::vector<std::shared_ptr<Region>> regions;  // by local rank
   std::vector<int> job_ranks{};                  // by local rank: what messages call it; empty: "local rank N"
-  std::vector<std::vector<int>> groups{};        // of the arrival tree; set by make_mapped_endpoint
+  std::vector<std::vector<int>> groups{};        // of the arrival tree; set by complete_world
+  std::shared_ptr<PeerWatch> watch{};
 
   RegionHeader& header(int of) const { return regions[static_cast<size_t>(of)]->header(); }
 };
@@ -68,7 +70,7 @@ std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes,
 
 class MappedTransport final : public Transport {
  public:
-  MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world, std::unique_ptr<PeerWatch> watch);
+  MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world);
   ~MappedTransport() override;  // closes: the peers' check_peers() will say so
 
   int rank() const override { return world_->rank; }
@@ -129,7 +131,6 @@ class MappedTransport final : public Transport {
 
   const char* name_;
   const std::shared_ptr<const MappedWorld> world_;
-  const std::unique_ptr<PeerWatch> watch_;
   const pid_t owner_pid_;
   ArrivalGroup* const group_;  // of this rank; null when there are none
   bool failure_posted_ = false;
@@ -138,7 +139,7 @@ class MappedTransport final : public Transport {
   std::vector<PostedRecv> posted_recvs_;  // `slots` per (peer, channel), circular
 };
 
-class MappedWindow final : public Window {
+class MappedWindow : public Window {
  public:
   explicit MappedWindow(std::shared_ptr<const MappedWorld> world);
 
@@ -155,14 +156,23 @@ class MappedWindow final : public Window {
   std::byte* alloc(size_t bytes) override;
   void free(std::byte* block) override;
 
+  const MappedWorld& world() const { return *world_; }
+  // Zeroed blocks for regions of subsets (subset.h). They are never freed, but used again as such: a peer may read a
+  // region, or ring its doorbell, after its owner has let go of it, and must not hit anything else.
+  std::byte* alloc_region(size_t bytes);
+  void retire_region(std::byte* block, size_t bytes);
+
  private:
   const std::shared_ptr<const MappedWorld> world_;
-  std::mutex mutex_;                 // guards the two maps; the pages need no lock
-  std::map<size_t, size_t> free_;    // offset -> bytes, neighbours merged
-  std::map<size_t, size_t> in_use_;  // offset -> bytes
+  std::mutex mutex_;                           // guards the maps; the pages need no lock
+  std::multimap<size_t, std::byte*> retired_;  // bytes -> region
+  std::map<size_t, size_t> free_;              // offset -> bytes, neighbours merged
+  std::map<size_t, size_t> in_use_;            // offset -> bytes
 };
 
+// Fills in what follows from the rest.
+std::shared_ptr<const MappedWorld> complete_world(MappedWorld world);
 // Both halves over one world.
-Endpoint make_mapped_endpoint(const char* name, MappedWorld world, std::unique_ptr<PeerWatch> watch);
+Endpoint make_mapped_endpoint(const char* name, MappedWorld world);
 
 }  // namespace dcoll

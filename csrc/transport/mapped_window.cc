@@ -58,6 +58,24 @@ void MappedWindow::release_group(int group, uint64_t ticket) {
   }
 }
 
+std::byte* MappedWindow::alloc_region(size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = retired_.find(bytes); found != retired_.end()) {
+      std::byte* block = found->second;
+      retired_.erase(found);
+      give_back(block, bytes);
+      return block;
+    }
+  }
+  return alloc(bytes);
+}
+
+void MappedWindow::retire_region(std::byte* block, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  retired_.emplace(bytes, block);
+}
+
 std::byte* MappedWindow::alloc(size_t bytes) {
   std::lock_guard lock(mutex_);
   size_t available = 0, largest = 0;

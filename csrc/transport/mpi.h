@@ -30,6 +30,9 @@ class MpiBackend {
   node_of_ranks() = 0;  // per rank: node index, by MPI_Comm_split_type(SHARED), numbered by lowest rank
   virtual void barrier() = 0;
 
+  // MPI for some of the ranks, this one among them; collective over these alone. It may outlive this backend.
+  virtual std::unique_ptr<MpiBackend> subset(const std::vector<int>& ranks) = 0;
+
   // Point-to-point over a communicator of its own (MPI_Comm_dup), tag = channel.
   virtual std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots) = 0;
 

@@ -44,6 +44,7 @@ void return_errors_instead_of_aborting(MPI_Comm comm) {
 class Backend final : public MpiBackend {
  public:
   Backend();
+  Backend(const Backend& whole, const std::vector<int>& ranks);
   ~Backend() override;
 
   int rank() const override { return rank_; }
@@ -58,6 +59,9 @@ class Backend final : public MpiBackend {
   void barrier() override { check_mpi(MPI_Barrier(comm_), "MPI_Barrier"); }
   std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots) override {
     return make_mpi_transport(comm_, max_message_bytes, slots);
+  }
+  std::unique_ptr<MpiBackend> subset(const std::vector<int>& ranks) override {
+    return std::make_unique<Backend>(*this, ranks);
   }
   void finalize() override;
   [[noreturn]] void abort(int exit_code) override;
@@ -92,6 +96,21 @@ Backend::Backend() {
   return_errors_instead_of_aborting(MPI_COMM_WORLD);
   return_errors_instead_of_aborting(MPI_COMM_SELF);
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup of MPI_COMM_WORLD");
+  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+}
+
+Backend::Backend(const Backend& whole, const std::vector<int>& ranks) : thread_level_(whole.thread_level_) {
+  constexpr int kTag = 7;
+  MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(whole.comm_, &all), "MPI_Comm_group");
+  const int included = MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some);
+  MPI_Group_free(&all);
+  check_mpi(included, "MPI_Group_incl");
+  const int created = MPI_Comm_create_group(whole.comm_, some, kTag, &comm_);
+  MPI_Group_free(&some);
+  check_mpi(created, "MPI_Comm_create_group");
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");

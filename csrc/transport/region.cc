@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "transport/futex.h"
@@ -59,7 +60,12 @@ Region::Region(int fd, size_t bytes) : bytes_(bytes) {
   madvise(at, bytes, MADV_DONTDUMP);
 }
 
-Region::~Region() { munmap(base_, bytes_); }
+Region::Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner)
+    : base_(base), bytes_(bytes), owner_(std::move(owner)) {}
+
+Region::~Region() {
+  if (owner_ == nullptr) munmap(base_, bytes_);
+}
 
 void Region::initialize(int local_rank, int numa_node) {
   auto* header = new (base_) RegionHeader();

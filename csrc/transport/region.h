@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "transport/endpoint.h"
@@ -98,11 +99,13 @@ constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1)
 // "what: No such file or directory"
 std::string errno_text(const std::string& what, int error);
 
-// One mapping of one rank's region; unmaps when destroyed.
+// One mapping of one rank's region; unmaps when destroyed, unless it is part of another mapping.
 class Region {
  public:
   // Maps `bytes` of `fd`, or anonymous shared memory when fd is -1.
   Region(int fd, size_t bytes);
+  // Memory that `owner` keeps mapped.
+  Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -121,6 +124,7 @@ class Region {
  private:
   std::byte* base_;
   size_t bytes_;
+  std::shared_ptr<const void> owner_;  // null: this object
 };
 
 }  // namespace dcoll

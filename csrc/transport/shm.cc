@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <mutex>
+
 #include "base/error.h"
 #include "transport/mapped.h"
 #include "transport/numa.h"
@@ -29,6 +31,7 @@ class SocketWatch final : public PeerWatch {
   }
 
   std::vector<int> ended() override {
+    const std::lock_guard lock(mutex_);
     std::vector<int> ranks;
     if (poll(polled_.data(), polled_.size(), 0) <= 0) return ranks;  // 0: nothing; EINTR: the next check will see it
     for (size_t i = 0; i < polled_.size(); ++i) {
@@ -41,6 +44,7 @@ class SocketWatch final : public PeerWatch {
 
  private:
   std::vector<MeshPeer> peers_;
+  std::mutex mutex_;  // guards polled_
   std::vector<pollfd> polled_;
   std::vector<int> ranks_;  // of polled_[i]
 };
@@ -69,7 +73,8 @@ Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::c
     mesh[own].pid = getpid();
   }
   for (MeshPeer& peer : mesh) world.regions.push_back(peer.region);
-  return make_mapped_endpoint("shm", std::move(world), std::make_unique<SocketWatch>(std::move(mesh)));
+  world.watch = std::make_shared<SocketWatch>(std::move(mesh));
+  return make_mapped_endpoint("shm", std::move(world));
 }
 
 }  // namespace dcoll

@@ -90,7 +90,11 @@ def test_arguments_and_defaults() -> None:
         f = inline(comm, False)
         assert f(x).eq(6).all(), "the default is the average"
         assert f(tensor=x, op=None, name=None, average=None).eq(6).all()
-        assert f(x, None, None, Sum, 0.5, 4.0).eq(24).all()
+        assert inline(comm, True)(x.clone(), None, None, Sum, 0.5, 4.0).eq(24).all()
+        plain = object()
+        with_compression = _C.InlineAllReduce(never, OPS, False, comm, plain)
+        assert with_compression(x, None, None, plain, Sum, 0.5, 4.0).eq(24).all()
+        assert with_compression(x, compression=plain, op=Sum).eq(12).all()
         assert f(x, op=Sum, postscale_factor=4.0, prescale_factor=0.5).eq(24).all()
         assert f(x, name="some \u00e4\u00f6\u00fc").eq(6).all()
 
@@ -117,10 +121,13 @@ def test_plain_tensors(name: str) -> None:
     def body(comm: _C.Communicator) -> None:
         tensor = plain_tensors()[name]
         before = tensor.detach().clone()
-        got = inline(comm, False)(tensor, op=Sum)
-        assert torch.equal(got, 2 * before)
-        assert not got.requires_grad
-        assert type(got) is torch.Tensor
+        if tensor.requires_grad:  # the result may have to carry a gradient
+            assert inline(comm, False, lambda *_a, **_k: "python")(tensor, op=Sum) == "python"
+        else:
+            got = inline(comm, False)(tensor, op=Sum)
+            assert torch.equal(got, 2 * before)
+            assert not got.requires_grad
+            assert type(got) is torch.Tensor
         version = tensor._version
         assert torch.equal(tensor.detach(), before)
         assert inline(comm, True)(tensor, op=Sum) is tensor
@@ -201,8 +208,11 @@ def test_a_read_only_array_is_unusual_only_in_place() -> None:
         ((torch.ones(1),), {"prescale_factor": 2}),
         ((torch.ones(1),), {"postscale_factor": np.float64(2)}),
         ((torch.ones(1),), {"unknown": 1}),
+        ((torch.ones(1),), {"compression": None}),
+        ((torch.ones(1),), {"process_set": None}),
+        ((torch.ones(1), None, None, Sum, 1.0, 1.0, "process set"), {}),
         ((torch.ones(1),), {"tensor": torch.ones(1)}),
-        ((torch.ones(1), None, None, Sum, 1.0, 1.0, 1.0), {}),
+        ((torch.ones(1), None, None, Sum, 1.0, 1.0, 1.0, 1.0), {}),
     ],
     ids=str,
 )
@@ -212,6 +222,22 @@ def test_unusual_arguments_reach_the_python_function(args: tuple[Any, ...], kwar
     assert all(one is other for one, other in zip(got[0], args, strict=True))
     assert got[1].keys() == kwargs.keys()
     assert all(got[1][key] is kwargs[key] for key in kwargs)
+
+
+def test_process_sets_have_their_own_communicator() -> None:
+    class Set:
+        pass
+
+    def body(comm: _C.Communicator) -> None:
+        mine, f = Set(), inline(alone(), False)
+        _C.set_process_set(mine, comm)
+        assert f(torch.ones(3), op=Sum, process_set=mine).eq(2).all()
+        assert f(torch.ones(3), op=Sum).eq(1).all()
+        _C.set_process_set(mine, None)
+        assert inline(comm, False, lambda *_a, **_k: "python")(torch.ones(1), process_set=mine) == "python"
+        _C.set_process_set(mine, None)
+
+    run_ranks(2, body)
 
 
 def test_names_that_are_not_interned_work_too() -> None:

@@ -34,7 +34,9 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_signature_and_documentation(function: object) -> None:
     assert callable(function)
     parameters = inspect.signature(function).parameters
-    assert list(parameters) == ["tensor", "average", "name", "op", "prescale_factor", "postscale_factor"]
+    compression = ["compression"] if function is dcoll.allreduce else []
+    factors = ["prescale_factor", "postscale_factor"]
+    assert list(parameters) == ["tensor", "average", "name", *compression, "op", *factors, "process_set"]
     assert parameters["op"].default is None
     assert parameters["prescale_factor"].default == 1.0
     assert typing.get_type_hints(function)["op"] == dcoll.ReduceOp | None

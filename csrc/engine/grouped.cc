@@ -1,0 +1,132 @@
+#include "engine/grouped.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "base/hash.h"
+
+namespace dcoll {
+namespace {
+
+// Groups of equal total size but other tensors must not meet. What ranks compare are names, so the tensors are part of
+// the name, and all of them of the name of each part.
+std::string name_of(std::string_view group, const std::vector<GroupTensor>& tensors) {
+  Fingerprint sizes;
+  for (const GroupTensor& tensor : tensors) sizes.add(tensor.count).add(static_cast<uint64_t>(tensor.dtype));
+  std::array<char, 24> hash{};
+  std::snprintf(hash.data(), hash.size(), "%08x", static_cast<unsigned>(sizes.value() & 0xffffffff));
+  return std::string(group) + "[" + std::to_string(tensors.size()) + " tensors, sizes #" + hash.data() + "]";
+}
+
+}  // namespace
+
+GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std::vector<GroupTensor>& tensors,
+                                   const ReduceCall& options)
+    : comm_(std::move(comm)),
+      op_(options.op),
+      prescale_(options.prescale),
+      postscale_(options.postscale),
+      given_name_(options.name),
+      name_(name_of(options.name, tensors)) {
+  for (const GroupTensor& tensor : tensors) {
+    Part& part = part_of(tensor.dtype);
+    const size_t bytes = tensor.count * dtype_bytes(tensor.dtype);
+    part.inputs.push_back({tensor.in, part.bytes, bytes});
+    part.outputs.push_back({tensor.out, part.bytes, bytes});
+    part.bytes += bytes;
+    bytes_ += bytes;
+  }
+}
+
+GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype) {
+  for (Part& part : parts_) {
+    if (part.dtype == dtype) return part;
+  }
+  parts_.emplace_back();
+  parts_.back().dtype = dtype;
+  return parts_.back();
+}
+
+void GroupedAllReduce::pack() {
+  for (Part& part : parts_) {
+    request_of(part).validate(comm_->size());  // before anything is sent: no part without the others
+    part.memory = comm_->scratch(part.bytes);
+    kernels::pack(part.memory->data(), part.inputs);
+  }
+}
+
+ReduceCall GroupedAllReduce::call_of(const Part& part) const {
+  std::byte* data = part.memory != nullptr ? part.memory->data() : nullptr;
+  return {.in = data,
+          .out = data,
+          .count = part.bytes / dtype_bytes(part.dtype),
+          .dtype = part.dtype,
+          .op = op_,
+          .prescale = prescale_,
+          .postscale = postscale_,
+          .name = name_};
+}
+
+Request GroupedAllReduce::request_of(const Part& part) const {
+  Request request = Request::of(call_of(part));
+  if (op_ == ReduceOp::kAdasum) {  // has factors of its own for each tensor
+    for (const kernels::Segment& segment : part.inputs)
+      request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
+  }
+  return request;
+}
+
+// Groups of one name meet whatever is in them, so that a difference is a mismatch and not an endless wait: the tensors
+// are part of the fingerprint as the sizes of an Adasum are.
+Request GroupedAllReduce::request_by_name(const Part& part) const {
+  Request request = Request::of(call_of(part));
+  request.name = given_name_ + "/" + std::string(dtype_name(part.dtype));
+  for (const kernels::Segment& segment : part.inputs) request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
+  return request;
+}
+
+void GroupedAllReduce::start_by_name() {
+  pack();
+  for (Part& part : parts_) {
+    part.operation = comm_->submit_by_name(request_by_name(part));
+    part.operation->keep = part.memory;  // should the handle be dropped
+  }
+}
+
+void GroupedAllReduce::start() {
+  pack();
+  for (Part& part : parts_) {
+    part.operation = comm_->submit(request_of(part), Communicator::Start::kInBackground, part.memory);
+  }
+}
+
+void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
+  pack();
+  for (Part& part : parts_) {
+    part.operation = op_ == ReduceOp::kAdasum ? comm_->submit(request_of(part), Communicator::Start::kByWaiter)
+                                              : comm_->run_or_submit(call_of(part));
+    if (part.operation == nullptr) continue;
+    part.operation->keep = part.memory;  // should the wait be interrupted
+    wait(*part.operation);
+  }
+  finish(wait);
+}
+
+bool GroupedAllReduce::done() const {
+  return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    return part.operation == nullptr || part.operation->done.load(std::memory_order_acquire);
+  });
+}
+
+void GroupedAllReduce::finish(const std::function<void(Operation&)>& wait) {
+  if (unpacked_) return;
+  for (const Part& part : parts_) {
+    if (part.operation != nullptr) wait(*part.operation);
+  }
+  for (const Part& part : parts_) kernels::unpack(part.outputs, part.memory->data());
+  unpacked_ = true;
+  parts_.clear();  // the memory may be used by the next group
+}
+
+}  // namespace dcoll

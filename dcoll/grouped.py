@@ -1,0 +1,149 @@
+"""Collectives on groups of tensors: a group succeeds or fails as a whole, and is one operation to the caller."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dcoll import _C, collective
+from dcoll.errors import ArgumentError
+from dcoll.handle import Handle
+from dcoll.ops import ReduceOp, wrong_op
+from dcoll.tensors import KINDS, code_of, kind_of
+
+
+class _AllOf:
+    """Several handles as one."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+        self.results: list[Any] = []
+
+    def poll(self) -> bool:
+        return all(handle.poll() for handle in self._handles)
+
+    def wait(self, timeout: float = -1.0) -> None:
+        # All of them even if one fails: their memory is the caller's again only then.
+        failure: Exception | None = None
+        results = []
+        for handle in self._handles:
+            try:
+                results.append(handle.wait(None if timeout < 0 else timeout))
+            except Exception as error:
+                if not handle.poll():
+                    raise  # only the caller's patience ended
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        self.results = results
+
+
+def _listed(tensors: Any, what: str) -> list[Any]:
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentError(f"{what} takes a list of tensors, but got a {type(tensors).__name__}")
+    return list(tensors)
+
+
+def _checked(op: ReduceOp) -> None:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+
+
+def _dense(tensors: list[Any], in_place: bool) -> list[Any]:
+    """What the core can read: the tensors or row-major copies."""
+    kinds = [KINDS.get(type(tensor)) or kind_of(tensor) for tensor in tensors]
+    for tensor in tensors:
+        code_of(tensor.dtype)
+    return [kind.writable(t) if in_place else kind.dense(t) for kind, t in zip(kinds, tensors, strict=True)]
+
+
+def _finished(tensors: list[Any], dense: list[Any], results: list[Any], in_place: bool) -> list[Any]:
+    """The caller's results, from those of the dense tensors."""
+    if in_place:
+        for tensor, one in zip(tensors, dense, strict=True):
+            if one is not tensor:
+                KINDS[type(tensor)].store(tensor, one)
+        _changed(tensors)
+        return tensors
+    pairs = zip(tensors, dense, results, strict=True)
+    return [out if one is tensor else KINDS[type(tensor)].like(tensor, out) for tensor, one, out in pairs]
+
+
+def _changed(tensors: list[Any]) -> None:
+    by_kind: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        kind = KINDS.get(type(tensor)) or kind_of(tensor)
+        by_kind.setdefault(kind, []).append(tensor)
+    for kind, some in by_kind.items():
+        kind.changed_all(tuple(some))
+
+
+def _reduce_now(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
+) -> list[Any]:
+    _checked(op)
+    listed = _listed(tensors, "grouped_allreduce")
+    out: list[Any] | None = _C.grouped_allreduce_sync(comm, listed, in_place, op, name, prescale, postscale)
+    if out is None:
+        return start_allreduce(comm, listed, op, name, prescale, postscale, in_place).wait()  # type: ignore[no-any-return]
+    if in_place:
+        _changed(listed)
+    return out
+
+
+def allreduce_sync(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any]:
+    """All tensors reduced as one. The results are new."""
+    return _reduce_now(comm, tensors, op, name, prescale, postscale, in_place=False)
+
+
+def allreduce_sync_(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any]:
+    """All tensors reduced as one, in place."""
+    return _reduce_now(comm, tensors, op, name, prescale, postscale, in_place=True)
+
+
+def start_allreduce(
+    comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
+) -> Handle:
+    """A handle whose result is the list. In place, the tensors are written to when it is waited for."""
+    _checked(op)
+    listed = _listed(tensors, "grouped_allreduce")
+    dense = _dense(listed, in_place)
+    started = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale)
+    if started is not None:
+        core, results = started
+        return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
+    one = collective.allreduce_ if in_place else collective.allreduce
+    return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(listed)])
+
+
+def _together(handles: list[Handle]) -> Handle:
+    core: Any = _AllOf(handles)
+    return Handle(core, handles, lambda _: core.results, None)
+
+
+def _each(tensors: Any, what: str, start: Callable[[Any, int], Handle]) -> Handle:
+    """One operation after the other under one handle. None starts unless all tensors are fit for it."""
+    listed = _listed(tensors, what)
+    for tensor in listed:
+        collective.rows_of(tensor, what)
+        code_of(tensor.dtype)
+    return _together([start(tensor, i) for i, tensor in enumerate(listed)])
+
+
+def start_allgather(comm: collective.Lane, tensors: Any, name: str) -> Handle:
+    """A handle whose result is the list of the gathered tensors."""
+    return _each(tensors, "grouped_allgather", lambda tensor, i: collective.allgather(comm, tensor, f"{name}[{i}]"))
+
+
+def start_reducescatter(
+    comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Handle:
+    """A handle whose result is the list of this rank's shares."""
+    _checked(op)
+
+    def start(tensor: Any, i: int) -> Handle:
+        return collective.reducescatter(comm, tensor, op, f"{name}[{i}]", prescale, postscale)
+
+    return _each(tensors, "grouped_reducescatter", start)
