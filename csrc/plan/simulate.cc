@@ -26,9 +26,7 @@ struct Direction {
 // shifted to the rank.
 class Programs {
  public:
-  static Programs every_rank(const Algorithm& algorithm, uint32_t n) {
-    return Programs(build_all(algorithm, n), n);
-  }
+  static Programs every_rank(const Algorithm& algorithm, uint32_t n) { return Programs(build_all(algorithm, n), n); }
   static Programs stand_in(const Algorithm& algorithm, uint32_t n, uint32_t rank) {
     std::vector<Schedule> one;
     one.push_back(algorithm.build(n, rank, 0));
@@ -86,6 +84,22 @@ class Machine {
   }
   uint64_t events() const { return events_; }
 
+  // Chunks per round that pass the busiest card, out or in.
+  double busiest_card_chunks() const {
+    std::vector<double> out(leaves_.size(), 0.0), into(leaves_.size(), 0.0);
+    for (uint32_t rank = 0; rank < group_; ++rank) {
+      for (const Channel& channel : programs_.schedule(rank).channels) {
+        for (const Step& step : channel.steps) {
+          if (sends(step.op) && node(programs_.peer(rank, destination(step))) != node(rank)) {
+            out[card(rank)] += step.count;
+          }
+          if (receives(step.op) && node(programs_.peer(rank, step.peer)) != node(rank)) into[card(rank)] += step.count;
+        }
+      }
+    }
+    return std::max(*std::max_element(out.begin(), out.end()), *std::max_element(into.begin(), into.end()));
+  }
+
  private:
   struct Lane {
     uint32_t rank, channel;
@@ -132,8 +146,8 @@ class Machine {
     fan_in_.push_back(distinct == 0 ? 0.0 : static_cast<double>(distinct - 1));
   }
 
-  // From rank `from` to rank `to` of the cluster. All groups act alike: a FIFO is known by its reader in the group and by
-  // the distance it comes from.
+  // From rank `from` to rank `to` of the cluster. All groups act alike: a FIFO is known by its reader in the group and
+  // by the distance it comes from.
   Fifo& fifo(uint32_t from, uint32_t to, uint32_t channel, uint32_t number) {
     const uint64_t distance = (to + n_ - from) % n_;
     const uint64_t lane = number * kMaxScheduleChannels + channel;
@@ -208,7 +222,7 @@ class Machine {
   double cross(uint32_t from, uint32_t to, const LinkModel& over, double bytes, double crowd, double now) {
     const double transfer = bytes * over.beta_us_per_byte * flows_;
     const double reserve = over.burst_bytes * over.beta_us_per_byte;
-    now = card(leaves_, from).pass(now, transfer, reserve);
+    now = leaves_[card(from)].pass(now, transfer, reserve);
     const uint32_t rack_from = from / ranks_per_rack(), rack_to = to / ranks_per_rack();
     if (rack_from != rack_to) {
       const double cards = static_cast<double>(cluster_.nodes_per_rack) * cluster_.rails;
@@ -216,12 +230,12 @@ class Machine {
       now = racks_up_[from % group_ / ranks_per_rack()].pass(now, uplink, reserve);
       now = racks_down_[to % group_ / ranks_per_rack()].pass(now, uplink, reserve) + cluster_.spine_alpha_us;
     }
-    now = card(enters_, to).pass(now, transfer * crowd, reserve);
+    now = enters_[card(to)].pass(now, transfer * crowd, reserve);
     return now + bytes * over.transit() * flows_;
   }
-  Direction& card(std::vector<Direction>& cards, uint32_t rank) {
+  uint32_t card(uint32_t rank) const {
     const uint32_t inside = rank % group_;
-    return cards[node(inside) * cluster_.rails + inside % cluster_.ranks_per_node % cluster_.rails];
+    return node(inside) * cluster_.rails + inside % cluster_.ranks_per_node % cluster_.rails;
   }
 
   const Cluster& cluster_;
@@ -238,8 +252,7 @@ class Machine {
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> ready_;
 };
 
-// The algorithms in which all ranks act alike, and a rank whose schedule says how: not the hole of the ring (ring.cc), and
-// where halves pass chunk n-1 in no step of its own.
+// The algorithms in which all ranks act alike, and a rank whose schedule says how: not the hole of the ring (ring.cc).
 struct Alike {
   Collective collective;
   std::string_view name;
@@ -300,12 +313,13 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
   if (options.lanes == 0) throw ArgumentError("lanes is 0; a channel has at least one");
   const uint32_t n = cluster.num_ranks();
   const Alike* alike_ranks = n > 2 ? alike(algorithm) : nullptr;
-  const uint64_t all_steps = uint64_t{n} * std::max(count_steps(algorithm.build(n, 0, 0)),
-                                                    count_steps(algorithm.build(n, n / 2, 0)));
+  const uint64_t all_steps =
+      uint64_t{n} * std::max(count_steps(algorithm.build(n, 0, 0)), count_steps(algorithm.build(n, n / 2, 0)));
   const bool group = options.method == Method::kOneGroup ||
-                     (options.method == Method::kAuto && alike_ranks != nullptr && all_steps > options.most_steps);
+                     (options.method == Method::kAuto && alike_ranks != nullptr && all_steps > options.few_steps);
   if (group && alike_ranks == nullptr) {
-    throw ArgumentError("the ranks of " + std::string(algorithm.name) + " do not act alike: it is simulated rank by rank");
+    throw ArgumentError("the ranks of " + std::string(algorithm.name) +
+                        " do not act alike: it is simulated rank by rank");
   }
   if (!group && all_steps > options.most_steps) {
     throw ArgumentError(std::string(algorithm.name) + " on " + std::to_string(n) + " ranks has about " +
@@ -322,12 +336,18 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
   const uint64_t slice = std::max<uint64_t>(1, options.slice_bytes / any.longest_range);
   const uint64_t rounds = std::max<uint64_t>(1, (static_cast<uint64_t>(chunk_bytes) + slice - 1) / slice);
   const double message_bytes = chunk_bytes / static_cast<double>(rounds);
+  const uint32_t simulated = group ? per_group : n;
+  double chunks = 0;
   result.us = extrapolate(rounds, options.lanes, [&](uint32_t some) {
-    Machine machine(cluster, programs, group ? per_group : n, message_bytes, some, options.lanes, flows_per_card);
+    Machine machine(cluster, programs, simulated, message_bytes, some, options.lanes, flows_per_card);
+    chunks = machine.busiest_card_chunks();
     const double us = machine.run();
     result.events += machine.events();
     return us;
   });
+  // One call of many in a row: links cannot live on their reserves (cost.h).
+  const double wire_bytes = chunks * chunk_bytes / cluster.compression * flows_per_card;
+  result.us = std::max(result.us, wire_bytes * cluster.constants.network.beta_us_per_byte);
   return result;
 }
 

@@ -3,14 +3,13 @@
 // behind an uplink that is narrower than what hangs below it, and messages that are compressed on their way.
 //
 // Two ways, the same results where both apply (tests/plan/simulate_test.cc):
-//   every rank  all schedules are built and every step is an event. For few ranks, and for algorithms whose schedules are
+//   every rank  all schedules are built and every step is an event. For few ranks, and for algorithms whose schedules
+//   are
 //               short (trees, recursive doubling): O(ranks log ranks) events.
 //   one group   in rings, halving-doubling and pairwise exchange every rank does what its neighbours do, shifted by one
-//               place. Groups of ranks that sit alike (nodes; racks, where there are several) then act alike, and one of
-//               them is simulated: a message to the next group is one that the previous group sends us. One schedule is
-//               stored, so memory is O(steps of a rank), and a ring of 16,384 ranks costs what one node of it does.
-//               Halving-doubling is not quite symmetric: a half that passes chunk n-1 is two messages, here it is one
-//               (at most ceil(log2 n) messages of some hundred).
+//               place. Groups of ranks that sit alike (nodes; racks, where there are several) then act alike, and one
+//               of them is simulated: a message to the next group is one that the previous group sends us. One schedule
+//               is stored, so memory is O(steps of a rank), and a ring of 16,384 ranks costs what one node of it does.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +44,9 @@ struct SimulateOptions {
   uint64_t slice_bytes = kDefaultSliceBytes;
   uint32_t lanes = 1;  // rounds the engine has under way on each channel
   Method method = Method::kAuto;
-  // Beyond so many steps of all ranks, kEveryRank is refused and kAuto takes one group.
-  uint64_t most_steps = 3'000'000;
+  // kAuto takes one group, where ranks act alike, beyond so many steps of all ranks; nothing simulates more than the
+  // most.
+  uint64_t few_steps = 200'000, most_steps = 3'000'000;
 };
 
 struct Simulated {
@@ -56,7 +56,8 @@ struct Simulated {
 };
 
 // Throws ArgumentError where the algorithm cannot be simulated for so many ranks, and says what can.
-Simulated simulate(const Algorithm& algorithm, const Cluster& cluster, uint64_t bytes, const SimulateOptions& options = {});
+Simulated simulate(const Algorithm& algorithm, const Cluster& cluster, uint64_t bytes,
+                   const SimulateOptions& options = {});
 
 // All-reduce in three phases, one after the other: reduce-scatter in the node, `inner` between the ranks of one number
 // of all nodes, each on its share and all at once, all-gather in the node. The flows of a node share its cards evenly.
