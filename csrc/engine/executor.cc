@@ -94,7 +94,7 @@ bool Executor::run_send(const ChannelState& state, BufferId buffer, uint32_t chu
   if (room == nullptr) return false;
   for (uint32_t part = 0; part < step.count; ++part) {
     const size_t len = part_bytes(step, part, state.at.round);
-    if (len > 0) std::memcpy(room, locate(state, buffer, chunk + part), len);
+    if (len > 0) std::memcpy(room, locate(state, buffer, plan::range_chunk(schedule_->num_ranks, chunk, part)), len);
     room += len;
   }
   transport_.commit_send(to, state.send_on);
@@ -199,8 +199,10 @@ bool Executor::finished(const Cursor& cursor) const { return cursor.round >= rou
 
 // The slice that determines how much a step moves (schedule.h, "Length").
 ChunkRange Executor::slice(const Step& step, uint32_t part, size_t round) const {
-  if (step.src != BufferId::kNone) return slice(step.src, step.src_chunk + part, round);
-  return slice(step.dst == BufferId::kNone ? BufferId::kOutput : step.dst, step.chunk + part, round);
+  if (step.src != BufferId::kNone)
+    return slice(step.src, plan::range_chunk(schedule_->num_ranks, step.src_chunk, part), round);
+  return slice(step.dst == BufferId::kNone ? BufferId::kOutput : step.dst,
+               plan::range_chunk(schedule_->num_ranks, step.chunk, part), round);
 }
 
 size_t Executor::part_bytes(const Step& step, uint32_t part, size_t round) const {
@@ -219,12 +221,12 @@ ChunkRange Executor::slice(BufferId buffer, uint32_t chunk, size_t round) const 
 }
 
 const std::byte* Executor::source(const ChannelState& state, const Step& step, uint32_t part) const {
-  return locate(state, step.src, step.src_chunk + part);
+  return locate(state, step.src, plan::range_chunk(schedule_->num_ranks, step.src_chunk, part));
 }
 
 std::byte* Executor::target(const ChannelState& state, const Step& step, uint32_t part) const {
   // dst is never the input (verify() rejects such schedules), so nothing const is written through this.
-  return const_cast<std::byte*>(locate(state, step.dst, step.chunk + part));
+  return const_cast<std::byte*>(locate(state, step.dst, plan::range_chunk(schedule_->num_ranks, step.chunk, part)));
 }
 
 const std::byte* Executor::in_one_piece(const ChannelState& state, BufferId buffer, uint32_t chunk,
@@ -233,10 +235,10 @@ const std::byte* Executor::in_one_piece(const ChannelState& state, BufferId buff
   const std::byte* begin = nullptr;
   size_t end = 0;
   for (uint32_t part = 0; part < count; ++part) {
-    const ChunkRange range = slice(buffer, chunk + part, state.at.round);
+    const ChunkRange range = slice(buffer, plan::range_chunk(schedule_->num_ranks, chunk, part), state.at.round);
     if (range.len == 0) continue;
     if (begin == nullptr) {
-      begin = locate(state, buffer, chunk + part);
+      begin = locate(state, buffer, plan::range_chunk(schedule_->num_ranks, chunk, part));
     } else if (range.begin != end) {
       return nullptr;
     }

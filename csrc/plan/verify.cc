@@ -150,11 +150,11 @@ class Compiler {
                           .source = 0,
                           .range = step.count - part,
                           .message_first = step.message_first};
-    compiled.src = place(rank, step.src, step.src_chunk + part, compiled.shape);
-    compiled.dst = place(rank, step.dst, step.chunk + part, compiled.shape);
+    compiled.src = place(rank, step.src, range_chunk(program_.n, step.src_chunk, part), compiled.shape);
+    compiled.dst = place(rank, step.dst, range_chunk(program_.n, step.chunk, part), compiled.shape);
     if (step.src == BufferId::kNone && step.dst == BufferId::kNone) {
-      require(step.chunk + part < program_.output_chunks, "no such output chunk");
-      compiled.shape = program_.output_shape(rank, step.chunk + part);
+      require(range_chunk(program_.n, step.chunk, part) < program_.output_chunks, "no such output chunk");
+      compiled.shape = program_.output_shape(rank, range_chunk(program_.n, step.chunk, part));
     }
     if (receives(step.op)) {
       require(step.peer < program_.n && step.peer != rank, "receives from a rank that does not exist, or from itself");
