@@ -65,9 +65,9 @@ from dcoll.errors import (
 )
 from dcoll.handle import Handle, poll, synchronize
 from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.runner.api import run
 from dcoll.timeline import start_timeline, stop_timeline
-from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.world import (
     ccl_built,
     cross_rank,

@@ -110,7 +110,7 @@ def start_allreduce(
     _checked(op)
     listed = _listed(tensors, "grouped_allreduce")
     dense = _dense(listed, in_place)
-    started = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale)
+    started: Any = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale)
     if started is not None:
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
