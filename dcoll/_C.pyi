@@ -29,8 +29,9 @@ INT32: int
 INT64: int
 BOOL: int
 # reduce op codes
-SUM: int
 AVERAGE: int
+SUM: int
+ADASUM: int
 MIN: int
 MAX: int
 PRODUCT: int
@@ -120,6 +121,17 @@ class Communicator:
         algo: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    def adasum(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        elements: Sequence[int],
+        dtype: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle:
+        """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
     # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
     def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...

@@ -14,7 +14,10 @@ namespace {
 constexpr std::array kTable = {
     SettingInfo{"DCOLL_TRANSPORT", "auto", "auto, mpi",
                 "auto: shared memory inside a node, MPI between; mpi: MPI always"},
-    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, direct", "the all-reduce algorithm"},
+    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, halving_doubling, recursive_doubling, direct, hierarchical",
+                "the all-reduce algorithm"},
+    SettingInfo{"DCOLL_NODES", "", "numbers like 0,0,1,1",
+                "treat one machine as several: the node of rank 0, 1, ...; a shorter list repeats. For tests"},
     SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0",
                 "a wait without progress for this long fails and names the ranks"},
     SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks",
@@ -79,6 +82,21 @@ int64_t integer(std::string_view name, int64_t low, int64_t high) {
   return static_cast<int64_t>(parsed);
 }
 
+// Numbers below 65536, separated by commas; none when the setting is empty.
+std::vector<int> numbers(std::string_view name) {
+  const std::string value = text(name);
+  std::vector<int> found;
+  std::stringstream list{value};
+  for (std::string word; std::getline(list, word, ',');) {
+    if (word.empty() || word.size() > 5 || word.find_first_not_of("0123456789") != std::string::npos) {
+      reject(name, value);
+    }
+    found.push_back(std::stoi(word));
+  }
+  if (!value.empty() && value.back() == ',') reject(name, value);
+  return found;
+}
+
 // One of the words listed in the table's "allowed" column.
 std::string choice(std::string_view name) {
   const std::string value = text(name);
@@ -119,6 +137,7 @@ Settings Settings::from_env() {
   Settings s;
   s.transport = choice("DCOLL_TRANSPORT");
   s.algo = choice("DCOLL_ALGO");
+  s.nodes = numbers("DCOLL_NODES");
   s.timeout_s = number("DCOLL_TIMEOUT", kSmallest, 1e9);
   s.spin_us = number("DCOLL_SPIN_US", -1, 1e9);
   s.arena_mb = integer("DCOLL_ARENA_MB", 0, int64_t{1} << 26);

@@ -35,11 +35,9 @@ PYBIND11_MODULE(_C, m) {
       {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool}};
   for (const auto& [name, dtype] : dtypes) m.attr(name) = static_cast<int>(dtype);
   using dcoll::ReduceOp;
-  const std::pair<const char*, ReduceOp> ops[] = {{"SUM", ReduceOp::kSum},
-                                                  {"AVERAGE", ReduceOp::kAverage},
-                                                  {"MIN", ReduceOp::kMin},
-                                                  {"MAX", ReduceOp::kMax},
-                                                  {"PRODUCT", ReduceOp::kProduct}};
+  const std::pair<const char*, ReduceOp> ops[] = {{"AVERAGE", ReduceOp::kAverage}, {"SUM", ReduceOp::kSum},
+                                                  {"ADASUM", ReduceOp::kAdasum},   {"MIN", ReduceOp::kMin},
+                                                  {"MAX", ReduceOp::kMax},         {"PRODUCT", ReduceOp::kProduct}};
   for (const auto& [name, op] : ops) m.attr(name) = static_cast<int>(op);
 
   m.def("settings", &settings_rows);

@@ -7,7 +7,10 @@
 #include <map>
 
 #include "base/error.h"
+#include "engine/adasum.h"
 #include "engine/executor.h"
+#include "engine/hierarchical_agreement.h"
+#include "engine/hierarchical_all_reduce.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -30,6 +33,13 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
       found->build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
   cache_.push_back({collective, algorithm, root, built});
   return built;
+}
+
+std::string_view Fabric::algorithm_of(const plan::Schedule& schedule) const {
+  for (const Cached& entry : cache_) {
+    if (entry.schedule.get() == &schedule) return entry.algorithm;
+  }
+  return "";
 }
 
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
@@ -107,39 +117,29 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
 }
 
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
-bool use_direct(const Fabric& fabric, std::string_view algo) {
-  if (fabric.all_reduce == nullptr) return false;
+bool use_direct(const Fabric& fabric, std::string_view algo, ReduceOp op) {
+  if (fabric.all_reduce == nullptr || op == ReduceOp::kAdasum) return false;
   if (algo.empty()) algo = fabric.algo;
-  return algo == "auto" || algo == "direct";
+  return algo == "auto" || algo == "direct" || algo == "hierarchical";
+}
+
+// Whether it works on two levels: by default, where there are two.
+bool use_hierarchy(const Fabric& fabric, const Request& r) {
+  if (fabric.hierarchy == nullptr || r.kind != Kind::kAllReduce || r.op == ReduceOp::kAdasum) return false;
+  const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+  return algo == "auto" || algo == "hierarchical";
 }
 
 // The same for the other collectives, which have no algorithm of their own to choose.
 bool use_pull(const Fabric& fabric, const Request& r) {
-  return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct");
+  return Pull::suits(r.kind) && fabric.board != nullptr &&
+         (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
 }
 
 std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
-  return algo == "auto" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
-}
-
-// What data_phase() takes, for the timeline.
-std::string_view algorithm_name(Fabric& fabric, const Request& r) {
-  switch (r.kind) {
-    case Kind::kAllReduce:
-      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
-    case Kind::kBroadcast:
-      return "tree";
-    case Kind::kReduceScatter:
-    case Kind::kAllGather:
-      return "ring";
-    case Kind::kAllToAll:
-      return "pairwise";
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-      break;
-  }
-  return "";
+  // One rank on every node: the hierarchy's upper level is all there is.
+  return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -235,9 +235,10 @@ void note_agreement(const NodeAllReduce& all_reduce, Phases& phases) {
 
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
-  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo);
+  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
+  const bool two_levels = use_hierarchy(f, r);
   const bool pulls = use_pull(f, r);
-  const ReduceJob job = direct ? job_of(r.reduce_call(), f.size) : ReduceJob{};
+  const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
 
   if (!direct && entry.ticket == 0) op.phases.enter(Phase::kAgree);
@@ -268,6 +269,16 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     BoardWait everybody(*f.board, ticket);
     co_await everybody;
     equal = f.board->fingerprints_equal(ticket);
+  } else if (f.hierarchy != nullptr) {
+    HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), two_levels ? &job : nullptr);
+    co_await everybody;
+    if (everybody.reduced()) {
+      op.phases.name_algorithm("hierarchical");  // it rode along with the agreement
+      op.phases.enter(Phase::kMove);
+      co_return;
+    }
+    equal = everybody.equal();
+    ticket = everybody.ticket();
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -286,6 +297,14 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     op.phases.name_algorithm("pull");
     Pull pull(*f.board, *f.pull_slots, op, ticket);
     co_await pull;
+    co_return;
+  }
+
+  if (r.kind == Kind::kAllReduce && r.op == ReduceOp::kAdasum) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("adasum");
+    Adasum adasum(f, r);
+    co_await adasum;
     co_return;
   }
 
@@ -313,11 +332,16 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (direct) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
+  } else if (two_levels) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("hierarchical");
+    HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
+    co_await levels;
   } else {
     op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm(algorithm_name(f, r));
+    op.phases.name_algorithm(f.algorithm_of(*phase.schedule));
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
@@ -329,7 +353,7 @@ bool pulls_now(const Fabric& fabric, const Request& request) {
 }
 
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases) {
-  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo)) return false;
+  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo, call.op)) return false;
   enter(*fabric.all_reduce, job_of(call, fabric.size), call.fingerprint(), phases);
   return true;
 }

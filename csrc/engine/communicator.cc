@@ -40,6 +40,7 @@ Communicator::Communicator(Members members, const Settings& settings)
       timeline_(members_.timeline != nullptr ? members_.timeline
                                              : std::make_shared<Timeline>(members_.rank, node(), 0)),
       number_(timeline_->add_communicator()) {
+  members_.timeline = timeline_;
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
@@ -50,6 +51,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     connect_slots();
+  if (!members_.memory_of_rank.empty()) connect_levels();
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
@@ -60,6 +62,16 @@ void Communicator::connect_slots() {
   fabric_.pull_slots = std::make_unique<PullSlots>(members_.window, *fabric_.board);
   fabric_.slots_posted =
       fabric_.board->post({.offset_in = fabric_.pull_slots->own_offset(), .value = fabric_.slots->own_offset()});
+}
+
+// Some ranks share memory, on several nodes.
+void Communicator::connect_levels() {
+  NodeMap map = NodeMap::of(members_.memory_of_rank, members_.rank);
+  if (!map.has_two_levels()) return;
+  constexpr int64_t kLittleMb = 128;
+  const bool little_memory = settings_.arena_mb > 0 && settings_.arena_mb < kLittleMb;
+  fabric_.hierarchy = std::make_unique<Hierarchy>(*members_.transport, members_.window, std::move(map),
+                                                  fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
 Communicator::~Communicator() {
