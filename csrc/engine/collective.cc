@@ -35,6 +35,13 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
   return built;
 }
 
+std::string_view Fabric::algorithm_of(const plan::Schedule& schedule) const {
+  for (const Cached& entry : cache_) {
+    if (entry.schedule.get() == &schedule) return entry.algorithm;
+  }
+  return "";
+}
+
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
 const std::string& Fabric::fastest_all_reduce(size_t bytes) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
@@ -96,26 +103,6 @@ std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   // One rank on every node: the hierarchy's upper level is all there is.
   return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
-}
-
-// What data_phase() takes, for the timeline.
-std::string_view algorithm_name(Fabric& fabric, const Request& r) {
-  switch (r.kind) {
-    case Kind::kAllReduce:
-      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
-    case Kind::kBroadcast:
-      return "tree";
-    case Kind::kReduceScatter:
-    case Kind::kAllGather:
-      return "ring";
-    case Kind::kAllToAll:
-      return "pairwise";
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-      break;
-  }
-  return "";
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -249,7 +236,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   } else if (f.hierarchy != nullptr) {
     HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), two_levels ? &job : nullptr);
     co_await everybody;
-    if (everybody.reduced()) co_return;
+    if (everybody.reduced()) {
+      op.phases.name_algorithm("hierarchical");  // it rode along with the agreement
+      op.phases.enter(Phase::kMove);
+      co_return;
+    }
     equal = everybody.equal();
     ticket = everybody.ticket();
   } else if (f.size > 1) {
@@ -316,7 +307,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm(algorithm_name(f, r));
+    op.phases.name_algorithm(f.algorithm_of(*phase.schedule));
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }

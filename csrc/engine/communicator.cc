@@ -41,6 +41,7 @@ Communicator::Communicator(Members members, const Settings& settings)
       timeline_(members_.timeline != nullptr ? members_.timeline
                                              : std::make_shared<Timeline>(members_.rank, node(), 0)),
       number_(timeline_->add_communicator()) {
+  members_.timeline = timeline_;
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;

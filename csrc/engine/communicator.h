@@ -40,12 +40,12 @@ struct Members {
   std::vector<int> node_of_rank{0};
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<Window> window;      // the node's memory; null when it could not be mapped
-  std::shared_ptr<Timeline> timeline;  // of the process; null: a new one
+  std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
   // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
   // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
-  bool own_core = true;  // no other rank needs the core this one runs on, so it may spin while it waits
+  std::shared_ptr<Timeline> timeline{};  // of the process; null: a new one
+  bool own_core = true;                  // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {
