@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "engine/failure.h"
+#include "engine/stall.h"
 
 namespace dcoll {
 namespace {
@@ -19,6 +20,11 @@ constexpr double kPeerCheckSeconds = 0.1;
 // this gets all of the core.
 constexpr double kSpinUs = 2000;
 constexpr double kYieldUs = 1000;
+// Between nodes a look costs MPI a system call, and a sleep ends with the message (mpi_events.h).
+constexpr double kRemoteYieldUs = 100;
+
+// A rank that waits in vain says so this long before it gives up, in seconds.
+double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
 std::string join(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -34,6 +40,7 @@ Communicator::Communicator(Members members, const Settings& settings)
       log_{log_level_from(settings.log_level), members_.rank},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
+               : num_nodes() > 1     ? kRemoteYieldUs
                                      : kYieldUs) *
               1e-6) {
   fabric_.transport = members_.transport.get();
@@ -250,6 +257,10 @@ void Communicator::watch(Clock::time_point now) {
       missing_ = std::move(missing);
     }
     const double idle = seconds_between(running.last_moved, now);
+    if (idle > settings_.timeout_s - grace(settings_.timeout_s) && stall_told_ < running.last_moved) {
+      stall_told_ = now;
+      members_.transport->post_stall(running.task.waiting_for());
+    }
     if (idle > settings_.timeout_s) throw TimeoutError(stall_text(running, idle));
   } catch (...) {
     // A peer that left may have done its part first: one more look decides.
@@ -261,9 +272,10 @@ void Communicator::watch(Clock::time_point now) {
 }
 
 std::string Communicator::stall_text(const Operation& operation, double seconds) const {
-  std::vector<int> missing = operation.task.waiting_for();
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(2 * grace(settings_.timeout_s)));
+  const std::vector<int> missing =
+      culprits(members_.rank, operation.task.waiting_for(), members_.transport->stall_notes(), since);
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
          " s, waiting for " + (missing.empty() ? "the network" : join(missing)) + " of " +
          std::to_string(members_.size) +

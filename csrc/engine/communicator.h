@@ -114,7 +114,8 @@ class Communicator {
   std::deque<std::shared_ptr<Operation>> queue_;       // the front one is running
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
-  std::vector<int> missing_;  // the ranks waited for at that check
+  std::vector<int> missing_;      // the ranks waited for at that check
+  Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
   std::condition_variable inbox_filled_;

@@ -12,7 +12,7 @@ using plan::Step;
 using plan::StepOp;
 
 Executor::Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding,
-                   size_t slice_bytes)
+                   size_t slice_bytes, size_t lanes)
     : transport_(transport),
       schedule_(std::move(schedule)),
       binding_(std::move(binding)),
@@ -20,34 +20,36 @@ Executor::Executor(Transport& transport, std::shared_ptr<const plan::Schedule> s
       slice_elems_(std::max<size_t>(1, slice_bytes / elem_bytes_)),
       rounds_((std::max(binding_.input_layout.longest(), binding_.output_layout.longest()) + slice_elems_ - 1) /
               slice_elems_),
-      channels_(schedule_->channels.size()) {
-  for (size_t c = 0; c < channels_.size(); ++c) {
-    const plan::Channel& program = schedule_->channels[c];
-    ChannelState& state = channels_[c];
-    state.send_on = static_cast<int>(plan::send_channel(program, static_cast<uint32_t>(c)));
+      lanes_(std::max<size_t>(1, std::min({lanes, rounds_, most_lanes(*schedule_)}))),
+      channels_(schedule_->channels.size() * lanes_) {
+  const size_t per_lane = schedule_->channels.size();
+  for (size_t i = 0; i < channels_.size(); ++i) {
+    const size_t lane = i / per_lane, channel = i % per_lane;
+    const plan::Channel& program = schedule_->channels[channel];
+    ChannelState& state = channels_[i];
+    state.program = &program;
+    state.receive_on = static_cast<int>(i);
+    state.send_on = static_cast<int>(lane * per_lane + plan::send_channel(program, static_cast<uint32_t>(channel)));
+    state.at.round = state.posted.round = program.steps.empty() ? rounds_ : lane;
     if (program.scratch) state.scratch = std::make_unique<std::byte[]>(slice_elems_ * elem_bytes_);
-    if (program.steps.empty()) state.at.round = state.posted.round = rounds_;
   }
 }
 
 bool Executor::poll(bool& moved) {
   bool all_done = true;
-  for (size_t c = 0; c < channels_.size(); ++c) {
-    all_done &= run_channel(static_cast<int>(c), moved);
-  }
+  for (ChannelState& state : channels_) all_done &= run_channel(state, moved);
   return all_done && pins_released();
 }
 
 // Advances one channel until it would block. True when the channel has run all its rounds.
-bool Executor::run_channel(int channel, bool& moved) {
-  ChannelState& state = channels_[channel];
-  const plan::Channel& program = schedule_->channels[channel];
+bool Executor::run_channel(ChannelState& state, bool& moved) {
+  const plan::Channel& program = *state.program;
   while (!finished(state.at)) {
     const Step& step = program.steps[state.at.step];
     const size_t bytes = slice(step, state.at.round).len * elem_bytes_;
     if (bytes > 0) {  // both sides know when a slice is empty; then nothing is sent
-      post_receives(channel);
-      if (!run_step(channel, step, state, bytes)) return false;
+      post_receives(state);
+      if (!run_step(step, state, bytes)) return false;
       moved = true;
     }
     next(state.at, program);
@@ -56,18 +58,18 @@ bool Executor::run_channel(int channel, bool& moved) {
 }
 
 // One step on one slice. False when it must wait; then nothing happened that would be repeated.
-bool Executor::run_step(int channel, const Step& step, ChannelState& state, size_t bytes) {
+bool Executor::run_step(const Step& step, ChannelState& state, size_t bytes) {
   switch (step.op) {
     case StepOp::kSend:
       return run_send(state, source(state, step), step.peer, bytes);
     case StepOp::kRecv:
     case StepOp::kRecvReduce:
-      return receive_into(channel, step, state, bytes);
+      return receive_into(step, state, bytes);
     case StepOp::kRecvSend:
     case StepOp::kRecvReduceSend:
-      if (step.dst == BufferId::kNone) return run_fused_forward(channel, step, state, bytes);
+      if (step.dst == BufferId::kNone) return run_fused_forward(step, state, bytes);
       if (!state.reduced) {
-        if (!receive_into(channel, step, state, bytes)) return false;
+        if (!receive_into(step, state, bytes)) return false;
         state.reduced = true;
       }
       if (!run_send(state, target(state, step), step.to, bytes)) return false;
@@ -88,10 +90,10 @@ bool Executor::run_send(const ChannelState& state, const std::byte* data, int to
 }
 
 // recv_send and recv_reduce_send without a local copy: the result is composed in the transport's memory.
-bool Executor::run_fused_forward(int channel, const Step& step, const ChannelState& state, size_t bytes) {
+bool Executor::run_fused_forward(const Step& step, const ChannelState& state, size_t bytes) {
   std::byte* room = transport_.acquire_send(step.to, state.send_on, bytes);
   if (room == nullptr) return false;
-  const std::byte* message = transport_.front(step.peer, channel);
+  const std::byte* message = transport_.front(step.peer, state.receive_on);
   if (message == nullptr) return false;
   if (step.op == StepOp::kRecvReduceSend) {
     kernels::reduce2(room, source(state, step), message, bytes / elem_bytes_, binding_.dtype, binding_.op,
@@ -100,15 +102,15 @@ bool Executor::run_fused_forward(int channel, const Step& step, const ChannelSta
     std::memcpy(room, message, bytes);
   }
   transport_.commit_send(step.to, state.send_on);
-  transport_.pop(step.peer, channel);
+  transport_.pop(step.peer, state.receive_on);
   return true;
 }
 
 // The receiving half of a step: the message, combined with src where the step reduces, is stored to dst.
-bool Executor::receive_into(int channel, const Step& step, const ChannelState& state, size_t bytes) {
+bool Executor::receive_into(const Step& step, const ChannelState& state, size_t bytes) {
   std::byte* dst = target(state, step);
   if (!may_write(dst, bytes)) return false;
-  const std::byte* message = transport_.front(step.peer, channel);
+  const std::byte* message = transport_.front(step.peer, state.receive_on);
   if (message == nullptr) return false;
   if (plan::reduces(step.op)) {
     kernels::reduce2(dst, source(state, step), message, bytes / elem_bytes_, binding_.dtype, binding_.op,
@@ -116,7 +118,7 @@ bool Executor::receive_into(int channel, const Step& step, const ChannelState& s
   } else if (message != dst) {
     std::memcpy(dst, message, bytes);
   }
-  transport_.pop(step.peer, channel);
+  transport_.pop(step.peer, state.receive_on);
   return true;
 }
 
@@ -136,11 +138,10 @@ bool Executor::run_local(const Step& step, const ChannelState& state, size_t byt
   return true;
 }
 
-// Posts receives ahead of the step being executed, so that the medium can deliver early. Only the current step's
-// receive may land in the caller's memory: further ahead, earlier steps may still need what is there.
-void Executor::post_receives(int channel) {
-  ChannelState& state = channels_[channel];
-  const plan::Channel& program = schedule_->channels[channel];
+// Posts receives ahead of the step being executed, so that the medium can deliver early: into the caller's memory where
+// nothing is in the way, else into the transport's.
+void Executor::post_receives(ChannelState& state) {
+  const plan::Channel& program = *state.program;
   auto before = [](const Cursor& a, const Cursor& b) {
     return a.round < b.round || (a.round == b.round && a.step < b.step);
   };
@@ -149,21 +150,47 @@ void Executor::post_receives(int channel) {
     const Step& step = program.steps[state.posted.step];
     const size_t bytes = plan::receives(step.op) ? slice(step, state.posted.round).len * elem_bytes_ : 0;
     if (bytes > 0) {
+      // locate() is for the round of state.at.
+      const bool stores = (step.op == StepOp::kRecv || step.op == StepOp::kRecvSend) && step.dst != BufferId::kNone &&
+                          state.posted.round == state.at.round;
+      std::byte* dst = stores ? target(state, step) : nullptr;
       const bool current = !before(state.at, state.posted);
-      const bool store = current && step.op == StepOp::kRecv && step.dst != BufferId::kNone;
-      std::byte* dst = store ? target(state, step) : nullptr;  // current, so state.at is its round
-      if (dst != nullptr && !may_write(dst, bytes)) return;
-      if (!transport_.post_recv(step.peer, channel, dst, bytes)) return;
+      if (dst != nullptr && !may_write(dst, bytes)) {
+        if (current) return;  // into its place or not at all
+        dst = nullptr;
+      }
+      if (dst != nullptr && !current && !may_land(state, dst, bytes)) dst = nullptr;
+      if (!transport_.post_recv(step.peer, state.receive_on, dst, bytes)) return;
     }
     next(state.posted, program);
   }
 }
 
-// Steps to the following (round, step).
-void Executor::next(Cursor& cursor, const plan::Channel& program) {
+// Whether the message of step state.posted may be written to its place before the steps up to it are done. They must
+// not use that memory. And what the proof lets them learn from messages must be known already when this message comes:
+// it is if they receive from the same peer, who sends this message later.
+bool Executor::may_land(const ChannelState& state, const std::byte* begin, size_t bytes) const {
+  const std::vector<Step>& steps = state.program->steps;
+  for (size_t i = state.at.step; i < state.posted.step; ++i) {
+    if (plan::receives(steps[i].op) && steps[i].peer != steps[state.posted.step].peer) return false;
+    if (touches(state, steps[i], begin, bytes)) return false;
+  }
+  return true;
+}
+
+bool Executor::touches(const ChannelState& state, const Step& step, const std::byte* begin, size_t bytes) const {
+  const size_t used = slice(step, state.at.round).len * elem_bytes_;
+  const auto overlaps = [&](const std::byte* other) {
+    return other != nullptr && begin < other + used && other < begin + bytes;
+  };
+  return overlaps(source(state, step)) || overlaps(target(state, step));
+}
+
+// Steps to the following (round, step) of the lane.
+void Executor::next(Cursor& cursor, const plan::Channel& program) const {
   if (++cursor.step == program.steps.size()) {
     cursor.step = 0;
-    ++cursor.round;
+    cursor.round += lanes_;
   }
 }
 
@@ -224,10 +251,9 @@ bool Executor::pins_released() {
 }
 
 void Executor::waiting_for(std::vector<int>& ranks) const {
-  for (size_t c = 0; c < channels_.size(); ++c) {
-    const ChannelState& state = channels_[c];
+  for (const ChannelState& state : channels_) {
     if (finished(state.at)) continue;
-    const Step& step = schedule_->channels[c].steps[state.at.step];
+    const Step& step = state.program->steps[state.at.step];
     const bool sending = step.op == StepOp::kSend || state.reduced;
     ranks.push_back(sending ? plan::destination(step) : step.peer);
   }

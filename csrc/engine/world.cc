@@ -81,15 +81,19 @@ std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
   return key;
 }
 
-// Whether this rank has a core to itself among the node's ranks.
-bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+// Whether this rank has a core to itself among the machine's ranks, which may be more than the node's: containers share
+// cores, though not memory.
+bool has_own_core(MpiBackend& mpi) {
   const CoreClaim mine = own_core_claim();
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<CoreClaim> claims(local_ranks.size());
+  std::vector<CoreClaim> claims;
   size_t own = 0;
-  for (size_t i = 0; i < local_ranks.size(); ++i) {
-    std::memcpy(&claims[i], all.data() + static_cast<size_t>(local_ranks[i]) * sizeof mine, sizeof mine);
-    if (local_ranks[i] == mpi.rank()) own = i;
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    CoreClaim theirs;
+    std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
+    if (theirs.machine != mine.machine) continue;
+    if (rank == mpi.rank()) own = claims.size();
+    claims.push_back(theirs);
   }
   return own_core(claims)[own];
 }
@@ -157,7 +161,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   }
   members.transport_of_rank[members.rank] = "self";
   members.window = node.window;
-  members.own_core = has_own_core(*mpi, local_ranks);
+  members.own_core = has_own_core(*mpi);
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {

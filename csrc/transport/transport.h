@@ -24,6 +24,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "base/clock.h"
 
 namespace dcoll {
 
@@ -31,6 +34,13 @@ inline constexpr int kMaxChannels = 8;
 // Channel used by the engine's own handshakes and small exchanges, never by schedules.
 inline constexpr int kControlChannel = kMaxChannels;
 inline constexpr int kAllChannels = kMaxChannels + 1;
+
+// A rank's word that it waits in vain, so that others do not take it for the cause of their own waiting.
+struct StallNote {
+  int rank = 0;
+  std::vector<int> waits_for;
+  Clock::time_point heard;
+};
 
 class Transport {
  public:
@@ -55,8 +65,12 @@ class Transport {
 
   // False when too many receives are posted already. dst == nullptr: keep the bytes in the transport's memory.
   virtual bool post_recv(int peer, int channel, void* dst, size_t bytes) = 0;
+  // The same for a message whose length only its sender knows: at most `bytes`, into the transport's memory.
+  virtual bool post_recv_up_to(int peer, int channel, size_t bytes) = 0;
   // The oldest posted receive's bytes (dst, if one was given), or nullptr while they have not all arrived.
   virtual const std::byte* front(int peer, int channel) = 0;
+  // How many bytes front() returned.
+  virtual size_t front_bytes(int peer, int channel) const = 0;
   virtual void pop(int peer, int channel) = 0;
 
   // Moves things along where the medium needs it (MPI). Cheap when there is nothing to do.
@@ -78,6 +92,11 @@ class Transport {
   virtual void post_failure(const std::string& text) = 0;
   // A peer's failure text, or an empty string. Cheap: called in every progress loop.
   virtual std::string poll_failure() = 0;
+
+  // Stalls: tells everybody, best effort, that this rank waits in vain for these; and the latest word of each other
+  // rank. Only media whose ranks cannot see for themselves who has come so far.
+  virtual void post_stall(const std::vector<int>& /*waits_for*/) {}
+  virtual std::vector<StallNote> stall_notes() const { return {}; }
 };
 
 }  // namespace dcoll
