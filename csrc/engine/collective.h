@@ -10,6 +10,7 @@
 
 #include "engine/agreement.h"
 #include "engine/direct_collectives.h"
+#include "engine/hierarchy.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
 #include "engine/slots.h"
@@ -22,7 +23,7 @@
 namespace dcoll {
 
 // What a communicator's collectives work with. Board, slots and the direct all-reduce exist where all ranks
-// share mapped memory.
+// share mapped memory; the hierarchy where some do, on several nodes.
 struct Fabric {
   Transport* transport = nullptr;
   std::shared_ptr<Window> window;
@@ -30,6 +31,7 @@ struct Fabric {
   std::unique_ptr<Slots> slots;
   std::unique_ptr<NodeAllReduce> all_reduce;
   std::unique_ptr<PullSlots> pull_slots;
+  std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   int rank = 0;

@@ -20,8 +20,9 @@ constexpr double kPeerCheckSeconds = 0.1;
 // this gets all of the core.
 constexpr double kSpinUs = 2000;
 constexpr double kYieldUs = 1000;
-// Between nodes a look costs MPI a system call, and a sleep ends with the message (mpi_events.h).
-constexpr double kRemoteYieldUs = 100;
+// Where a sleep ends with the message and looking takes the core from the kernel that brings it
+// (Transport::sleeps_well).
+constexpr double kSocketSpinUs = 50;
 
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
@@ -37,10 +38,9 @@ std::string join(const std::vector<int>& ranks) {
 Communicator::Communicator(Members members, const Settings& settings)
     : members_(std::move(members)),
       settings_(settings),
-      log_{log_level_from(settings.log_level), members_.rank},
+      log_{log_level_from(settings.log_level), members_.rank, settings.log_hide_time},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
-               : num_nodes() > 1     ? kRemoteYieldUs
                                      : kYieldUs) *
               1e-6) {
   fabric_.transport = members_.transport.get();
@@ -53,6 +53,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     connect_slots();
+  if (!members_.memory_of_rank.empty()) connect_levels();
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
@@ -63,6 +64,16 @@ void Communicator::connect_slots() {
   fabric_.pull_slots = std::make_unique<PullSlots>(members_.window, *fabric_.board);
   fabric_.slots_posted =
       fabric_.board->post({.offset_in = fabric_.pull_slots->own_offset(), .value = fabric_.slots->own_offset()});
+}
+
+// Some ranks share memory, on several nodes.
+void Communicator::connect_levels() {
+  NodeMap map = NodeMap::of(members_.memory_of_rank, members_.rank);
+  if (!map.has_two_levels()) return;
+  constexpr int64_t kLittleMb = 128;
+  const bool little_memory = settings_.arena_mb > 0 && settings_.arena_mb < kLittleMb;
+  fabric_.hierarchy = std::make_unique<Hierarchy>(*members_.transport, members_.window, std::move(map),
+                                                  fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
 Communicator::~Communicator() {
@@ -138,7 +149,8 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
 
 // Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
 void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
-  const double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
   Clock::time_point idle_since = Clock::now();
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {

@@ -12,7 +12,7 @@ Rider::Rider(const Request& r, std::string_view algo, int size, size_t message_b
     operand_ = std::as_bytes(std::span(&rows_, 1));
     return;
   }
-  if (r.kind != Kind::kAllReduce) return;
+  if (r.kind != Kind::kAllReduce || r.op == ReduceOp::kAdasum) return;
   // Everybody adds everybody's operands in rank order: the algorithm "direct".
   if (!r.algo.empty()) algo = r.algo;
   const size_t bytes = r.count * dtype_bytes(r.dtype);

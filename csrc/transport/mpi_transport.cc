@@ -56,6 +56,7 @@ class MpiTransport final : public Transport {
   void progress() override;
   uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
   void wait(uint32_t ticket, microseconds limit) override;
+  bool sleeps_well() const override { return events_.any() && trust_.earned(); }
   void wake() override;
   // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports; a silent death is
   // found by the engine's deadline, or by mpirun, which ends the job.

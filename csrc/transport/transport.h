@@ -81,6 +81,9 @@ class Transport {
   // called (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
   virtual uint32_t prepare_wait() = 0;
   virtual void wait(uint32_t ticket, std::chrono::microseconds limit) = 0;
+  // Whether a wait() now ends with the message, so that looking again and again only takes the core from whoever brings
+  // it: the kernel, where messages come over sockets.
+  virtual bool sleeps_well() const { return false; }
   // Ends a wait() of this rank's from another thread of this process. Needs no lock.
   virtual void wake() = 0;
 
