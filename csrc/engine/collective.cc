@@ -116,7 +116,8 @@ bool use_hierarchy(const Fabric& fabric, const Request& r) {
 
 // The same for the other collectives, which have no algorithm of their own to choose.
 bool use_pull(const Fabric& fabric, const Request& r) {
-  return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
+  return Pull::suits(r.kind) && fabric.board != nullptr &&
+         (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
 }
 
 std::string choose_algorithm(Fabric& fabric, const Request& r) {

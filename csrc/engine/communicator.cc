@@ -11,6 +11,8 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
+// How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
+constexpr double kMostGraceSeconds = 5;
 
 // How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
 // outnumber cores, a yield hands the core to a rank that is awake and costs one context switch, while sleeping costs
@@ -261,7 +263,8 @@ void Communicator::watch(Clock::time_point now) {
       missing_ = std::move(missing);
     }
     const double idle = seconds_between(running.last_moved, now);
-    if (idle > settings_.timeout_s) throw TimeoutError(stall_text(running, idle));
+    const double grace = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
+    if (idle > settings_.timeout_s + grace) throw TimeoutError(stall_text(running, idle));
   } catch (...) {
     // A peer that left may have done its part first: one more look decides.
     const std::exception_ptr error = std::current_exception();

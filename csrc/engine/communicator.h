@@ -40,7 +40,7 @@ struct Members {
   // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
   // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
-  bool own_core = true;            // no other rank needs the core this one runs on, so it may spin while it waits
+  bool own_core = true;  // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {

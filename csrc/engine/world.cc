@@ -62,7 +62,8 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   auto text = [](const Record& r) {
     return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo +
            " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
-           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) + " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
+           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) +
+           " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
            " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb);
   };
   Record first;
@@ -123,8 +124,8 @@ bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
 Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std::vector<int>& local_ranks,
                       const Settings& settings, const Log& log, std::vector<int>& memory_of_rank) {
   ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
-                                                      local_ranks.begin()),
-                       .local_size = static_cast<int>(local_ranks.size()),
+                                                local_ranks.begin()),
+                 .local_size = static_cast<int>(local_ranks.size()),
                  .key = job_key(mpi),
                  .job_ranks = local_ranks};
   // A node of its own key: nodes that DCOLL_NODES made of one machine must not meet at one address.
