@@ -29,14 +29,18 @@ INT32: int
 INT64: int
 BOOL: int
 # reduce op codes
-SUM: int
 AVERAGE: int
+SUM: int
+ADASUM: int
 MIN: int
 MAX: int
 PRODUCT: int
 
 def settings() -> list[tuple[str, str, str, str, str]]:
     """Every DCOLL_* setting: (name, default, allowed values, help, value in force now)."""
+
+def horovod_settings() -> list[tuple[str, str, str]]:
+    """Horovod's variables: name, the DCOLL_* setting it stands for or "", and then why none is needed."""
 
 def algorithms() -> list[tuple[str, str, str]]:
     """The registry: (collective, name, reason)."""
@@ -109,6 +113,17 @@ class Communicator:
         algo: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    def adasum(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        elements: Sequence[int],
+        dtype: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle:
+        """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
     # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
     def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...

@@ -89,6 +89,23 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .splits = {}};
 }
 
+// Several tensors one behind the other, each with factors of its own.
+Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements, int dtype, std::string name,
+                       double prescale, double postscale) {
+  size_t count = 0;
+  for (const size_t one : elements) count += one;
+  return {.kind = Kind::kAllReduce,
+          .in = in_pointer(in),
+          .out = out_pointer(out),
+          .count = count,
+          .dtype = dtype_from(dtype),
+          .op = ReduceOp::kAdasum,
+          .prescale = prescale,
+          .postscale = postscale,
+          .name = std::move(name),
+          .splits = std::move(elements)};
+}
+
 Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name) {
   return {.kind = Kind::kBroadcast,
           .in = in_pointer(address),
@@ -183,6 +200,9 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
   };
   define("allreduce", starts(all_reduce_request), all_reduce_args);
   define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
+  define("adasum", starts(adasum_request),
+         std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
+                         "postscale"_a = 1.0));
   define("broadcast", starts(broadcast_request), broadcast_args);
   define("broadcast_sync", runs(broadcast_request), broadcast_args);
   define("allgather", starts(all_gather_request), all_gather_args);

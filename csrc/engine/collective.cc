@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "engine/adasum.h"
 #include "engine/executor.h"
 #include "engine/hierarchical_agreement.h"
 #include "engine/hierarchical_all_reduce.h"
@@ -101,15 +102,15 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
 }
 
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
-bool use_direct(const Fabric& fabric, std::string_view algo) {
-  if (fabric.all_reduce == nullptr) return false;
+bool use_direct(const Fabric& fabric, std::string_view algo, ReduceOp op) {
+  if (fabric.all_reduce == nullptr || op == ReduceOp::kAdasum) return false;
   if (algo.empty()) algo = fabric.algo;
   return algo == "auto" || algo == "direct" || algo == "hierarchical";
 }
 
 // Whether it works on two levels: by default, where there are two.
 bool use_hierarchy(const Fabric& fabric, const Request& r) {
-  if (fabric.hierarchy == nullptr || r.kind != Kind::kAllReduce) return false;
+  if (fabric.hierarchy == nullptr || r.kind != Kind::kAllReduce || r.op == ReduceOp::kAdasum) return false;
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   return algo == "auto" || algo == "hierarchical";
 }
@@ -213,7 +214,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
-  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo);
+  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
   const bool two_levels = use_hierarchy(f, r);
   const bool pulls = use_pull(f, r);
   const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
@@ -269,6 +270,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_return;
   }
 
+  if (r.kind == Kind::kAllReduce && r.op == ReduceOp::kAdasum) {
+    Adasum adasum(f, r);
+    co_await adasum;
+    co_return;
+  }
+
   // 2. Ragged collectives: how many rows come from whom.
   if (r.kind == Kind::kAllGather) {
     const auto rows = static_cast<int64_t>(r.count);
@@ -309,7 +316,7 @@ bool pulls_now(const Fabric& fabric, const Request& request) {
 }
 
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {
-  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo)) return false;
+  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo, call.op)) return false;
   fabric.all_reduce->enter(job_of(call, fabric.size), call.fingerprint());
   return true;
 }

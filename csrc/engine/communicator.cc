@@ -33,7 +33,7 @@ std::string join(const std::vector<int>& ranks) {
 Communicator::Communicator(Members members, const Settings& settings)
     : members_(std::move(members)),
       settings_(settings),
-      log_{log_level_from(settings.log_level), members_.rank},
+      log_{log_level_from(settings.log_level), members_.rank, settings.log_hide_time},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *

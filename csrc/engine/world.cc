@@ -177,7 +177,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.size = mpi->size();
   const std::vector<int> machines = mpi->node_of_ranks();
   members.node_of_rank = split_nodes(machines, settings);
-  const Log log{log_level_from(settings.log_level), members.rank};
+  const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
   Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
