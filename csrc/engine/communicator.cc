@@ -14,6 +14,8 @@ namespace {
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
 constexpr std::chrono::microseconds kNow{0};
+// How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
+constexpr double kMostGraceSeconds = 5;
 
 // How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
 // outnumber cores, a yield hands the core to a rank that is awake and costs one context switch, while sleeping costs
@@ -297,7 +299,8 @@ void Communicator::watch_operation(Operation& running, Clock::time_point now) {
     stall_told_ = now;
     members_.transport->post_stall(missing);
   }
-  if (idle > settings_.timeout_s) throw TimeoutError(stall_text(running, idle, missing));
+  const double more = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
+  if (idle > settings_.timeout_s + more) throw TimeoutError(stall_text(running, idle, missing));
 }
 
 std::string Communicator::stall_text(const Operation& operation, double seconds,
