@@ -369,7 +369,7 @@ def grouped_allreduce_sync(
     """All tensors reduced as one; the results (in_place: the tensors)."""
 
 def grouped_allreduce(
-    comm: Communicator,
+    comm: Communicator | ByName,
     tensors: list[Any],
     in_place: bool,
     op: int,
@@ -557,3 +557,29 @@ class plan:
         collective: str, n: int, bytes: int, ranks_per_node: int = 0, slice_bytes: int = 262144
     ) -> dict[str, Any]:
         """name, reason, why, candidates: (name, predicted us), fastest first. ranks_per_node 0: all on one node."""
+    @staticmethod
+    def simulate(
+        collective: str,
+        algo: str,
+        *,
+        hierarchical: bool = False,
+        bytes: int,
+        nodes: int,
+        ranks_per_node: int = 1,
+        rails: int = 1,
+        nodes_per_rack: int = 0,
+        oversubscription: float = 1.0,
+        spine_alpha_us: float = 0.0,
+        memory: Sequence[float] = ...,
+        network: Sequence[float] = ...,
+        gamma_us_per_byte: float = ...,
+        compression: float = 1.0,
+        encode_us_per_byte: float = 0.0,
+        decode_us_per_byte: float = 0.0,
+        slice_bytes: int = 262144,
+        lanes: int = 1,
+    ) -> dict[str, Any]:
+        """us, method ("every rank" or "one group", csrc/plan/simulate.h), events: up to 65,535 ranks.
+
+        memory, network: alpha and overhead in us, us per byte, fan-in share. hierarchical: `algo` between nodes.
+        """

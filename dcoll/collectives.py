@@ -3,8 +3,8 @@
 Each takes a torch.Tensor (CPU) or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by
 order, so all of a process set must make the same calls in the same order; `name` appears in messages and must be the
 same on all ranks. Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside
-the others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is
-written in place and what a handle returns does not.
+the others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is written in
+place and what a handle returns does not.
 """
 
 import functools
@@ -36,7 +36,7 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 
 def _comm(process_set: ProcessSet) -> _C.Communicator:
-    """Who takes part."""
+    """Whose ranks work together."""
     if process_set is global_process_set:
         return WORLD.comm or communicator()
     return communicator_of(process_set)
@@ -196,7 +196,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start a grouped_allreduce(): one handle for all. The tensors are copied at once and may change."""
-    comm = _comm(process_set)
+    comm = _lane(process_set, name)
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
     return grouped.start_allreduce(comm, tensors, *options, in_place=False)
 
@@ -211,7 +211,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start a grouped_allreduce_(). The tensors are overwritten when the handle is waited for."""
-    comm = _comm(process_set)
+    comm = _lane(process_set, name)
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
     return grouped.start_allreduce(comm, tensors, *options, in_place=True)
 
@@ -294,7 +294,7 @@ def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a grouped_allgather(): one handle for all."""
-    return grouped.start_allgather(_comm(process_set), tensors, name or "")
+    return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
 def reducescatter(
@@ -363,7 +363,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a grouped_reducescatter(): one handle for all."""
-    comm = _comm(process_set)
+    comm = _lane(process_set, name)
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 
 

@@ -104,13 +104,13 @@ def allreduce_sync_(
 
 
 def start_allreduce(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
+    comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
 ) -> Handle:
     """A handle whose result is the list. In place, the tensors are written to when it is waited for."""
     _checked(op)
     listed = _listed(tensors, "grouped_allreduce")
     dense = _dense(listed, in_place)
-    started = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale)
+    started: Any = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale)
     if started is not None:
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
@@ -132,13 +132,13 @@ def _each(tensors: Any, what: str, start: Callable[[Any, int], Handle]) -> Handl
     return _together([start(tensor, i) for i, tensor in enumerate(listed)])
 
 
-def start_allgather(comm: _C.Communicator, tensors: Any, name: str) -> Handle:
+def start_allgather(comm: collective.Lane, tensors: Any, name: str) -> Handle:
     """A handle whose result is the list of the gathered tensors."""
     return _each(tensors, "grouped_allgather", lambda tensor, i: collective.allgather(comm, tensor, f"{name}[{i}]"))
 
 
 def start_reducescatter(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
     """A handle whose result is the list of this rank's shares."""
     _checked(op)

@@ -10,11 +10,11 @@
 namespace dcoll {
 
 struct Settings {
-  std::string transport;  // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
-  std::string algo;       // "auto" or an algorithm's name for all-reduce
-  std::vector<int> nodes;  // a machine's ranks work as if on several: number of rank r is nodes[r % nodes.size()]; empty:
-                           // as it is
-  double timeout_s;       // a wait that saw no progress for this long fails, naming the ranks waited for
+  std::string transport;   // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
+  std::string algo;        // "auto" or an algorithm's name for all-reduce
+  std::vector<int> nodes;  // a machine's ranks work as if on several: number of rank r is nodes[r % nodes.size()];
+                           // empty: as it is
+  double timeout_s;  // a wait that saw no progress for this long fails, naming the ranks waited for
   double spin_us;    // how long a wait looks before it sleeps (yielding on a shared core); negative: chosen from cores
                      // and ranks
   int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory

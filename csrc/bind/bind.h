@@ -37,3 +37,4 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
 void bind_kernels(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
+void bind_simulate(pybind11::module_& plan);

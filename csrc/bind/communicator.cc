@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "bind/bind.h"
+#include "bind/by_name.h"
 
 namespace py = pybind11;
 
@@ -73,11 +74,6 @@ class Handle {
 std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
   return std::make_unique<Handle>(comm, comm->submit(std::move(request), Communicator::Start::kSoon));
 }
-
-// A communicator's operations that meet by name.
-struct ByName {
-  CommPtr comm;
-};
 
 std::unique_ptr<Handle> start(const ByName& named, Request request) {
   return std::make_unique<Handle>(named.comm, named.comm->submit_by_name(std::move(request)));

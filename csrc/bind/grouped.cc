@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bind/bind.h"
+#include "bind/by_name.h"
 #include "bind/operand.h"
 
 namespace py = pybind11;
@@ -81,13 +82,26 @@ py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_plac
   return group->results;
 }
 
-py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
-                        double prescale, double postscale) {
+using Start = void (GroupedAllReduce::*)();
+
+py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_place, const ReduceCall& options,
+                        Start start) {
   std::optional<Group> group = read_group(tensors, in_place);
   if (!group) return py::none();
-  auto reduction = std::make_unique<GroupedAllReduce>(comm, group->tensors, options_of(op, name, prescale, postscale));
-  reduction->start();
+  auto reduction = std::make_unique<GroupedAllReduce>(comm, group->tensors, options);
+  ((*reduction).*start)();
   return py::make_tuple(std::make_unique<GroupHandle>(comm, std::move(reduction)), group->results);
+}
+
+py::object start_group(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
+                       double prescale, double postscale) {
+  return reduce_later(comm, tensors, in_place, options_of(op, name, prescale, postscale), &GroupedAllReduce::start);
+}
+
+py::object start_group_by_name(const ByName& named, const py::list& tensors, bool in_place, int op,
+                               const std::string& name, double prescale, double postscale) {
+  return reduce_later(named.comm, tensors, in_place, options_of(op, name, prescale, postscale),
+                      &GroupedAllReduce::start_by_name);
 }
 
 }  // namespace
@@ -99,7 +113,9 @@ void bind_grouped(py::module_& m) {
       .def("wait", &GroupHandle::wait, "timeout"_a = -1.0);
   m.def("grouped_allreduce_sync", &reduce_now, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
         "prescale"_a = 1.0, "postscale"_a = 1.0);
-  m.def("grouped_allreduce", &reduce_later, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
+  m.def("grouped_allreduce", &start_group, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
+        "prescale"_a = 1.0, "postscale"_a = 1.0);
+  m.def("grouped_allreduce", &start_group_by_name, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
         "prescale"_a = 1.0, "postscale"_a = 1.0);
 }
 

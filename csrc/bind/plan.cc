@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bind/bind.h"
 #include "plan/algorithms.h"
 #include "plan/describe.h"
 #include "plan/select.h"
@@ -107,4 +108,5 @@ void bind_plan(py::module_& m) {
           py::arg("rounds") = 2, py::arg("in_place") = false, py::arg("root") = 0);
   sub.def("select", &choose, py::arg("collective"), py::arg("n"), py::arg("bytes"), py::arg("ranks_per_node") = 0,
           py::arg("slice_bytes") = plan::kDefaultSliceBytes);
+  bind_simulate(sub);
 }

@@ -11,6 +11,7 @@
 #include "engine/hierarchical_all_reduce.h"
 #include "engine/join.h"
 #include "engine/mismatch.h"
+#include "engine/rider.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -33,6 +34,13 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
       found->build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
   cache_.push_back({collective, algorithm, root, built});
   return built;
+}
+
+std::string_view Fabric::algorithm_of(const plan::Schedule& schedule) const {
+  for (const Cached& entry : cache_) {
+    if (entry.schedule.get() == &schedule) return entry.algorithm;
+  }
+  return "";
 }
 
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
@@ -96,26 +104,6 @@ std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   // One rank on every node: the hierarchy's upper level is all there is.
   return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
-}
-
-// What data_phase() takes, for the timeline.
-std::string_view algorithm_name(Fabric& fabric, const Request& r) {
-  switch (r.kind) {
-    case Kind::kAllReduce:
-      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
-    case Kind::kBroadcast:
-      return "tree";
-    case Kind::kReduceScatter:
-    case Kind::kAllGather:
-      return "ring";
-    case Kind::kAllToAll:
-      return "pairwise";
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-      break;
-  }
-  return "";
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -249,13 +237,19 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   } else if (f.hierarchy != nullptr) {
     HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), two_levels ? &job : nullptr);
     co_await everybody;
-    if (everybody.reduced()) co_return;
+    if (everybody.reduced()) {
+      op.phases.name_algorithm("hierarchical");  // it rode along with the agreement
+      op.phases.enter(Phase::kMove);
+      co_return;
+    }
     equal = everybody.equal();
     ticket = everybody.ticket();
   } else if (f.size > 1) {
-    Dissemination everybody(*f.transport, r.fingerprint());
+    const Rider rider(r, f.algo, f.size, f.slice_bytes);
+    Dissemination everybody(*f.transport, r.fingerprint(), rider.operand());
     co_await everybody;
     equal = everybody.equal();
+    if (equal && rider.arrive(everybody, op)) co_return;
   }
   if (!equal) {
     Mismatch calls(f, r);
@@ -284,7 +278,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
 
   // 2. Ragged collectives: how many rows come from whom.
-  if (r.kind == Kind::kAllGather) {
+  if (r.kind == Kind::kAllGather && op.counts.empty()) {  // else they came with the handshake
     const auto rows = static_cast<int64_t>(r.count);
     RecordExchange sizes(f, &rows, sizeof rows);
     co_await sizes.executor;
@@ -316,8 +310,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm(algorithm_name(f, r));
-    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
+    op.phases.name_algorithm(f.algorithm_of(*phase.schedule));
+    // Over shared memory a slice is there at once; on a network several must be under way.
+    const size_t lanes = f.board != nullptr ? 1 : Executor::most_lanes(*phase.schedule);
+    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes, lanes);
     co_await executor;
   }
 }

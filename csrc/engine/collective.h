@@ -47,6 +47,7 @@ struct Fabric {
 
   // The schedule of this rank, built once per (collective, algorithm, root).
   std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
+  std::string_view algorithm_of(const plan::Schedule& schedule) const;  // of one built here
   // The name of the algorithm the cost model predicts to be fastest.
   const std::string& fastest_all_reduce(size_t bytes);
 

@@ -40,14 +40,14 @@ struct Members {
   std::vector<int> node_of_rank{0};
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<Window> window;      // the node's memory; null when it could not be mapped
-  std::shared_ptr<Timeline> timeline;  // of the process; null: a new one
+  std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
   // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
   // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
   std::vector<int> job_ranks{};  // what messages call the ranks; empty: by their numbers here
   int job_rank(int of) const { return job_ranks.empty() ? of : job_ranks[of]; }
-  bool own_core = true;  // no other rank needs the core this one runs on, so it may spin while it waits
+  std::shared_ptr<Timeline> timeline{};  // of the process; null: a new one
+  bool own_core = true;                  // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {
@@ -99,13 +99,13 @@ class Communicator {
   const std::vector<int>& nodes() const { return members_.node_of_rank; }
   const std::vector<std::string>& transports() const { return members_.transport_of_rank; }
   const Settings& settings() const { return settings_; }
+  Timeline& timeline() const { return *timeline_; }
+  const Log& log() const { return log_; }
   const Members& members() const { return members_; }
   // Memory for the inside of a collective: as alloc(), but not zeroed, and used again when it is let go of.
   std::shared_ptr<Memory> scratch(size_t bytes) {
     return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
   }
-  Timeline& timeline() const { return *timeline_; }
-  const Log& log() const { return log_; }
 
  private:
   // When the background thread takes over what nobody waits for: longer than it takes a caller to get from submitting
@@ -141,16 +141,16 @@ class Communicator {
   void bind_background_thread() const;
   void say_farewell();
   void background();
-  std::string stall_text(const Operation& operation, double seconds, std::vector<int> missing) const;
+  std::string stall_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
 
   Members members_;
   Settings settings_;
   Log log_;
   Fabric fabric_;
   double spin_s_;
-  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
   std::shared_ptr<Timeline> timeline_;
   int number_;  // in the timeline
+  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
   Queue queue_;                                        // the front one is running
@@ -159,6 +159,7 @@ class Communicator {
   uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
+  Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
   Queue inbox_;

@@ -27,6 +27,7 @@ GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std
       op_(options.op),
       prescale_(options.prescale),
       postscale_(options.postscale),
+      given_name_(options.name),
       name_(name_of(options.name, tensors)) {
   for (const GroupTensor& tensor : tensors) {
     Part& part = part_of(tensor.dtype);
@@ -74,6 +75,23 @@ Request GroupedAllReduce::request_of(const Part& part) const {
       request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
   }
   return request;
+}
+
+// Groups of one name meet whatever is in them, so that a difference is a mismatch and not an endless wait: the tensors
+// are part of the fingerprint as the sizes of an Adasum are.
+Request GroupedAllReduce::request_by_name(const Part& part) const {
+  Request request = Request::of(call_of(part));
+  request.name = given_name_ + "/" + std::string(dtype_name(part.dtype));
+  for (const kernels::Segment& segment : part.inputs) request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
+  return request;
+}
+
+void GroupedAllReduce::start_by_name() {
+  pack();
+  for (Part& part : parts_) {
+    part.operation = comm_->submit_by_name(request_by_name(part));
+    part.operation->keep = part.memory;  // should the handle be dropped
+  }
 }
 
 void GroupedAllReduce::start() {

@@ -31,6 +31,8 @@ class GroupedAllReduce {
 
   // Packs and submits.
   void start();
+  // As start(), to meet the group of that name on the other ranks (named_lane.h): one operation per dtype.
+  void start_by_name();
   // Packs and reduces on this thread where possible; `wait` waits for what is not done then.
   void run(const std::function<void(Operation&)>& wait);
 
@@ -53,11 +55,12 @@ class GroupedAllReduce {
   void pack();
   ReduceCall call_of(const Part& part) const;
   Request request_of(const Part& part) const;
+  Request request_by_name(const Part& part) const;
 
   const std::shared_ptr<Communicator> comm_;
   const ReduceOp op_;
   const double prescale_, postscale_;
-  const std::string name_;
+  const std::string given_name_, name_;
   std::vector<Part> parts_;
   size_t bytes_ = 0;
   bool unpacked_ = false;

@@ -27,6 +27,7 @@ class HierarchicalAgreement final : public Pollable {
   HierarchicalAgreement(Hierarchy& hierarchy, uint64_t fingerprint, const ReduceJob* job);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
+  bool waits_indirectly() const override { return phase_ == Phase::kExchange || phase_ == Phase::kVerdict; }
 
   bool equal() const { return equal_; }
   // Whether the all-reduce was small, and is done.

@@ -46,6 +46,7 @@ class HierarchicalAllReduce final : public Pollable {
   HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJob& job, uint64_t ticket);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
+  bool waits_indirectly() const override { return take_.piece < pieces_ && reduce_.piece > take_.piece; }
 
  private:
   // Worked on per poll, so that messages are moved along in between.

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <new>
-#include <numeric>
 
 #include "plan/algorithms.h"
-#include "plan/select.h"
+#include "plan/hierarchical.h"
 
 namespace dcoll {
 namespace {
@@ -31,13 +30,6 @@ size_t small_bytes_for(const NodeMap& map, size_t longest_message) {
   return std::min({Hierarchy::kSmallSlotBytes, longest_message, kSent / (map.ranks.size() - 1)});
 }
 
-plan::Topology one_rank_per_node(plan::Topology links, size_t nodes) {
-  links.num_ranks = static_cast<uint32_t>(nodes);
-  links.node_of_rank.resize(nodes);
-  std::iota(links.node_of_rank.begin(), links.node_of_rank.end(), 0u);
-  return links;
-}
-
 }  // namespace
 
 Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeMap map, plan::Topology links,
@@ -45,7 +37,7 @@ Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeM
     : transport_(transport),
       window_(std::move(window)),
       map_(std::move(map)),
-      links_(one_rank_per_node(std::move(links), map_.ranks.size())),
+      links_(std::move(links)),
       slice_bytes_(slice_bytes),
       piece_bytes_(piece_bytes_for(map_, slice_bytes, little_memory)),
       result_bytes_(round_up(piece_bytes_ / map_.carriers + kLine, kLine)),
@@ -54,6 +46,9 @@ Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeM
       memory_(Memory::mapped(window_, kSharedBytes + 2 * kSmallSlotBytes + kPieces * (piece_bytes_ + result_bytes_))),
       blocks_(map_.local_size()),
       leaders_(transport, map_.carriers_of(0), map_.node) {
+  for (int node = 0; node < map_.num_nodes(); ++node) {
+    for (const int rank : map_.ranks[node]) links_.node_of_rank[rank] = static_cast<uint32_t>(node);
+  }
   new (memory_->data()) NodeShared();
   blocks_[map_.local_rank] = memory_->data();
   tell_missing({});
@@ -88,13 +83,20 @@ const Hierarchy::Between& Hierarchy::between(size_t bytes) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
   Between& known = between_of_[std::countr_zero(rounded)];
   if (known.schedule != nullptr) return known;
-  plan::Choice choice = plan::select(plan::Collective::kAllReduce, rounded, links_, slice_bytes_);
-  std::vector<plan::Schedule> all = plan::build_all(*choice.algorithm, links_.num_ranks);
+  const auto nodes = static_cast<uint32_t>(map_.num_nodes());
+  const plan::HierarchicalCost cost =
+      plan::predict_hierarchical(rounded * map_.carriers, links_, slice_bytes_, piece_bytes_, 0);
+  std::vector<plan::Schedule> all = plan::build_all(*cost.between, nodes);
   for (const plan::Schedule& one : all)
     known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
   known.schedule = std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
-  known.why = std::move(choice.why);
+  known.why = cost.why;
   return known;
+}
+
+void Hierarchy::use(const plan::Constants& constants) {
+  static_cast<plan::Constants&>(links_) = constants;
+  between_of_ = {};
 }
 
 void Hierarchy::tell_missing(const std::vector<int>& ranks) const {

@@ -104,6 +104,8 @@ class Hierarchy {
     std::string why;   // of the choice
   };
   const Between& between(size_t bytes);
+  // The links were measured: later choices are made anew. All ranks call it before the same collective.
+  void use(const plan::Constants& constants);
 
   // Pieces of all collectives so far; the same on all ranks of a node.
   uint64_t pieces_begun = 0;
@@ -117,7 +119,7 @@ class Hierarchy {
   Transport& transport_;
   const std::shared_ptr<Window> window_;
   const NodeMap map_;
-  const plan::Topology links_;  // of the carriers of a slice: one rank per node
+  plan::Topology links_;  // of the whole communicator
   const size_t slice_bytes_;
   const size_t piece_bytes_;
   const size_t result_bytes_;  // of a result slot

@@ -18,6 +18,9 @@ class Pollable {
   virtual bool poll(bool& moved) = 0;
   // The ranks whose action is missing; empty when it waits for none in particular.
   virtual void waiting_for(std::vector<int>& ranks) const = 0;
+  // Whether those ranks may well be waiting themselves, for a rank that only they can name. Then they are given time to
+  // say so first.
+  virtual bool waits_indirectly() const { return false; }
 };
 
 class Task {
@@ -74,6 +77,9 @@ class Task {
     std::vector<int> ranks;
     if (handle_ && handle_.promise().awaited != nullptr) handle_.promise().awaited->waiting_for(ranks);
     return ranks;
+  }
+  bool waits_indirectly() const {
+    return handle_ && handle_.promise().awaited != nullptr && handle_.promise().awaited->waits_indirectly();
   }
 
  private:

@@ -87,6 +87,32 @@ std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
   return key;
 }
 
+// Of DCOLL_THREAD_AFFINITY's cores, one per local rank, only this rank's.
+Settings with_own_core(Settings settings, size_t local_rank, size_t local_size) {
+  if (settings.thread_affinity.empty()) return settings;
+  if (settings.thread_affinity.size() < local_size) {
+    throw ArgumentError("DCOLL_THREAD_AFFINITY names " + std::to_string(settings.thread_affinity.size()) +
+                        " cores, but this node has " + std::to_string(local_size) +
+                        " ranks. Name one core per rank, in the order of local ranks, or unset the variable.");
+  }
+  settings.thread_affinity = {settings.thread_affinity[local_rank]};
+  return settings;
+}
+
+// What takes this machine's monotonic clock to that of rank 0, by the clocks of the day: as exact as those are set.
+// Ranks of a machine share one clock.
+int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& machines) {
+  if (*std::max_element(machines.begin(), machines.end()) == 0) return 0;
+  const auto today = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<int64_t> by_rank(machines.size());
+  std::memcpy(by_rank.data(), all.data(), all.size());
+  const auto first =
+      std::find(machines.begin(), machines.end(), machines[static_cast<size_t>(mpi.rank())]) - machines.begin();
+  return by_rank[static_cast<size_t>(first)] - by_rank[0];
+}
+
 // Per rank: its node, numbered by lowest rank. Ranks of one machine are told apart by DCOLL_NODES as well.
 std::vector<int> split_nodes(const std::vector<int>& machines, const Settings& settings) {
   std::map<std::pair<int, int>, int> numbers;
@@ -106,40 +132,19 @@ std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
   return found;
 }
 
-// Of DCOLL_THREAD_AFFINITY's cores, one per local rank, only this rank's.
-Settings with_own_core(Settings settings, size_t local_rank, size_t local_size) {
-  if (settings.thread_affinity.empty()) return settings;
-  if (settings.thread_affinity.size() < local_size) {
-    throw ArgumentError("DCOLL_THREAD_AFFINITY names " + std::to_string(settings.thread_affinity.size()) +
-                        " cores, but this node has " + std::to_string(local_size) +
-                        " ranks. Name one core per rank, in the order of local ranks, or unset the variable.");
-  }
-  settings.thread_affinity = {settings.thread_affinity[local_rank]};
-  return settings;
-}
-
-// What takes this node's monotonic clock to that of rank 0, by the clocks of the day: as exact as those are set. Ranks
-// of a node share one clock.
-int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& nodes) {
-  if (*std::max_element(nodes.begin(), nodes.end()) == 0) return 0;
-  const auto today = std::chrono::system_clock::now().time_since_epoch();
-  const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<int64_t> by_rank(nodes.size());
-  std::memcpy(by_rank.data(), all.data(), all.size());
-  const auto first = std::find(nodes.begin(), nodes.end(), nodes[static_cast<size_t>(mpi.rank())]) - nodes.begin();
-  return by_rank[static_cast<size_t>(first)] - by_rank[0];
-}
-
-// Whether this rank has a core to itself among the node's ranks.
-bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+// Whether this rank has a core to itself among the machine's ranks, which may be more than the node's: containers share
+// cores, though not memory.
+bool has_own_core(MpiBackend& mpi) {
   const CoreClaim mine = own_core_claim();
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<CoreClaim> claims(local_ranks.size());
+  std::vector<CoreClaim> claims;
   size_t own = 0;
-  for (size_t i = 0; i < local_ranks.size(); ++i) {
-    std::memcpy(&claims[i], all.data() + static_cast<size_t>(local_ranks[i]) * sizeof mine, sizeof mine);
-    if (local_ranks[i] == mpi.rank()) own = i;
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    CoreClaim theirs;
+    std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
+    if (theirs.machine != mine.machine) continue;
+    if (rank == mpi.rank()) own = claims.size();
+    claims.push_back(theirs);
   }
   return own_core(claims)[own];
 }
@@ -204,8 +209,8 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.node_of_rank = split_nodes(machines, settings);
   const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
-  members.timeline = std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank],
-                                                clock_shift_ns(*mpi, members.node_of_rank));
+  members.timeline =
+      std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(*mpi, machines));
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
   Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;
@@ -217,7 +222,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.transport_of_rank[members.rank] = "self";
   // Without peers' memory, the window is this rank's own.
   members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
-  members.own_core = has_own_core(*mpi, ranks_like(machines, members.rank));
+  members.own_core = has_own_core(*mpi);
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {

@@ -13,8 +13,8 @@ namespace dcoll::plan {
 namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
-// Once the pipeline is full every further round adds the same time: beyond kManyRounds, it is the difference between
-// that many and kFewRounds, both simulated.
+// Once the pipeline is full every further round adds the same time: beyond kManyRounds per lane, it is the difference
+// between that many and kFewRounds, both simulated.
 constexpr uint32_t kFewRounds = 2, kManyRounds = 5;
 
 // One direction of a node's link: a token bucket, kept as the moment at which its reserve will be whole again (GCRA).

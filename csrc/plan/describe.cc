@@ -4,7 +4,7 @@ namespace dcoll::plan {
 namespace {
 
 std::string numbers(uint32_t chunk, uint32_t count) {
-  return count == 1 ? std::to_string(chunk) : std::to_string(chunk) + ".." + std::to_string(chunk + count - 1);
+  return count == 1 ? std::to_string(chunk) : std::to_string(chunk) + " and " + std::to_string(count - 1) + " more";
 }
 std::string place(BufferId buffer, uint32_t chunk, uint32_t count) {
   return std::string(buffer_name(buffer)) + "[" + numbers(chunk, count) + "]";

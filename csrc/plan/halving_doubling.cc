@@ -14,9 +14,8 @@
 //
 // All-gather runs the same backwards: numbers 0 .. s-h-1 go to rank r - h, which calls them h .. s-1.
 //
-// Numbers that follow each other are chunks that follow each other (but for the step from chunk n-1 to chunk 0), so a
-// half travels as one message, or two; a long one in pieces of kLongestRange chunks. Pieces are sent and received in
-// turns: one slot per peer is enough.
+// Numbers in a row are chunks in a row (ranges turn around at chunk n-1), so a half travels as one message; a long one
+// in pieces of kLongestRange chunks, sent and received in turns: one slot per peer is enough.
 #include <algorithm>
 
 #include "plan/algorithms.h"
@@ -47,9 +46,8 @@ struct Piece {
 std::vector<Piece> pieces(uint32_t n, uint32_t rank, uint32_t begin, uint32_t end) {
   std::vector<Piece> all;
   while (begin < end) {
-    const uint32_t chunk = (rank + begin) % n;
-    const uint32_t count = std::min({end - begin, n - chunk, kLongestRange});
-    all.push_back({chunk, count});
+    const uint32_t count = std::min(end - begin, kLongestRange);
+    all.push_back({(rank + begin) % n, count});
     begin += count;
   }
   return all;

@@ -11,7 +11,8 @@
 //            t-th slice of every chunk. Hence one Step moves at most one slice = one message = one transport slot.
 //            A slice of zero elements is not sent at all (both sides know it is empty).
 //   range    a Step may name several consecutive chunks (Step::count): the slices of all of them travel as one message,
-//            end to end, so that many small chunks cost one message. No range of a schedule is longer than
+//            end to end, so that many small chunks cost one message. Ranges turn around: what follows the last chunk of
+//            num_ranks ones is the first of them (range_chunk below). No range of a schedule is longer than
 //            Schedule::longest_range, which is the same on all ranks: the engine cuts slices that much shorter, so that
 //            the message still fits a slot.
 //   channel  an independent sequence of steps. Steps of a channel run in order, round after round; channels of a rank
@@ -111,6 +112,11 @@ inline bool receives(StepOp op) {
 inline bool sends(StepOp op) { return op == StepOp::kSend || op == StepOp::kRecvSend || op == StepOp::kRecvReduceSend; }
 inline bool reduces(StepOp op) {
   return op == StepOp::kRecvReduce || op == StepOp::kRecvReduceSend || op == StepOp::kReduce;
+}
+// Chunk number `part` of a range that begins at `chunk`: chunks are counted in circles of one per rank.
+inline uint32_t range_chunk(uint32_t num_ranks, uint32_t chunk, uint32_t part) {
+  const uint32_t place = chunk % num_ranks;
+  return chunk - place + (place + part) % num_ranks;
 }
 // The channel number that messages of channel `index` are posted on (receives are always on the channel's own number).
 inline uint32_t send_channel(const Channel& channel, uint32_t index) {

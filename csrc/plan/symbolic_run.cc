@@ -325,7 +325,7 @@ class Run {
   }
 
   const Program& program_;
-  Expressions & expressions_;
+  Expressions& expressions_;
   Order order_;
   ReadySet ready_;
   std::vector<Cursor> cursors_;

@@ -74,6 +74,11 @@ void check_header(const Program& program) {
       throw Violation(who + "cuts input and output into " + text(s.input_chunks) + " and " + text(s.output_chunks) +
                       " chunks, rank 0 into " + text(in) + " and " + text(out));
     }
+    // Lanes of an executor number their channels behind each other's (engine/executor.h).
+    if (s.channels.size() != program.schedules[0].channels.size()) {
+      throw Violation(who + "has " + text(static_cast<uint32_t>(s.channels.size())) + " channels, rank 0 has " +
+                      text(static_cast<uint32_t>(program.schedules[0].channels.size())));
+    }
     if (s.longest_range != program.schedules[0].longest_range) {
       throw Violation(who + "says that its longest range is of " + text(s.longest_range) + " chunks, rank 0 of " +
                       text(program.schedules[0].longest_range) + ": slices would differ in length");
@@ -150,11 +155,11 @@ class Compiler {
                           .source = 0,
                           .range = step.count - part,
                           .message_first = step.message_first};
-    compiled.src = place(rank, step.src, step.src_chunk + part, compiled.shape);
-    compiled.dst = place(rank, step.dst, step.chunk + part, compiled.shape);
+    compiled.src = place(rank, step.src, range_chunk(program_.n, step.src_chunk, part), compiled.shape);
+    compiled.dst = place(rank, step.dst, range_chunk(program_.n, step.chunk, part), compiled.shape);
     if (step.src == BufferId::kNone && step.dst == BufferId::kNone) {
-      require(step.chunk + part < program_.output_chunks, "no such output chunk");
-      compiled.shape = program_.output_shape(rank, step.chunk + part);
+      require(range_chunk(program_.n, step.chunk, part) < program_.output_chunks, "no such output chunk");
+      compiled.shape = program_.output_shape(rank, range_chunk(program_.n, step.chunk, part));
     }
     if (receives(step.op)) {
       require(step.peer < program_.n && step.peer != rank, "receives from a rank that does not exist, or from itself");
@@ -164,7 +169,7 @@ class Compiler {
     if (sends(step.op)) {
       const uint32_t to = destination(step), on = send_channel(channel, index);
       require(to < program_.n && to != rank, "sends to a rank that does not exist, or to itself");
-      require(on < kMaxScheduleChannels, "sends on a channel number that does not exist");
+      require(on < program_.schedules[rank].channels.size(), "sends on a channel number that does not exist");
       compiled.out_fifo = fifo(rank, to, on);
       Fifo& f = program_.fifos[compiled.out_fifo];
       require(f.writer == kNoFifo || f.writer == process, "another channel of this rank feeds the same FIFO");

@@ -163,7 +163,8 @@ class _Job:
         import pickle
 
         if self._errors:
-            rank = min(self._errors)
+            # PeerError is what the others raise because of it.
+            rank = min(self._errors, key=lambda rank: (self._errors[rank].startswith("PeerError"), rank))
             raise DcollError(f"run(): rank {rank}: {self._errors[rank]} (its output has the traceback)")
         missing = [rank for rank in range(self._ranks) if rank not in self._results]
         if missing:

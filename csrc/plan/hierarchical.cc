@@ -1,0 +1,70 @@
+#include "plan/hierarchical.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace dcoll::plan {
+namespace {
+
+constexpr double kPasses = 3;  // fill, reduce, take
+
+std::string in_words(const HierarchicalCost& cost, uint64_t bytes, size_t nodes, uint32_t ranks) {
+  char text[192];
+  std::snprintf(text, sizeof text,
+                "hierarchical: %.1f us predicted for %llu bytes on %u ranks of %zu nodes (agreement %.1f, in the node "
+                "%.1f, between nodes %.1f",
+                cost.total_us(), static_cast<unsigned long long>(bytes), ranks, nodes, cost.agreement_us,
+                cost.in_node_us, cost.between_us);
+  return text + (cost.between != nullptr ? " by " + std::string(cost.between->name) : std::string()) + ")";
+}
+
+}  // namespace
+
+Topology between_nodes(const Topology& topology, uint32_t nodes, uint32_t carriers) {
+  Topology links = topology;
+  links.num_ranks = nodes;
+  links.node_of_rank.resize(nodes);
+  std::iota(links.node_of_rank.begin(), links.node_of_rank.end(), 0u);
+  links.network.transit_us_per_byte = links.network.transit();  // a message's own way is as fast as ever
+  links.network.beta_us_per_byte *= carriers;
+  links.network.burst_bytes /= carriers;
+  return links;
+}
+
+HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, uint64_t slice_bytes,
+                                      uint64_t piece_bytes, uint64_t riding_bytes) {
+  std::map<uint32_t, uint32_t> sizes;
+  for (const uint32_t node : topology.node_of_rank) ++sizes[node];
+  if (sizes.size() < 2) {
+    throw ArgumentError("the hierarchical all-reduce works between nodes, but all " +
+                        std::to_string(topology.num_ranks) + " ranks are on one: use direct there");
+  }
+  uint32_t least = topology.num_ranks, most = 1;
+  for (const auto& [node, size] : sizes) {
+    least = std::min(least, size);
+    most = std::max(most, size);
+  }
+  const auto nodes = static_cast<uint32_t>(sizes.size());
+  const auto length = static_cast<double>(bytes), gamma = topology.gamma_us_per_byte;
+  HierarchicalCost cost;
+  // Each rank's post is seen by the leader, whose verdict all the others see.
+  cost.agreement_us = 2 * topology.memory.alpha_us + most * topology.memory.overhead_us + topology.network.alpha_us +
+                      2 * (nodes - 1) * topology.network.overhead_us;
+  if (bytes <= riding_bytes) {
+    cost.agreement_us += length * ((nodes - 1) * topology.network.beta_us_per_byte + (most + nodes) * gamma);
+  } else {
+    const Choice choice =
+        select(Collective::kAllReduce, bytes / least, between_nodes(topology, nodes, least), slice_bytes);
+    cost.between = choice.algorithm;
+    cost.between_us = std::max(choice.candidates[0].predicted_us, kPasses * gamma * length);
+    cost.in_node_us = kPasses * gamma * std::min(length, static_cast<double>(piece_bytes));
+  }
+  cost.why = in_words(cost, bytes, sizes.size(), topology.num_ranks);
+  return cost;
+}
+
+}  // namespace dcoll::plan

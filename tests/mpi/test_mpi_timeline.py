@@ -1,0 +1,126 @@
+"""Timelines of real jobs, Horovod's variables in them, and dcoll.run()."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mpirun import find_mpirun, launch
+
+import dcoll
+from dcoll import timeline_merge
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = """
+import os, signal, sys, torch
+import dcoll as hvd
+hvd.init()
+model = torch.nn.Linear(64, 8)
+sgd = torch.optim.SGD(model.parameters(), 0.1)
+optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
+for step in range(4):
+    if step == 1:
+        hvd.start_timeline(sys.argv[1], mark_cycles=True)
+    if step == 3:
+        hvd.stop_timeline()
+    optimizer.zero_grad()
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+hvd.start_timeline(sys.argv[2])
+hvd.allreduce(torch.ones(3), name="last")
+hvd.shutdown()
+"""
+
+
+def operations(path: Path) -> Counter[str]:
+    events = json.loads(path.read_text())
+    return Counter(event["args"]["name"] for event in events if event.get("cat") == "operation")
+
+
+def test_a_job_writes_timelines(tmp_path: Path) -> None:
+    done = launch(
+        2, "-c", SCRIPT, str(tmp_path / "steps.{rank}.json"), str(tmp_path / "end.json"),
+        HOROVOD_TIMELINE=str(tmp_path / "init.json"), HOROVOD_CYCLE_TIME="5", DCOLL_TIMOUT="3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.text
+    assert done.stderr.count("Horovod's variables: read: HOROVOD_TIMELINE as DCOLL_TIMELINE=") == 1
+    assert done.stderr.count("no setting of dcoll: DCOLL_TIMOUT (did you mean DCOLL_TIMEOUT?)") == 1
+    files = [tmp_path / "steps.0.json", tmp_path / "steps.1.json"]
+    for rank, file in enumerate(files):
+        events = json.loads(file.read_text())
+        assert operations(file)["bucket 0"] == 2
+        names = Counter(event["name"] for event in events)
+        assert names["pack weight"] == names["pack bias"] == names["wait"] == 2
+        assert [name for name in names if name.startswith("backward")] == ["backward 2", "backward 3"]
+        assert {event["pid"] for event in events} == {rank}
+    assert operations(tmp_path / "init.json")["bucket 0"] == 1
+    assert operations(tmp_path / "end.json") == {"last": 1, "": 1}  # and the farewell
+    merged = timeline_merge.merge(files)
+    assert {event["pid"] for event in merged} == {0, 1}
+    # No rank knows that all have entered before the last one has; ranks of a machine share a clock.
+    first, second = (timeline_merge.agreements(json.loads(file.read_text())) for file in files)
+    assert first.keys() == second.keys()
+    for key in first:
+        assert max(first[key][0], second[key][0]) <= min(first[key][1], second[key][1])
+
+
+def test_a_killed_job_leaves_a_timeline_that_can_be_read(tmp_path: Path) -> None:
+    code = (
+        "import dcoll as hvd, numpy as np, os, time\nhvd.init()\n"
+        "hvd.allreduce(np.ones(3), name='before')\n"
+        "path = os.environ['DCOLL_TIMELINE']\n"
+        "while hvd.rank() == 0 and 'before' not in open(path).read(): time.sleep(0.01)\n"
+        "hvd.barrier()\nos.kill(os.getpid(), 9)\n"
+    )
+    launch(2, "-c", code, DCOLL_TIMELINE=str(tmp_path / "t.json"))
+    assert operations(tmp_path / "t.json")["before"] == 1
+
+
+RUN = """
+import sys
+import dcoll
+
+def work(base, step=1):
+    import dcoll as hvd, numpy as np
+    hvd.init()
+    if step < 0 and hvd.rank() == 1:
+        raise KeyError("no such thing")
+    return hvd.rank(), float(hvd.allreduce(np.ones(2) * (base + step * hvd.rank()), op=hvd.Sum)[0])
+
+if __name__ == "__main__":
+    assert dcoll.run(work, (3,), {"step": 2}, num_proc=2) == [(0, 8.0), (1, 8.0)]
+    assert not dcoll.is_initialized()
+    try:
+        dcoll.run(work, (3, -1), np=2)
+    except dcoll.DcollError as error:
+        print("got", error)
+"""
+
+
+def test_run_returns_results_and_names_the_rank_that_failed(tmp_path: Path) -> None:
+    find_mpirun()
+    script = tmp_path / "script.py"
+    script.write_text(RUN)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "got run(): rank 1: KeyError: 'no such thing' (its output has the traceback)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_num_proc": 2}, "leave min_num_proc out"),
+        ({"host_discovery_script": "x"}, "leave host_discovery_script out"),
+        ({"use_gloo": True}, "dcoll runs on MPI"),
+        ({"use_mpi": False}, "dcoll runs on MPI"),
+        ({"num_proc": 0}, "at least 1 rank"),
+        ({"hosts": "a:1", "hostfile": "b"}, "pass one of them"),
+        ({"hosts": "a:", "num_proc": 1}, "write host:slots"),
+    ],
+)
+def test_run_refuses_what_makes_no_sense(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(dcoll.ArgumentError, match=message):
+        dcoll.run(print, **arguments)  # type: ignore[arg-type]
