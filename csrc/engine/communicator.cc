@@ -11,7 +11,6 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
-constexpr std::chrono::microseconds kNow{0};
 
 // How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
 // outnumber cores, a yield hands the core to a rank that is awake and costs one context switch, while sleeping costs
@@ -50,12 +49,7 @@ Communicator::Communicator(Members members, const Settings& settings)
     fabric_.connect_slots();
 }
 
-Communicator::~Communicator() {
-  stop_ = true;
-  members_.transport->wake();
-  alarm_.set(kNow);
-  if (thread_.joinable()) thread_.join();
-}
+Communicator::~Communicator() { stop_background(); }
 
 void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
@@ -77,20 +71,12 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
     inbox_.push_back(operation);
     pending_.store(true);
   }
-  // What comes behind other operations is found when they end: somebody sees to them already.
-  const bool at_once = start == Start::kInBackground;
-  if (at_once || (start == Start::kSoon && (!had_work || uses_names_))) hand_over(at_once ? kNow : kInAMoment);
+  if (start == Start::kInBackground || (start == Start::kSoon && !operation->request.is_small())) {
+    hand_over(Wake::kNow);
+  } else if (start == Start::kSoon && !had_work) {
+    begin_here();
+  }  // what comes behind other operations begins when they end: somebody sees to them already
   return operation;
-}
-
-// Lets the background thread look after what is pending, unless somebody waits and thereby drives.
-void Communicator::hand_over(std::chrono::microseconds delay) {
-  if (!has_thread_) {
-    const std::lock_guard lock(inbox_mutex_);
-    if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
-  }
-  alarm_.set(delay);
-  members_.transport->wake();  // whoever drives may be asleep, and must see that there is more to do
 }
 
 void Communicator::wait(Operation& operation, double timeout_s) {
@@ -107,10 +93,10 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
       // It is not woken for that: should it be asleep in the middle of an operation, it sees it when that moves.
       explicit Waiter(Communicator& c) : comm(c) {
         comm.waiters_.fetch_add(1);
-        comm.background_turn_.store(false);
+        comm.stand_back();
       }
       ~Waiter() {
-        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.hand_over(kInAMoment);
+        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.begin_here();
       }
       Communicator& comm;
     } waiter(*this);
@@ -315,14 +301,6 @@ std::string Communicator::failure() const {
   return failure_text_;
 }
 
-void Communicator::background() {
-  while (!stop_) {
-    alarm_.wait();
-    background_turn_.store(true);
-    drive(stop_, Spin::kNever, Clock::time_point::max());
-  }
-}
-
 std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
   if (members_.window != nullptr && members_.window->local_size() > 1) return Memory::mapped(members_.window, bytes);
   return Memory::plain(bytes);
@@ -339,10 +317,7 @@ void Communicator::close() {
   } catch (const Error& e) {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   }
-  stop_ = true;
-  members_.transport->wake();
-  alarm_.set(kNow);
-  if (thread_.joinable()) thread_.join();
+  stop_background();
 }
 
 // Waits until all ranks leave. One that leaves early, because of an error of its own, meets the others in whatever they

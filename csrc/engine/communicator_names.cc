@@ -11,7 +11,6 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   operation->by_name = true;
   operation->last_moved = Clock::now();
   make_names();
-  bool had_work = false;
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
@@ -20,20 +19,14 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
                           ": an operation of this kind and name is still under way on this rank. Wait for it first "
                           "(dcoll.synchronize), or give each operation in flight a name of its own.");
     }
-    had_work = pending_.load();
     inbox_.push_back(operation);
     pending_.store(true);
   }
-  // The other ranks hear of it at once, from this thread: then nobody need be woken for it.
-  if (drive_mutex_.try_lock()) {
-    const std::lock_guard lock(drive_mutex_, std::adopt_lock);
-    bool moved = false;
-    take_inbox();
-    exchange_names(moved);
+  if (!operation->request.is_small()) {
+    hand_over(Wake::kNow);
   } else {
-    members_.transport->wake();
+    begin_here();
   }
-  if (!had_work) hand_over(kInAMoment);
   return operation;
 }
 

@@ -67,6 +67,10 @@ struct Request {
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings
 
+  // So little that moving it takes no longer than telling another thread.
+  bool is_small() const { return count * row_elems <= kSmall; }
+  static constexpr size_t kSmall = size_t{16} << 10;
+
   // Throws ArgumentError for what can never work, before anything is sent.
   void validate(int size) const;
   // What must be the same on every rank.

@@ -57,6 +57,8 @@ class MpiTransport final : public Transport {
   uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
   void wait(uint32_t ticket, microseconds limit) override;
   void wake() override;
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override;
+  bool alert(bool) override { return false; }
   // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports; a silent death is
   // found by the engine's deadline, or by mpirun, which ends the job.
   void check_peers() override {}
@@ -332,6 +334,8 @@ void MpiTransport::wake() {
   wakes_.fetch_add(1, std::memory_order_release);
   futex_wake_all(wakes_);
 }
+
+void MpiTransport::doze(uint32_t ticket, microseconds limit) { futex_wait(wakes_, ticket, limit); }
 
 void MpiTransport::post_notice_receive() {
   notice_receive_.kind = Operation::Kind::kNoticeReceive;

@@ -93,6 +93,8 @@ class Router final : public Transport {
     sleeps_on_->wait(ticket, limit);
   }
   void wake() override { sleeps_on_->wake(); }
+  void doze(uint32_t ticket, microseconds limit) override { sleeps_on_->doze(ticket, limit); }
+  bool alert(bool on) override { return sleeps_on_->alert(on) && !remote_used_; }
 
   void check_peers() override {
     for_each([](Transport& medium) { medium.check_peers(); });
