@@ -30,14 +30,26 @@ INT32: int
 INT64: int
 BOOL: int
 # reduce op codes
-SUM: int
 AVERAGE: int
+SUM: int
+ADASUM: int
 MIN: int
 MAX: int
 PRODUCT: int
 
 def settings() -> list[tuple[str, str, str, str, str]]:
     """Every DCOLL_* setting: (name, default, allowed values, help, value in force now)."""
+
+def horovod_settings() -> list[tuple[str, str, str]]:
+    """Horovod's variables: name, the DCOLL_* setting it stands for or "", and then why none is needed."""
+
+def start_timeline(comm: Communicator, path: str, mark_cycles: bool = False) -> None:
+    """Begins a Chrome trace of this process; a path with {rank} on every rank, any other on rank 0 alone."""
+
+def stop_timeline(comm: Communicator) -> None: ...
+def timeline_on(comm: Communicator) -> bool: ...
+def timeline_span(comm: Communicator, track: str, name: str, begin_ns: int, end_ns: int, nbytes: int = 0) -> None:
+    """A span of one's own; times as of time.monotonic_ns()."""
 
 def algorithms() -> list[tuple[str, str, str]]:
     """The registry: (collective, name, reason)."""
@@ -110,6 +122,17 @@ class Communicator:
         algo: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    def adasum(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        elements: Sequence[int],
+        dtype: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle:
+        """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
     # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
     def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...
@@ -196,6 +219,8 @@ class Communicator:
         `note` is logged when the others go on."""
     def fail(self, text: str) -> None:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
+    def log(self, level: str, text: str) -> None:
+        """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
     def close(self) -> None:
@@ -325,7 +350,13 @@ class Reducer:
         first_bucket_bytes: int,
         prescale: float = 1.0,
         postscale: float = 1.0,
-    ) -> None: ...
+        wire_dtype: int | None = None,
+        groups: Sequence[int] = (),
+    ) -> None:
+        """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced.
+
+        groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
+        """
     def num_buckets(self) -> int: ...
     def bucket_of(self, param: int) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...
@@ -353,6 +384,40 @@ class Reducer:
         """Lay the buckets out anew in this order (the same on all ranks). Old buffers stay valid while referenced."""
     def wait_seconds(self) -> float:
         """Total time spent waiting in finish() so far: communication that backward did not hide."""
+
+@final
+class HookState:
+    """What the GradientHooks of one owner share."""
+
+    def __init__(self) -> None: ...
+    reducer: Reducer | None
+    """None: every gradient goes through bring_in()."""
+    task: int
+    """The backward that runs, by autograd's number; -2 is none."""
+    idle: bool
+    """Gradients stay where they are: more backward passes follow."""
+    sums_again: bool
+    """Reducing a sum once more would be wrong: bring_in() decides."""
+
+@final
+class GradientHook:
+    """A post-accumulate-grad hook (csrc/bind/gradient_hook.cc).
+
+    Calls owner.begin_backward() when graph_task() is not state.task; does nothing more while state.idle; then brings
+    the gradient into its bucket, makes views[index] the parameter's .grad and reports it to the Reducer, or has all
+    this done by owner.bring_in(index) where it is not an ordinary dense tensor of the parameter's dtype and layout.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        views: list[Any],
+        graph_task: Callable[[], int],
+        state: HookState,
+        index: int,
+        row_major: bool,
+    ) -> None: ...
+    def __call__(self, param: Any, /) -> None: ...
 
 class kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""

@@ -54,7 +54,9 @@ from dcoll.errors import (
     TransportError,
 )
 from dcoll.handle import Handle, poll, synchronize
-from dcoll.ops import Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.runner.api import run
+from dcoll.timeline import start_timeline, stop_timeline
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -107,6 +109,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "DcollError",
@@ -166,7 +169,10 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -98,6 +98,23 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .splits = {}};
 }
 
+// Several tensors one behind the other, each with factors of its own.
+Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements, int dtype, std::string name,
+                       double prescale, double postscale) {
+  size_t count = 0;
+  for (const size_t one : elements) count += one;
+  return {.kind = Kind::kAllReduce,
+          .in = in_pointer(in),
+          .out = out_pointer(out),
+          .count = count,
+          .dtype = dtype_from(dtype),
+          .op = ReduceOp::kAdasum,
+          .prescale = prescale,
+          .postscale = postscale,
+          .name = std::move(name),
+          .splits = std::move(elements)};
+}
+
 Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name) {
   return {.kind = Kind::kBroadcast,
           .in = in_pointer(address),
@@ -209,6 +226,9 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
   };
   define_start("allreduce", all_reduce_request, all_reduce_args);
   define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
+  define_start("adasum", adasum_request,
+               std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
+                               "postscale"_a = 1.0));
   define_start("broadcast", broadcast_request, broadcast_args);
   define("broadcast_sync", runs(broadcast_request), broadcast_args);
   define_start("allgather", all_gather_request, all_gather_args);
@@ -270,6 +290,12 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
+      .def(
+          "log",
+          [](const Communicator& self, const std::string& level, const std::string& text) {
+            self.log()(log_level_from(level), text);
+          },
+          py::arg("level"), py::arg("text"))
       .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
       .def("join", &join, py::arg("note") = "")
       .def_property_readonly("by_name", [](const CommPtr& self) { return ByName{self}; });

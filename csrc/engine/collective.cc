@@ -5,7 +5,10 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "engine/adasum.h"
 #include "engine/executor.h"
+#include "engine/hierarchical_agreement.h"
+#include "engine/hierarchical_all_reduce.h"
 #include "engine/join.h"
 #include "engine/mismatch.h"
 #include "engine/staged.h"
@@ -61,21 +64,58 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           final_scale(call.op, call.postscale, size)};
 }
 
+// Shows the others the all-reduce, with the operand where it is small or must be staged.
+void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phases& phases) {
+  job.timed = phases.on;
+  phases.enter(Phase::kPack);
+  all_reduce.enter(job, fingerprint);
+  phases.enter(Phase::kAgree);
+}
+
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
-bool use_direct(const Fabric& fabric, std::string_view algo) {
-  if (fabric.all_reduce == nullptr) return false;
+bool use_direct(const Fabric& fabric, std::string_view algo, ReduceOp op) {
+  if (fabric.all_reduce == nullptr || op == ReduceOp::kAdasum) return false;
   if (algo.empty()) algo = fabric.algo;
-  return algo == "auto" || algo == "direct";
+  return algo == "auto" || algo == "direct" || algo == "hierarchical";
+}
+
+// Whether it works on two levels: by default, where there are two.
+bool use_hierarchy(const Fabric& fabric, const Request& r) {
+  if (fabric.hierarchy == nullptr || r.kind != Kind::kAllReduce || r.op == ReduceOp::kAdasum) return false;
+  const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+  return algo == "auto" || algo == "hierarchical";
 }
 
 // The same for the other collectives, which have no algorithm of their own to choose.
 bool use_pull(const Fabric& fabric, const Request& r) {
-  return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct");
+  return Pull::suits(r.kind) && fabric.board != nullptr &&
+         (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
 }
 
 std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
-  return algo == "auto" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+  // One rank on every node: the hierarchy's upper level is all there is.
+  return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+}
+
+// What data_phase() takes, for the timeline.
+std::string_view algorithm_name(Fabric& fabric, const Request& r) {
+  switch (r.kind) {
+    case Kind::kAllReduce:
+      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
+    case Kind::kBroadcast:
+      return "tree";
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+      return "ring";
+    case Kind::kAllToAll:
+      return "pairwise";
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  return "";
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -164,12 +204,21 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 }  // namespace
 
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases) {
+  if (!phases.on) return;
+  phases.enter_at(Phase::kMove, all_reduce.agreed_ns());
+  phases.name_algorithm(all_reduce.form());
+}
+
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
-  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo);
+  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
+  const bool two_levels = use_hierarchy(f, r);
   const bool pulls = use_pull(f, r);
-  const ReduceJob job = direct ? job_of(r.reduce_call(), f.size) : ReduceJob{};
+  const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
+
+  if (!direct && entry.ticket == 0) op.phases.enter(Phase::kAgree);
 
   // 0. Once: where everybody's slots are.
   if (f.slots_posted != 0) {
@@ -183,8 +232,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   // 1. Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
   uint64_t ticket = entry.ticket;
   if (direct) {
-    if (!entry.all_reduce) f.all_reduce->enter(job, r.fingerprint());
+    if (!entry.all_reduce) enter(*f.all_reduce, job, r.fingerprint(), op.phases);
     co_await *f.all_reduce;
+    note_agreement(*f.all_reduce, op.phases);
     if (f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone) co_return;
     equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
   } else if (f.size > 1 && f.board != nullptr) {
@@ -196,6 +246,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     BoardWait everybody(*f.board, ticket);
     co_await everybody;
     equal = f.board->fingerprints_equal(ticket);
+  } else if (f.hierarchy != nullptr) {
+    HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), two_levels ? &job : nullptr);
+    co_await everybody;
+    if (everybody.reduced()) co_return;
+    equal = everybody.equal();
+    ticket = everybody.ticket();
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -212,8 +268,18 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown || r.kind == Kind::kJoin) co_return;
 
   if (pulls) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("pull");
     Pull pull(*f.board, *f.pull_slots, op, ticket);
     co_await pull;
+    co_return;
+  }
+
+  if (r.kind == Kind::kAllReduce && r.op == ReduceOp::kAdasum) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("adasum");
+    Adasum adasum(f, r);
+    co_await adasum;
     co_return;
   }
 
@@ -241,8 +307,16 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (direct) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
+  } else if (two_levels) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("hierarchical");
+    HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
+    co_await levels;
   } else {
+    op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm(algorithm_name(f, r));
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
@@ -259,9 +333,9 @@ bool pulls_now(const Fabric& fabric, const Request& request) {
   return request.kind == Kind::kBarrier || use_pull(fabric, request);
 }
 
-bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {
-  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo)) return false;
-  fabric.all_reduce->enter(job_of(call, fabric.size), call.fingerprint());
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases) {
+  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo, call.op)) return false;
+  enter(*fabric.all_reduce, job_of(call, fabric.size), call.fingerprint(), phases);
   return true;
 }
 

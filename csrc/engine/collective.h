@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/direct_collectives.h"
+#include "engine/hierarchy.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
 #include "engine/slots.h"
@@ -23,7 +24,7 @@
 namespace dcoll {
 
 // What a communicator's collectives work with. Board, slots and the direct all-reduce exist where all ranks
-// share mapped memory.
+// share mapped memory; the hierarchy where some do, on several nodes.
 struct Fabric {
   Transport* transport = nullptr;
   std::shared_ptr<Window> window;
@@ -31,6 +32,7 @@ struct Fabric {
   std::unique_ptr<Slots> slots;
   std::unique_ptr<NodeAllReduce> all_reduce;
   std::unique_ptr<PullSlots> pull_slots;
+  std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   int rank = 0;
@@ -70,7 +72,10 @@ Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 // Begins an all-reduce in fabric.all_reduce, without a coroutine: what a synchronous call polls on its own thread, so
 // that nothing is allocated in the steady state. False, and nothing is done, where this call takes another path. If the
 // peers are late, or the data must be staged, run_collective takes over.
-bool enter_all_reduce(Fabric& fabric, const ReduceCall& call);
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases);
+
+// For the timeline: the all-reduce has moved on from the agreement.
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases);
 
 // What runs a queued operation: a collective, or the rounds of a join (join.h).
 Task start_collective(Fabric& fabric, Operation& operation);

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "engine/cores.h"
 #include "engine/failure.h"
 
 namespace dcoll {
@@ -31,11 +32,14 @@ std::string join(const std::vector<int>& ranks) {
 Communicator::Communicator(Members members, const Settings& settings)
     : members_(std::move(members)),
       settings_(settings),
-      log_{log_level_from(settings.log_level), members_.rank},
+      log_{log_level_from(settings.log_level), members_.rank, settings.log_hide_time},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
-              1e-6) {
+              1e-6),
+      timeline_(members_.timeline != nullptr ? members_.timeline
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0)),
+      number_(timeline_->add_communicator()) {
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
@@ -47,6 +51,17 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     fabric_.connect_slots();
+  if (!members_.memory_of_rank.empty()) connect_levels();
+}
+
+// Some ranks share memory, on several nodes.
+void Communicator::connect_levels() {
+  NodeMap map = NodeMap::of(members_.memory_of_rank, members_.rank);
+  if (!map.has_two_levels()) return;
+  constexpr int64_t kLittleMb = 128;
+  const bool little_memory = settings_.arena_mb > 0 && settings_.arena_mb < kLittleMb;
+  fabric_.hierarchy = std::make_unique<Hierarchy>(*members_.transport, members_.window, std::move(map),
+                                                  fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
 Communicator::~Communicator() { stop_background(); }
@@ -64,6 +79,8 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
   bool had_work = false;
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
@@ -189,6 +206,7 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   }
   try {
     if (!operation->started) {
+      operation->phases.number = operation->by_name ? ++named_started_ : ++started_;
       operation->task = start_collective(fabric, *operation);
       operation->started = true;
       operation->last_moved = Clock::now();
@@ -217,6 +235,8 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
+  if (operation->phases.on) [[unlikely]]
+    timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);
   operation->done.store(true, std::memory_order_release);
   if (queue_.empty()) update_pending();

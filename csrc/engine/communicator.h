@@ -25,6 +25,7 @@
 #include "engine/collective.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
+#include "engine/timeline.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -37,8 +38,12 @@ struct Members {
   std::vector<int> node_of_rank{0};
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
-  bool own_core = true;            // no other rank needs the core this one runs on, so it may spin while it waits
+  std::shared_ptr<Window> window;      // the node's memory; null when it could not be mapped
+  std::shared_ptr<Timeline> timeline;  // of the process; null: a new one
+  // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
+  // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
+  std::vector<int> memory_of_rank{};
+  bool own_core = true;  // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {
@@ -91,11 +96,14 @@ class Communicator {
   const std::vector<int>& nodes() const { return members_.node_of_rank; }
   const std::vector<std::string>& transports() const { return members_.transport_of_rank; }
   const Settings& settings() const { return settings_; }
+  Timeline& timeline() const { return *timeline_; }
+  const Log& log() const { return log_; }
 
  private:
   enum class Spin { kAllowed, kNever };
   using Queue = std::deque<std::shared_ptr<Operation>>;
 
+  void connect_levels();
   void check_open() const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   void step(bool& moved);
@@ -123,7 +131,8 @@ class Communicator {
   void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
-  bool finish_now(PullNow& pull) const;
+  bool finish_now(PullNow& pull, Operation& operation) const;
+  void bind_background_thread() const;
   void say_farewell();
   void background();
   std::string stall_text(const Operation& operation, double seconds, std::vector<int> missing) const;
@@ -133,11 +142,14 @@ class Communicator {
   Log log_;
   Fabric fabric_;
   double spin_s_;
+  std::shared_ptr<Timeline> timeline_;
+  int number_;  // in the timeline
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
   Queue queue_;                                        // the front one is running
   std::unique_ptr<NamedLane> names_;                   // made when a name is first used
   Queue named_queue_;                                  // in the agreed order; the front one is running
+  uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
 

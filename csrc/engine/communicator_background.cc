@@ -6,6 +6,7 @@
 // what is left to do comes with what they do. If the caller waits meanwhile, as it mostly does, it drives. If not, the
 // next peer that acts wakes the background thread (Transport::alert), for then there is something to do.
 #include "engine/communicator.h"
+#include "engine/cores.h"
 
 namespace dcoll {
 namespace {
@@ -50,7 +51,18 @@ void Communicator::stand_back() {
   if (alert_.exchange(false)) members_.transport->alert(false);
 }
 
+// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
+void Communicator::bind_background_thread() const {
+  if (settings_.thread_affinity.empty()) return;
+  const int core = settings_.thread_affinity.front();
+  if (const std::string error = bind_this_thread(core); !error.empty()) {
+    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
+                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
+  }
+}
+
 void Communicator::background() {
+  bind_background_thread();
   while (!stop_) {
     const uint32_t ticket = members_.transport->prepare_wait();
     if (!background_wanted_.exchange(false) && !stop_) members_.transport->doze(ticket, kIdleSleep);

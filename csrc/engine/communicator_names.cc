@@ -10,6 +10,8 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->by_name = true;
   operation->last_moved = Clock::now();
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
   make_names();
   {
     const std::lock_guard lock(inbox_mutex_);

@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "engine/memory.h"
 #include "engine/task.h"
+#include "engine/timeline_record.h"
 
 namespace dcoll {
 
@@ -40,8 +41,8 @@ struct ReduceCall {
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
     const bool scaled = prescale != 1.0 || postscale != 1.0;
-    return (algo.empty() || algo == "auto" || algo == "direct") && (!scaled || is_floating(dtype)) &&
-           (dtype != DType::kBool || op != ReduceOp::kAverage);
+    return op != ReduceOp::kAdasum && (algo.empty() || algo == "auto" || algo == "direct" || algo == "hierarchical") &&
+           (!scaled || is_floating(dtype)) && (dtype != DType::kBool || op != ReduceOp::kAverage);
   }
   uint64_t fingerprint() const;  // equals Request's
 };
@@ -60,7 +61,7 @@ struct Request {
   double postscale = 1.0;
   std::string algo{};            // "" = as configured
   std::string name{};            // part of what ranks compare; "" is fine
-  std::vector<size_t> splits{};  // alltoall: rows for each rank
+  std::vector<size_t> splits{};  // alltoall: rows for each rank. Adasum: elements of each tensor; {} is one tensor
   uint64_t stands_for = 0;       // a joined rank's part in what others called: their fingerprint
   size_t out_bytes = 0;  // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
 
@@ -75,6 +76,7 @@ struct Request {
   void validate(int size) const;
   // What must be the same on every rank.
   uint64_t fingerprint() const;
+  size_t bytes() const;  // of the operand of this rank
   // "allreduce 'grad.3' (sum of 1024 float32)", for messages.
   std::string describe() const;
 };
@@ -89,6 +91,7 @@ struct Operation {
   bool started = false;
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
+  Phases phases{false};          // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out

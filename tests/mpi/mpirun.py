@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parent
+MODULES = ("mpi", "net", "python")  # where jobs find the tests' own modules
 TIMEOUT_S = 120.0
 
 
@@ -51,17 +52,26 @@ def is_open_mpi() -> bool:
     return "Open MPI" in version.stdout
 
 
-def launch(n: int, *command: str, timeout: float = TIMEOUT_S, options: tuple[str, ...] = (), **env: str) -> Finished:
-    """Run `python command...` on n ranks and wait; a job that does not end in time is killed and fails the test."""
-    oversubscribe = ("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()
+def launch(
+    n: int,
+    *command: str,
+    timeout: float = TIMEOUT_S,
+    options: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = (),
+    **env: str,
+) -> Finished:
+    """Run `python command...` on n ranks and wait; a job that does not end in time is killed and fails the test.
+    launcher: what stands for mpirun, where ranks are not just on this machine."""
+    if not launcher:
+        launcher = (find_mpirun(), *(("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()))
     full_env = os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "python"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*(str(HERE.parent / d) for d in MODULES), os.environ.get("PYTHONPATH", "")]),
         **env,
     }
-    job = [find_mpirun(), *oversubscribe, *options, "-n", str(n), sys.executable, *command]
+    job = [*launcher, *options, "-n", str(n), sys.executable, *command]
     process = subprocess.Popen(
         job, env=full_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -79,10 +89,10 @@ def launch(n: int, *command: str, timeout: float = TIMEOUT_S, options: tuple[str
 
 
 @functools.cache
-def run_checks(module: str, n: int, env: tuple[tuple[str, str], ...] = ()) -> Finished:
+def run_checks(module: str, n: int, env: tuple[tuple[str, str], ...] = (), launcher: tuple[str, ...] = ()) -> Finished:
     """Run all checks of a module on n ranks, once per test session."""
     with tempfile.TemporaryDirectory() as folder:
-        done = launch(n, str(HERE / "run_checks.py"), module, folder, **dict(env))
+        done = launch(n, str(HERE / "run_checks.py"), module, folder, launcher=launcher, **dict(env))
         files = [Path(folder) / f"{rank}.json" for rank in range(n)]
         results = tuple(json.loads(file.read_text()) if file.exists() else {} for file in files)
     return Finished(done.returncode, done.stdout, done.stderr, results)

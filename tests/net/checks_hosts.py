@@ -1,0 +1,60 @@
+"""Checks of a job on several hosts. The exhaustive ones need no network; these show that what crosses one is right."""
+
+import os
+
+import torch
+from checks_collectives import check_mismatch, check_objects  # noqa: F401  checks of this module too
+from reference import reduced, sample
+
+import dcoll as hvd
+
+
+def check_every_host_is_a_node() -> None:
+    per_host = int(os.environ["RANKS_PER_HOST"])
+    names = hvd.allgather_object(os.uname().nodename)
+    assert names == [f"h{rank // per_host}" for rank in range(hvd.size())]
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank() % per_host, per_host)
+    assert (hvd.cross_rank(), hvd.cross_size()) == (hvd.rank() // per_host, hvd.size() // per_host)
+
+
+def check_allreduce() -> None:
+    n = hvd.size()
+    for dtype, op in ((torch.float32, hvd.Sum), (torch.float32, hvd.Average), (torch.bfloat16, hvd.Max)):
+        for count in (0, 1, n - 1, n + 1, 1001, 300_007):
+            inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
+            want, mine = reduced(inputs, op), inputs[hvd.rank()]
+            assert torch.equal(hvd.allreduce(mine, op=op), want), (dtype, op, count)
+            assert hvd.allreduce_(mine, op=op) is mine
+            assert torch.equal(mine, want), (dtype, op, count)
+
+
+def check_broadcast() -> None:
+    for root in range(hvd.size()):
+        assert torch.equal(hvd.broadcast(torch.arange(70_001) + hvd.rank(), root), torch.arange(70_001) + root)
+
+
+def check_allgather() -> None:
+    parts = [torch.arange(3 * rank * 5001).view(-1, 3) for rank in range(hvd.size())]
+    assert torch.equal(hvd.allgather(parts[hvd.rank()]), torch.cat(parts))
+
+
+def check_reducescatter() -> None:
+    n = hvd.size()
+    for rows in (0, 1, n + 1, 40_001):
+        inputs = [sample(rank, rows * 3, torch.float32, hvd.Sum, n).view(rows, 3) for rank in range(n)]
+        want = torch.tensor_split(reduced(inputs, hvd.Sum), n)[hvd.rank()]
+        assert torch.equal(hvd.reducescatter(inputs[hvd.rank()], op=hvd.Sum), want)
+
+
+def check_alltoall() -> None:
+    n, r = hvd.size(), hvd.rank()
+    sent = [torch.arange(n * 9001) + 1_000_000 * rank for rank in range(n)]
+    got = hvd.alltoall(sent[r])
+    assert torch.equal(got, torch.cat([part.split(9001)[r] for part in sent]))
+
+
+def check_many_in_flight() -> None:
+    handles = [hvd.allreduce_async(torch.full((i + 1,), float(i)), op=hvd.Sum, name=f"t{i}") for i in range(16)]
+    hvd.barrier()
+    for i, handle in enumerate(handles):
+        assert handle.wait(5.0).tolist() == [float(i * hvd.size())] * (i + 1)

@@ -1,0 +1,78 @@
+"""bench/netlab itself: what it refuses, and that a lab is what it says."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import netlab
+import pytest
+
+Hosts = Callable[[int], netlab.Lab]
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, str(Path(netlab.__file__)), "--lab", "no-such-lab", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("stat",), "is not up: 'netlab --lab no-such-lab up N [RATE]' first"),
+        (("up", "0"), "a lab has 1 to 200"),
+        (("up", "2", "fast"), "rate 'fast' is not one: write 1gbit"),
+    ],
+)
+def test_what_it_refuses(hosts: Hosts, arguments: tuple[str, ...], text: str) -> None:
+    status, words = said(*arguments)
+    assert status == 2
+    assert text in words
+
+
+def test_without_root_it_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert netlab.main(["check"]) == netlab.CANNOT
+    assert "only root can make network namespaces" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("slots", ["1", "2,2,2", "0,0", "a,b", "-1,1"])
+def test_slots(hosts: Hosts, slots: str) -> None:
+    lab = hosts(2)
+    if slots == "1":
+        command, environment = netlab.mpirun_command(lab, slots, ["true"])
+        assert "h0:1,h1:1" in command
+        assert environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+    else:
+        with pytest.raises(netlab.LabError, match="write ranks per host"):
+            netlab.mpirun_command(lab, slots, ["true"])
+
+
+def test_hosts_are_apart_until_cut_and_healed(hosts: Hosts) -> None:
+    lab = hosts(2)
+    # The connection is refused, which is an answer, or there is none.
+    reach = "timeout 1 bash -c 'exec 3<>/dev/tcp/h1/9' 2>/dev/null; test $? != 124"
+
+    def on(host: int, script: str) -> int:
+        return subprocess.run(lab.enter(host, ["sh", "-c", script]), check=False, timeout=30).returncode
+
+    assert on(0, '[ "$(hostname)" = h0 ] && touch /dev/shm/mine') == 0
+    assert on(0, "test -e /dev/shm/mine") == 0
+    assert on(1, "test -e /dev/shm/mine") == 1
+    assert on(0, reach) == 0
+    assert netlab.main(["--lab", lab.name, "cut", "h1"]) == 0
+    assert on(0, reach) == 1
+    assert netlab.main(["--lab", lab.name, "heal", "1"]) == 0
+    assert on(0, reach) == 0
+    assert all(sent > 0 and received > 0 for _, sent, received in netlab.stat(lab))
+
+
+def test_rates_and_unknown_hosts(hosts: Hosts) -> None:
+    lab = hosts(2)
+    assert netlab.main(["--lab", lab.name, "rate", "5gbit", "h1"]) == 0
+    assert [link.rate for link in netlab.load(lab.name).links] == ["10gbit", "5gbit"]
+    assert netlab.main(["--lab", lab.name, "rate", "10gbit"]) == 0
+    with pytest.raises(netlab.LabError, match="there are h0 to h1"):
+        netlab.reshape(lab, "rate", "1gbit", "h2")
