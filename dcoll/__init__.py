@@ -57,6 +57,7 @@ from dcoll.handle import Handle, poll, synchronize
 from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from dcoll.runner.api import run
 from dcoll.timeline import start_timeline, stop_timeline
+from dcoll.uneven import Join, join
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -116,6 +117,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "Join",
     "JoinedError",
     "Max",
     "Min",
@@ -158,6 +160,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",

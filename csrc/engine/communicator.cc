@@ -270,6 +270,7 @@ void Communicator::watch_operation(Operation& running, Clock::time_point now) {
   if (missing.size() < running.missing) running.last_moved = now;
   running.missing = missing.size();
   const double idle = seconds_between(running.last_moved, now);
+  watch_stall(running, idle, missing);
   if (idle > settings_.timeout_s) throw TimeoutError(stall_text(running, idle, std::move(missing)));
 }
 

@@ -81,6 +81,10 @@ class Communicator {
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s);
 
+  // For a caller in wait_for(), between two attempts: once, when an operation that others did not submit became overdue
+  // (DCOLL_STALL_CHECK_TIME), what to tell the user; else an empty string.
+  std::string stall_report(Operation& operation);
+
   std::shared_ptr<Memory> alloc(size_t bytes);
   void fail(const std::string& text);
   std::string failure() const;
@@ -117,6 +121,8 @@ class Communicator {
   void update_pending();
   void watch_operation(Operation& running, Clock::time_point now);
   void watch_names(Clock::time_point now);
+  void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
+  std::vector<int> missing_from(const Operation& operation) const;
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);

@@ -91,7 +91,9 @@ struct Operation {
   bool started = false;
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
-  Phases phases{false};          // for the timeline
+  // DCOLL_STALL_CHECK_TIME has passed, and somebody has said so. Flags alone; the text is made under the drive lock.
+  std::atomic<bool> stalled{false}, stall_told{false};
+  Phases phases{false};  // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out
