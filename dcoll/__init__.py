@@ -67,6 +67,7 @@ from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.runner.api import run
 from dcoll.timeline import start_timeline, stop_timeline
+from dcoll.uneven import Join, join
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -127,6 +128,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "Join",
     "JoinedError",
     "Max",
     "Min",
@@ -180,6 +182,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",

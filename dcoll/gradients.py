@@ -17,7 +17,7 @@ from dcoll import _C, collective, sparse
 from dcoll.backward import graph_task, is_nested
 from dcoll.buckets import AnyReducer, Layout, views_of
 from dcoll.compression import NoneCompressor
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError, DcollError, JoinedError
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
 from dcoll.tensors import code_of
 
@@ -303,9 +303,12 @@ class GradientSync:
         """After the first backward: fill the buckets in the order in which rank 0's gradients became ready."""
         if self._ordered:
             return
-        self._ordered = True
         order = torch.tensor(self._reducer.order(), dtype=torch.int64)
-        collective.broadcast_(self.comm, order, 0, "bucket order").wait()
+        try:
+            collective.broadcast_(self.comm, order, 0, "bucket order").wait()
+        except JoinedError:
+            return  # on all ranks that have not joined; all are asked again after the next backward
+        self._ordered = True
         self._reducer.rebuild(order.tolist())
         self._make_views()
 

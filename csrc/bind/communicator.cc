@@ -248,6 +248,15 @@ Communicator* communicator_of(PyObject* object) {
   }
 }
 
+// One line on standard error: what stalls, and where this rank's program waits for it.
+static void tell_of_stall(Communicator& comm, Operation& operation) {
+  const std::string report = comm.stall_report(operation);
+  if (report.empty()) return;
+  const auto place = py::module_::import("dcoll.stall").attr("place")();
+  comm.log()(LogLevel::kWarning,
+             report + ". Rank " + std::to_string(comm.rank()) + " waits at " + py::cast<std::string>(place) + ".");
+}
+
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s) {
   constexpr double kLookForSignalsSeconds = 0.1;
   const auto begin = Clock::now();
@@ -263,6 +272,7 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
       done = comm.wait_for(operation, std::min(left, kLookForSignalsSeconds));
     }
     if (!done && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!done) tell_of_stall(comm, operation);
   }
   if (operation.error) std::rethrow_exception(operation.error);
 }

@@ -13,7 +13,6 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
-constexpr std::chrono::microseconds kNow{0};
 // How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
 constexpr double kMostGraceSeconds = 5;
 
@@ -76,12 +75,7 @@ void Communicator::connect_levels() {
                                                   fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
-Communicator::~Communicator() {
-  stop_ = true;
-  members_.transport->wake();
-  alarm_.set(kNow);
-  if (thread_.joinable()) thread_.join();
-}
+Communicator::~Communicator() { stop_background(); }
 
 void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
@@ -105,20 +99,12 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
     inbox_.push_back(operation);
     pending_.store(true);
   }
-  // What comes behind other operations is found when they end: somebody sees to them already.
-  const bool at_once = start == Start::kInBackground;
-  if (at_once || (start == Start::kSoon && (!had_work || uses_names_))) hand_over(at_once ? kNow : kInAMoment);
+  if (start == Start::kInBackground || (start == Start::kSoon && !operation->request.is_small())) {
+    hand_over(Wake::kNow);
+  } else if (start == Start::kSoon && !had_work) {
+    begin_here();
+  }  // what comes behind other operations begins when they end: somebody sees to them already
   return operation;
-}
-
-// Lets the background thread look after what is pending, unless somebody waits and thereby drives.
-void Communicator::hand_over(std::chrono::microseconds delay) {
-  if (!has_thread_) {
-    const std::lock_guard lock(inbox_mutex_);
-    if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
-  }
-  alarm_.set(delay);
-  members_.transport->wake();  // whoever drives may be asleep, and must see that there is more to do
 }
 
 void Communicator::wait(Operation& operation, double timeout_s) {
@@ -135,10 +121,10 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
       // It is not woken for that: should it be asleep in the middle of an operation, it sees it when that moves.
       explicit Waiter(Communicator& c) : comm(c) {
         comm.waiters_.fetch_add(1);
-        comm.background_turn_.store(false);
+        comm.stand_back();
       }
       ~Waiter() {
-        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.hand_over(kInAMoment);
+        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.begin_here();
       }
       Communicator& comm;
     } waiter(*this);
@@ -296,6 +282,7 @@ void Communicator::watch_operation(Operation& running, Clock::time_point now) {
   if (missing.size() < running.missing) running.last_moved = now;
   running.missing = missing.size();
   const double idle = seconds_between(running.last_moved, now);
+  watch_stall(running, idle, missing);
   if (idle > settings_.timeout_s - grace(settings_.timeout_s) && stall_told_ < running.last_moved) {
     stall_told_ = now;
     members_.transport->post_stall(missing);
@@ -355,25 +342,6 @@ std::string Communicator::failure() const {
   return failure_text_;
 }
 
-// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
-void Communicator::bind_background_thread() const {
-  if (settings_.thread_affinity.empty()) return;
-  const int core = settings_.thread_affinity.front();
-  if (const std::string error = bind_this_thread(core); !error.empty()) {
-    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
-                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
-  }
-}
-
-void Communicator::background() {
-  bind_background_thread();
-  while (!stop_) {
-    alarm_.wait();
-    background_turn_.store(true);
-    drive(stop_, Spin::kNever, Clock::time_point::max());
-  }
-}
-
 std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
   if (members_.window != nullptr && members_.window->local_size() > 1) return Memory::mapped(members_.window, bytes);
   return Memory::plain(bytes);
@@ -390,10 +358,7 @@ void Communicator::close() {
   } catch (const Error& e) {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   }
-  stop_ = true;
-  members_.transport->wake();
-  alarm_.set(kNow);
-  if (thread_.joinable()) thread_.join();
+  stop_background();
 }
 
 // Waits until all ranks leave. One that leaves early, because of an error of its own, meets the others in whatever they

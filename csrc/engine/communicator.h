@@ -22,7 +22,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/settings.h"
-#include "engine/alarm.h"
 #include "engine/collective.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
@@ -58,7 +57,8 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if
-  // the wait ends early. kSoon: the caller may be about to wait, so the background thread takes over in a moment.
+  // the wait ends early. kSoon: the caller may be about to wait. It enters a small operation on its own thread, and the
+  // background thread is woken when a peer has done its part and still nobody waits.
   enum class Start { kInBackground, kSoon, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
   // ArgumentError, or the failure of this communicator.
@@ -84,6 +84,10 @@ class Communicator {
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s);
 
+  // For a caller in wait_for(), between two attempts: once, when an operation that others did not submit became overdue
+  // (DCOLL_STALL_CHECK_TIME), what to tell the user; else an empty string.
+  std::string stall_report(Operation& operation);
+
   std::shared_ptr<Memory> alloc(size_t bytes);
   void fail(const std::string& text);
   std::string failure() const;
@@ -108,9 +112,6 @@ class Communicator {
   }
 
  private:
-  // When the background thread takes over what nobody waits for: longer than it takes a caller to get from submitting
-  // to waiting, in Python too, and short beside what an operation costs that is worth overlapping.
-  static constexpr std::chrono::microseconds kInAMoment{20};
   enum class Spin { kAllowed, kNever };
   using Queue = std::deque<std::shared_ptr<Operation>>;
 
@@ -128,11 +129,18 @@ class Communicator {
   void update_pending();
   void watch_operation(Operation& running, Clock::time_point now);
   void watch_names(Clock::time_point now);
+  void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
+  std::vector<int> missing_from(const Operation& operation) const;
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
-  void hand_over(std::chrono::microseconds delay);
-  bool may_run_on_the_spot() const;
+  // Whether the background thread goes on at once, or when a peer has done something.
+  enum class Wake { kNow, kByPeers };
+  void hand_over(Wake wake);
+  void begin_here();
+  void stand_back();
+  void stop_background();
+  bool may_run_on_the_spot();
   int polls_on_the_spot() const;
   void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
@@ -169,14 +177,17 @@ class Communicator {
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
-  // From an alarm until somebody waits. Otherwise a background thread woken by a peer would take the next operation
-  // from the thread that is about to wait for it, and sleep on it, again and again.
+  // Peers wake the background thread: something is pending and nobody waits. See hand_over().
+  std::atomic<bool> alert_{false};
+  std::atomic<bool> peers_wake_{false};  // as alert() said
+  std::atomic<bool> background_wanted_{false};
+  // From its waking until somebody waits. Otherwise a background thread woken in the middle of things would take the
+  // next operation from the thread that is about to wait for it, and sleep on it, again and again.
   std::atomic<bool> background_turn_{false};
   std::atomic<bool> pending_{false};
   std::atomic<bool> uses_names_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> has_thread_{false};
-  Alarm alarm_;         // what the background thread waits for while there is nothing for it to do
   std::thread thread_;  // started with the first operation nobody waits for
 };
 

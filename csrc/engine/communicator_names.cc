@@ -13,7 +13,6 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   operation->phases.on = timeline_->on();
   operation->phases.enter(Phase::kQueue);
   make_names();
-  bool had_work = false;
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
@@ -22,20 +21,14 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
                           ": an operation of this kind and name is still under way on this rank. Wait for it first "
                           "(dcoll.synchronize), or give each operation in flight a name of its own.");
     }
-    had_work = pending_.load();
     inbox_.push_back(operation);
     pending_.store(true);
   }
-  // The other ranks hear of it at once, from this thread: then nobody need be woken for it.
-  if (drive_mutex_.try_lock()) {
-    const std::lock_guard lock(drive_mutex_, std::adopt_lock);
-    bool moved = false;
-    take_inbox();
-    exchange_names(moved);
+  if (!operation->request.is_small()) {
+    hand_over(Wake::kNow);
   } else {
-    members_.transport->wake();
+    begin_here();
   }
-  if (!had_work) hand_over(kInAMoment);
   return operation;
 }
 
@@ -106,6 +99,7 @@ void Communicator::watch_names(Clock::time_point now) {
   const double limit = settings_.timeout_s + (members_.rank == 0 ? 0 : 1);
   for (const auto& [id, operation] : names_->waiting()) {
     const double idle = seconds_between(operation->last_moved, now);
+    watch_stall(*operation, idle, names_->waits_for(id));
     if (idle > limit) throw TimeoutError(stall_text(*operation, idle, names_->waits_for(id)));
   }
 }

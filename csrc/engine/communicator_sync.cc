@@ -9,7 +9,8 @@
 namespace dcoll {
 
 // Drive lock held.
-bool Communicator::may_run_on_the_spot() const {
+bool Communicator::may_run_on_the_spot() {
+  if (alert_.load(std::memory_order_relaxed) && !pending_.load()) stand_back();
   return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
 }
 

@@ -68,6 +68,10 @@ struct Request {
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings
 
+  // So little that moving it takes no longer than telling another thread.
+  bool is_small() const { return count * row_elems <= kSmall; }
+  static constexpr size_t kSmall = size_t{16} << 10;
+
   // Throws ArgumentError for what can never work, before anything is sent.
   void validate(int size) const;
   // What must be the same on every rank.
@@ -87,7 +91,9 @@ struct Operation {
   bool started = false;
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
-  Phases phases{false};          // for the timeline
+  // DCOLL_STALL_CHECK_TIME has passed, and somebody has said so. Flags alone; the text is made under the drive lock.
+  std::atomic<bool> stalled{false}, stall_told{false};
+  Phases phases{false};  // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out

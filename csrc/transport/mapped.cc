@@ -246,6 +246,20 @@ void MappedTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
   own.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void MappedTransport::doze(uint32_t ticket, std::chrono::microseconds limit) {
+  RegionHeader& own = world_->header(rank());
+  const uint32_t doorbell = own.doorbell.load(std::memory_order_seq_cst);
+  if (signals() == ticket) futex_wait(own.doorbell, doorbell, limit);
+}
+
+// As a sleeper in wait() does: registered first, then the caller looks whether anything happened.
+bool MappedTransport::alert(bool on) {
+  const uint32_t change = on ? 1 : ~uint32_t{0};
+  world_->header(rank()).sleepers.fetch_add(change, std::memory_order_seq_cst);
+  if (group_ != nullptr) group_->sleepers.fetch_add(change, std::memory_order_seq_cst);
+  return true;
+}
+
 void MappedTransport::wake() { world_->regions[static_cast<size_t>(rank())]->ring(); }
 
 // ---- Failures ----

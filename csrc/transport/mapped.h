@@ -95,6 +95,8 @@ class MappedTransport final : public Transport {
   uint32_t prepare_wait() override;
   void wait(uint32_t ticket, std::chrono::microseconds limit) override;
   void wake() override;
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override;
+  bool alert(bool on) override;
 
   void check_peers() override;
   void post_failure(const std::string& text) override;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/futex.h"
 #include "transport/mpi_events.h"
 #include "transport/mpi_notices.h"
 #include "transport/mpi_requests.h"
@@ -58,6 +59,8 @@ class MpiTransport final : public Transport {
   void wait(uint32_t ticket, microseconds limit) override;
   bool sleeps_well() const override { return events_.any() && trust_.earned(); }
   void wake() override;
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override;
+  bool alert(bool) override { return false; }
   // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports; a silent death is
   // found by the engine's deadline, or by mpirun, which ends the job.
   void check_peers() override {}
@@ -343,6 +346,11 @@ void MpiTransport::wait(uint32_t ticket, microseconds limit) {
 void MpiTransport::wake() {
   wakes_.fetch_add(1, std::memory_order_release);
   events_.wake();
+  futex_wake_all(wakes_);
+}
+
+void MpiTransport::doze(uint32_t ticket, microseconds limit) {
+  futex_wait(wakes_, ticket, limit);
 }
 
 void MpiTransport::post_failure(const std::string& text) {

@@ -107,6 +107,8 @@ class Router final : public Transport {
   void wake() override {
     for_each([](Transport& medium) { medium.wake(); });
   }
+  void doze(uint32_t ticket, microseconds limit) override { sleeps_on_->doze(ticket, limit); }
+  bool alert(bool on) override { return sleeps_on_->alert(on) && !remote_used_; }
 
   void check_peers() override {
     for_each([](Transport& medium) { medium.check_peers(); });

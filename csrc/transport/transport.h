@@ -92,6 +92,13 @@ class Transport {
   // Ends a wait() of this rank's from another thread of this process. Needs no lock.
   virtual void wake() = 0;
 
+  // The sleep of a thread with nothing to do: until wake(), or `limit` passed; peers' actions do not end it, and need
+  // not pay for waking anybody, but while alert(true) holds. alert() returns false where peers cannot wake a thread.
+  // Needs no lock. As with wait(), look between prepare_wait() and doze(); and after alert(true), for what happened
+  // before.
+  virtual void doze(uint32_t ticket, std::chrono::microseconds limit) = 0;
+  virtual bool alert(bool on) = 0;
+
   // Throws PeerError if a peer is known to be gone (its process ended, its socket closed). Called rarely (~10 times/s
   // while waiting).
   virtual void check_peers() = 0;

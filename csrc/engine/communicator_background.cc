@@ -1,0 +1,84 @@
+// The background thread of a communicator, and when it is woken: as rarely as can be, for it shares its core with the
+// thread that submits and computes. Waking it and being interrupted by it costs that thread 40 us and more, which most
+// asynchronous operations are finished in.
+//
+// So a small operation is entered by the thread that submits it: its peers need nothing more of this rank for now, and
+// what is left to do comes with what they do. If the caller waits meanwhile, as it mostly does, it drives. If not, the
+// next peer that acts wakes the background thread (Transport::alert), for then there is something to do.
+#include "engine/communicator.h"
+#include "engine/cores.h"
+
+namespace dcoll {
+namespace {
+
+constexpr auto kIdleSleep = std::chrono::seconds(1);  // after this, what is pending is looked at in any case
+
+}  // namespace
+
+// Begins what is pending on this thread, and leaves the rest to the background thread, unless somebody waits.
+void Communicator::begin_here() {
+  if (!drive_mutex_.try_lock()) return hand_over(Wake::kNow);  // whoever drives may not have seen it
+  bool moved = false;
+  step(moved);
+  drive_mutex_.unlock();
+  if (!pending_.load() || waiters_.load() > 0) return;
+  hand_over(Wake::kByPeers);
+}
+
+void Communicator::hand_over(Wake wake) {
+  if (!has_thread_) {
+    const std::lock_guard lock(inbox_mutex_);
+    if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
+    wake = Wake::kNow;  // what peers did before it sleeps for the first time does not wake it
+  }
+  if (!alert_.exchange(true)) peers_wake_ = members_.transport->alert(true);
+  if (wake == Wake::kNow || !peers_wake_) {
+    background_wanted_.store(true);
+    return members_.transport->wake();
+  }
+  // What a peer did before the alert wakes nobody.
+  bool moved = false;
+  {
+    const std::lock_guard lock(drive_mutex_);
+    step(moved);
+  }
+  if (moved && pending_.load()) hand_over(Wake::kNow);
+}
+
+// Somebody else drives from now on.
+void Communicator::stand_back() {
+  background_turn_.store(false);
+  if (alert_.exchange(false)) members_.transport->alert(false);
+}
+
+// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
+void Communicator::bind_background_thread() const {
+  if (settings_.thread_affinity.empty()) return;
+  const int core = settings_.thread_affinity.front();
+  if (const std::string error = bind_this_thread(core); !error.empty()) {
+    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
+                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
+  }
+}
+
+void Communicator::background() {
+  bind_background_thread();
+  while (!stop_) {
+    const uint32_t ticket = members_.transport->prepare_wait();
+    if (!background_wanted_.exchange(false) && !stop_) members_.transport->doze(ticket, kIdleSleep);
+    if (pending_.load() && waiters_.load() == 0) {
+      stand_back();
+      background_turn_.store(true);
+      drive(stop_, Spin::kNever, Clock::time_point::max());
+    }
+  }
+}
+
+void Communicator::stop_background() {
+  stop_ = true;
+  if (!alert_.exchange(true)) members_.transport->alert(true);
+  members_.transport->wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace dcoll

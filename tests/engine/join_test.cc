@@ -1,0 +1,130 @@
+// A rank that joined takes part in the others' all-reduces without changing them, in order and by name.
+#include <limits>
+
+#include "base/error.h"
+#include "rank_threads.h"
+#include "support/check.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+int join(Communicator& comm) {
+  const auto operation = comm.submit_join("others go on");
+  comm.wait(*operation);
+  return static_cast<int>(operation->counts.at(0));
+}
+
+template <typename T>
+void reduce(Communicator& comm, std::vector<T>& x, DType dtype, ReduceOp op, bool by_name) {
+  Request request{.kind = Kind::kAllReduce,
+                  .in = x.data(),
+                  .out = x.data(),
+                  .count = x.size(),
+                  .dtype = dtype,
+                  .op = op,
+                  .name = by_name ? "x" : ""};
+  comm.wait(*(by_name ? comm.submit_by_name(request) : comm.submit(request)));
+}
+
+const auto kWorlds = {test_settings(), without_shared_memory()};
+
+// Rank r has r + 1 steps, of sizes on every path.
+void uneven_steps(Communicator& comm, bool by_name) {
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (int step = 0; step <= comm.rank(); ++step) {
+      for (const size_t count : {size_t{1}, size_t{3000}, size_t{50000}}) {
+        std::vector<float> x(count, 2.0f);
+        reduce(comm, x, DType::kFloat32, ReduceOp::kSum, by_name);
+        for (const float v : x) CHECK_EQ(v, 2.0f * static_cast<float>(comm.size() - step));
+        x.assign(count, static_cast<float>(comm.size()));
+        reduce(comm, x, DType::kFloat32, ReduceOp::kAverage, by_name);
+        for (const float v : x) CHECK_EQ(v, static_cast<float>(comm.size() - step));
+      }
+    }
+    CHECK_EQ(join(comm), comm.size() - 1);
+  }
+  std::vector<float> x(5, 1.0f);
+  reduce(comm, x, DType::kFloat32, ReduceOp::kSum, by_name);
+  CHECK_EQ(x[4], static_cast<float>(comm.size()));
+}
+
+}  // namespace
+
+TEST(uneven_steps_in_order_and_by_name) {
+  for (const Settings& settings : kWorlds) {
+    for (const int n : {1, 2, 4}) {
+      for (const bool by_name : {false, true}) {
+        run_ranks(n, settings, [&](Communicator& comm) { uneven_steps(comm, by_name); });
+      }
+    }
+  }
+}
+
+// Rank 0 decides the order of names, so it must do so while it is joined too; of two that join last, the highest
+// counts.
+TEST(rank_0_joins_first) {
+  for (const Settings& settings : kWorlds) {
+    run_ranks(3, settings, [](Communicator& comm) {
+      for (int step = 0; comm.rank() > 0 && step < 3; ++step) {
+        std::vector<float> x(10, 1.0f);
+        reduce(comm, x, DType::kFloat32, ReduceOp::kSum, step == 1);
+        CHECK_EQ(x[9], 2.0f);
+      }
+      CHECK_EQ(join(comm), 2);
+    });
+  }
+}
+
+TEST(no_operator_is_changed) {
+  run_ranks(2, [](Communicator& comm) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      if (comm.rank() == 0) {
+        std::vector<int32_t> ints(3, -5);
+        reduce(comm, ints, DType::kInt32, op, false);
+        CHECK_EQ(ints[2], -5);
+        std::vector<double> doubles(3, -5);
+        reduce(comm, doubles, DType::kFloat64, op, false);
+        CHECK_EQ(doubles[2], -5.0);
+        std::vector<uint8_t> bytes(3, 1);
+        reduce(comm, bytes, DType::kBool, op, false);
+        CHECK_EQ(bytes[2], uint8_t{1});
+      }
+      join(comm);
+    }
+  });
+}
+
+TEST(other_collectives_are_errors_and_the_job_goes_on) {
+  for (const Settings& settings : kWorlds) {
+    run_ranks(3, settings, [](Communicator& comm) {
+      if (comm.rank() != 1) {
+        float x = 1;
+        CHECK_THROWS(run(comm, {.kind = Kind::kBroadcast, .in = &x, .out = &x, .count = 4, .name = "w"}), JoinedError,
+                     "rank 1 called join");
+        CHECK_THROWS(run(comm, {.kind = Kind::kBarrier}), JoinedError, "ranks 0, 2 called barrier; rank 1 called join");
+        run(comm, {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1});
+        CHECK_EQ(x, 2.0f);
+      }
+      join(comm);
+      run(comm, {.kind = Kind::kBarrier});
+    });
+  }
+}
+
+TEST(a_stall_ends_the_job_when_so_configured) {
+  Settings settings = test_settings();
+  settings.stall_check_disable = false;
+  settings.stall_check_time_s = 0.1;
+  settings.stall_shutdown_time_s = 0.3;
+  for (const bool by_name : {false, true}) {
+    auto world = connect_threads(2, settings);
+    std::vector<float> x(1, 1.0f);
+    CHECK_THROWS(reduce(*world[0], x, DType::kFloat32, ReduceOp::kSum, by_name), TimeoutError,
+                 "waiting for rank 1 of 2");
+    CHECK_THROWS(run(*world[1], {.kind = Kind::kBarrier}), TimeoutError, "DCOLL_STALL_SHUTDOWN_TIME");
+  }
+}
+
+TEST_MAIN
