@@ -1,16 +1,16 @@
 #include "engine/collective.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
-#include <map>
 
 #include "base/error.h"
 #include "engine/adasum.h"
 #include "engine/executor.h"
 #include "engine/hierarchical_agreement.h"
 #include "engine/hierarchical_all_reduce.h"
+#include "engine/join.h"
+#include "engine/mismatch.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -50,6 +50,15 @@ const std::string& Fabric::fastest_all_reduce(size_t bytes) {
   return known;
 }
 
+// All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
+void Fabric::connect_slots() {
+  board = std::make_unique<Board>(*window);
+  slots = std::make_unique<Slots>(window, *board);
+  all_reduce = std::make_unique<NodeAllReduce>(*board, *slots);
+  pull_slots = std::make_unique<PullSlots>(window, *board);
+  slots_posted = board->post({.offset_in = pull_slots->own_offset(), .value = slots->own_offset()});
+}
+
 namespace {
 
 ReduceJob job_of(const ReduceCall& call, int size) {
@@ -68,52 +77,6 @@ void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phase
   phases.enter(Phase::kPack);
   all_reduce.enter(job, fingerprint);
   phases.enter(Phase::kAgree);
-}
-
-// An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
-// needed (sizes of ragged collectives between nodes, the report of a mismatch).
-struct RecordExchange {
-  RecordExchange(Fabric& fabric, const void* mine, size_t bytes)
-      : own(static_cast<const std::byte*>(mine), static_cast<const std::byte*>(mine) + bytes),
-        all(bytes * fabric.size),
-        executor(*fabric.transport, fabric.schedule(Collective::kAllGather, "ring", 0),
-                 {.input = own.data(),
-                  .output = all.data(),
-                  .input_layout = Layout::even(bytes, 1),
-                  .output_layout = Layout::even(bytes * fabric.size, fabric.size)},
-                 fabric.slice_bytes) {}
-  std::vector<std::byte> own, all;
-  Executor executor;
-};
-
-constexpr size_t kDescriptionBytes = 256;
-
-std::array<char, kDescriptionBytes> description_record(const Request& request) {
-  std::array<char, kDescriptionBytes> record{};
-  const std::string text = request.describe();
-  std::memcpy(record.data(), text.data(), std::min(text.size(), kDescriptionBytes - 1));
-  return record;
-}
-
-std::string join_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
-
-std::string mismatch_text(const std::vector<std::byte>& records, int size) {
-  std::map<std::string, std::vector<int>> callers;
-  for (int rank = 0; rank < size; ++rank) {
-    callers[reinterpret_cast<const char*>(records.data() + rank * kDescriptionBytes)].push_back(rank);
-  }
-  std::vector<std::pair<std::vector<int>, std::string>> by_rank;
-  for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what);
-  std::sort(by_rank.begin(), by_rank.end());
-  std::string text = "The ranks called different collectives: ";
-  for (size_t i = 0; i < by_rank.size(); ++i) {
-    text += (i ? "; " : "") + join_ranks(by_rank[i].first) + " called " + by_rank[i].second;
-  }
-  return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
 }
 
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
@@ -209,6 +172,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     }
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       break;
   }
   if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
@@ -285,12 +249,14 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     equal = everybody.equal();
   }
   if (!equal) {
-    const auto record = description_record(r);
-    RecordExchange calls(f, record.data(), record.size());
-    co_await calls.executor;
-    throw MismatchError(mismatch_text(calls.all, f.size));
+    Mismatch calls(f, r);
+    co_await calls.exchange();
+    Nested rest(calls.resolve(f, op));
+    co_await rest;
+    co_return;
   }
-  if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown) co_return;
+  if (r.kind == Kind::kJoin) op.counts = {f.size};  // all have joined
+  if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown || r.kind == Kind::kJoin) co_return;
 
   if (pulls) {
     op.phases.enter(Phase::kMove);
@@ -345,6 +311,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
+}
+
+Task start_collective(Fabric& fabric, Operation& operation) {
+  const Request& r = operation.request;
+  return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
+                                                       : run_collective(fabric, operation);
 }
 
 bool pulls_now(const Fabric& fabric, const Request& request) {

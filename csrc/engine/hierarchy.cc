@@ -90,7 +90,8 @@ const Hierarchy::Between& Hierarchy::between(size_t bytes) {
   if (known.schedule != nullptr) return known;
   plan::Choice choice = plan::select(plan::Collective::kAllReduce, rounded, links_, slice_bytes_);
   std::vector<plan::Schedule> all = plan::build_all(*choice.algorithm, links_.num_ranks);
-  for (const plan::Schedule& one : all) known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
+  for (const plan::Schedule& one : all)
+    known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
   known.schedule = std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
   known.why = std::move(choice.why);
   return known;

@@ -24,6 +24,8 @@ std::string_view kind_name(Kind kind) {
       return "barrier";
     case Kind::kShutdown:
       return "shutdown";
+    case Kind::kJoin:
+      return "join";
   }
   return "?";
 }
@@ -131,6 +133,7 @@ uint64_t ReduceCall::fingerprint() const {
 }
 
 uint64_t Request::fingerprint() const {
+  if (stands_for != 0) return stands_for;
   Fingerprint print;
   if (kind == Kind::kAllReduce) {
     if (splits.empty()) return reduce_call().fingerprint();
@@ -159,6 +162,7 @@ size_t Request::bytes() const {
       return count * row_elems;
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       return 0;
   }
   return 0;
@@ -185,6 +189,7 @@ std::string Request::describe() const {
       break;
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       return text;
   }
   if (reduces(kind) && !algo.empty()) text += ", algo " + algo;
