@@ -100,7 +100,8 @@ class TimelineSpan {
   TimelineSpan(Timeline& timeline, std::string_view track, std::string_view name, uint64_t bytes)
       : timeline_(timeline), track_(track), name_(name), bytes_(bytes), begin_ns_(timeline.on() ? now_ns() : 0) {}
   ~TimelineSpan() {
-    if (begin_ns_ != 0) [[unlikely]] timeline_.span(track_, name_, begin_ns_, now_ns(), bytes_);
+    if (begin_ns_ != 0) [[unlikely]]
+      timeline_.span(track_, name_, begin_ns_, now_ns(), bytes_);
   }
   TimelineSpan(const TimelineSpan&) = delete;
   TimelineSpan& operator=(const TimelineSpan&) = delete;
