@@ -238,6 +238,7 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
     try {
       wait(*bucket.operation);
       if (bucket.compressed()) {
+        const TimelineSpan span(comm_->timeline(), bucket.name, "unpack", bucket.memory->bytes());
         kernels::cast(bucket.memory->data(), bucket.dtype, bucket.wire->data(), bucket.wire_dtype, bucket.flags_offset);
       }
     } catch (const Error&) {
