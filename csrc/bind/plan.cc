@@ -34,6 +34,7 @@ py::dict to_dict(const plan::Step& step, uint32_t send_channel) {
   dict["src_chunk"] = step.src_chunk;
   dict["dst"] = std::string(plan::buffer_name(step.dst));
   dict["chunk"] = step.chunk;
+  dict["count"] = step.count;
   dict["receives_from"] = plan::receives(step.op) ? py::object(py::int_(step.peer)) : py::none();
   dict["sends_to"] = plan::sends(step.op) ? py::object(py::int_(plan::destination(step))) : py::none();
   dict["send_channel"] = plan::sends(step.op) ? py::object(py::int_(send_channel)) : py::none();

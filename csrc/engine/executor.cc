@@ -17,10 +17,12 @@ Executor::Executor(Transport& transport, std::shared_ptr<const plan::Schedule> s
       schedule_(std::move(schedule)),
       binding_(std::move(binding)),
       elem_bytes_(dtype_bytes(binding_.dtype)),
-      slice_elems_(std::max<size_t>(1, slice_bytes / elem_bytes_)),
+      // A range of slices is one message.
+      slice_elems_(std::max<size_t>(1, slice_bytes / elem_bytes_ / schedule_->longest_range)),
       rounds_((std::max(binding_.input_layout.longest(), binding_.output_layout.longest()) + slice_elems_ - 1) /
               slice_elems_),
       channels_(schedule_->channels.size()) {
+  if (schedule_->work) work_ = std::make_unique_for_overwrite<std::byte[]>(binding_.input_layout.total() * elem_bytes_);
   for (size_t c = 0; c < channels_.size(); ++c) {
     const plan::Channel& program = schedule_->channels[c];
     ChannelState& state = channels_[c];
@@ -44,7 +46,7 @@ bool Executor::run_channel(int channel, bool& moved) {
   const plan::Channel& program = schedule_->channels[channel];
   while (!finished(state.at)) {
     const Step& step = program.steps[state.at.step];
-    const size_t bytes = slice(step, state.at.round).len * elem_bytes_;
+    const size_t bytes = range_bytes(step, state.at.round);
     if (bytes > 0) {  // both sides know when a slice is empty; then nothing is sent
       post_receives(channel);
       if (!run_step(channel, step, state, bytes)) return false;
@@ -59,31 +61,43 @@ bool Executor::run_channel(int channel, bool& moved) {
 bool Executor::run_step(int channel, const Step& step, ChannelState& state, size_t bytes) {
   switch (step.op) {
     case StepOp::kSend:
-      return run_send(state, source(state, step), step.peer, bytes);
+      return run_send(state, step.src, step.src_chunk, step, bytes);
     case StepOp::kRecv:
     case StepOp::kRecvReduce:
-      return receive_into(channel, step, state, bytes);
+      return receive_into(channel, step, state);
     case StepOp::kRecvSend:
     case StepOp::kRecvReduceSend:
       if (step.dst == BufferId::kNone) return run_fused_forward(channel, step, state, bytes);
       if (!state.reduced) {
-        if (!receive_into(channel, step, state, bytes)) return false;
+        if (!receive_into(channel, step, state)) return false;
         state.reduced = true;
       }
-      if (!run_send(state, target(state, step), step.to, bytes)) return false;
+      if (!run_send(state, step.dst, step.chunk, step, bytes)) return false;
       state.reduced = false;
       return true;
     case StepOp::kCopy:
     case StepOp::kReduce:
-      return run_local(step, state, bytes);
+      return run_local(step, state);
   }
   return false;
 }
 
-bool Executor::run_send(const ChannelState& state, const std::byte* data, int to, size_t bytes) {
-  if (!transport_.post_send(to, state.send_on, data, bytes)) return false;
-  const uint64_t ticket = transport_.posted(to, state.send_on);
-  if (transport_.sent(to, state.send_on) < ticket) pins_.push_back({data, bytes, to, state.send_on, ticket});
+bool Executor::run_send(const ChannelState& state, BufferId buffer, uint32_t chunk, const Step& step, size_t bytes) {
+  const int to = plan::destination(step);
+  if (const std::byte* data = in_one_piece(state, buffer, chunk, step.count)) {
+    if (!transport_.post_send(to, state.send_on, data, bytes)) return false;
+    const uint64_t ticket = transport_.posted(to, state.send_on);
+    if (transport_.sent(to, state.send_on) < ticket) pins_.push_back({data, bytes, to, state.send_on, ticket});
+    return true;
+  }
+  std::byte* room = transport_.acquire_send(to, state.send_on, bytes);
+  if (room == nullptr) return false;
+  for (uint32_t part = 0; part < step.count; ++part) {
+    const size_t len = part_bytes(step, part, state.at.round);
+    if (len > 0) std::memcpy(room, locate(state, buffer, chunk + part), len);
+    room += len;
+  }
+  transport_.commit_send(to, state.send_on);
   return true;
 }
 
@@ -93,11 +107,11 @@ bool Executor::run_fused_forward(int channel, const Step& step, const ChannelSta
   if (room == nullptr) return false;
   const std::byte* message = transport_.front(step.peer, channel);
   if (message == nullptr) return false;
-  if (step.op == StepOp::kRecvReduceSend) {
-    kernels::reduce2(room, source(state, step), message, bytes / elem_bytes_, binding_.dtype, binding_.op,
-                     step.finalize ? binding_.postscale : 1.0);
-  } else {
-    std::memcpy(room, message, bytes);
+  for (uint32_t part = 0; part < step.count; ++part) {
+    const size_t len = part_bytes(step, part, state.at.round);
+    if (len > 0) combine(room, state, step, part, message, len);
+    room += len;
+    message += len;
   }
   transport_.commit_send(step.to, state.send_on);
   transport_.pop(step.peer, channel);
@@ -105,33 +119,46 @@ bool Executor::run_fused_forward(int channel, const Step& step, const ChannelSta
 }
 
 // The receiving half of a step: the message, combined with src where the step reduces, is stored to dst.
-bool Executor::receive_into(int channel, const Step& step, const ChannelState& state, size_t bytes) {
-  std::byte* dst = target(state, step);
-  if (!may_write(dst, bytes)) return false;
+bool Executor::receive_into(int channel, const Step& step, const ChannelState& state) {
+  if (!may_write_range(state, step)) return false;
   const std::byte* message = transport_.front(step.peer, channel);
   if (message == nullptr) return false;
-  if (plan::reduces(step.op)) {
-    kernels::reduce2(dst, source(state, step), message, bytes / elem_bytes_, binding_.dtype, binding_.op,
-                     step.finalize ? binding_.postscale : 1.0);
-  } else if (message != dst) {
-    std::memcpy(dst, message, bytes);
+  for (uint32_t part = 0; part < step.count; ++part) {
+    const size_t len = part_bytes(step, part, state.at.round);
+    if (len > 0) combine(target(state, step, part), state, step, part, message, len);
+    message += len;
   }
   transport_.pop(step.peer, channel);
   return true;
 }
 
-bool Executor::run_local(const Step& step, const ChannelState& state, size_t bytes) {
-  std::byte* dst = target(state, step);
-  if (!may_write(dst, bytes)) return false;
-  const std::byte* src = source(state, step);
-  const size_t count = bytes / elem_bytes_;
+// One slice of a message, reduced with src where the step says so, to its place.
+void Executor::combine(std::byte* to, const ChannelState& state, const Step& step, uint32_t part,
+                       const std::byte* message, size_t bytes) const {
+  if (plan::reduces(step.op)) {
+    const std::byte* own = source(state, step, part);
+    kernels::reduce2(to, step.message_first ? message : own, step.message_first ? own : message, bytes / elem_bytes_,
+                     binding_.dtype, binding_.op, step.finalize ? binding_.postscale : 1.0);
+  } else if (message != to) {
+    std::memcpy(to, message, bytes);
+  }
+}
+
+bool Executor::run_local(const Step& step, const ChannelState& state) {
+  if (!may_write_range(state, step)) return false;
   const double scale = step.finalize ? binding_.postscale : 1.0;
-  if (step.op == StepOp::kReduce) {
-    kernels::reduce2(dst, dst, src, count, binding_.dtype, binding_.op, scale);
-  } else if (scale != 1.0) {
-    kernels::scale(dst, src, count, binding_.dtype, scale);
-  } else if (src != dst) {
-    std::memcpy(dst, src, bytes);
+  for (uint32_t part = 0; part < step.count; ++part) {
+    std::byte* dst = target(state, step, part);
+    const std::byte* src = source(state, step, part);
+    const size_t len = part_bytes(step, part, state.at.round), count = len / elem_bytes_;
+    if (len == 0) continue;
+    if (step.op == StepOp::kReduce) {
+      kernels::reduce2(dst, dst, src, count, binding_.dtype, binding_.op, scale);
+    } else if (scale != 1.0) {
+      kernels::scale(dst, src, count, binding_.dtype, scale);
+    } else if (src != dst) {
+      std::memcpy(dst, src, len);
+    }
   }
   return true;
 }
@@ -147,11 +174,12 @@ void Executor::post_receives(int channel) {
   if (before(state.posted, state.at)) state.posted = state.at;
   for (int ahead = 0; ahead < kReceivesAhead && !finished(state.posted); ++ahead) {
     const Step& step = program.steps[state.posted.step];
-    const size_t bytes = plan::receives(step.op) ? slice(step, state.posted.round).len * elem_bytes_ : 0;
+    const size_t bytes = plan::receives(step.op) ? range_bytes(step, state.posted.round) : 0;
     if (bytes > 0) {
       const bool current = !before(state.at, state.posted);
       const bool store = current && step.op == StepOp::kRecv && step.dst != BufferId::kNone;
-      std::byte* dst = store ? target(state, step) : nullptr;  // current, so state.at is its round
+      // Current, so state.at is its round.
+      auto* dst = store ? const_cast<std::byte*>(in_one_piece(state, step.dst, step.chunk, step.count)) : nullptr;
       if (dst != nullptr && !may_write(dst, bytes)) return;
       if (!transport_.post_recv(step.peer, channel, dst, bytes)) return;
     }
@@ -170,9 +198,19 @@ void Executor::next(Cursor& cursor, const plan::Channel& program) {
 bool Executor::finished(const Cursor& cursor) const { return cursor.round >= rounds_; }
 
 // The slice that determines how much a step moves (schedule.h, "Length").
-ChunkRange Executor::slice(const Step& step, size_t round) const {
-  if (step.src != BufferId::kNone) return slice(step.src, step.src_chunk, round);
-  return slice(step.dst == BufferId::kNone ? BufferId::kOutput : step.dst, step.chunk, round);
+ChunkRange Executor::slice(const Step& step, uint32_t part, size_t round) const {
+  if (step.src != BufferId::kNone) return slice(step.src, step.src_chunk + part, round);
+  return slice(step.dst == BufferId::kNone ? BufferId::kOutput : step.dst, step.chunk + part, round);
+}
+
+size_t Executor::part_bytes(const Step& step, uint32_t part, size_t round) const {
+  return slice(step, part, round).len * elem_bytes_;
+}
+
+size_t Executor::range_bytes(const Step& step, size_t round) const {
+  size_t bytes = 0;
+  for (uint32_t part = 0; part < step.count; ++part) bytes += part_bytes(step, part, round);
+  return bytes;
 }
 
 ChunkRange Executor::slice(BufferId buffer, uint32_t chunk, size_t round) const {
@@ -180,13 +218,31 @@ ChunkRange Executor::slice(BufferId buffer, uint32_t chunk, size_t round) const 
   return (output ? binding_.output_layout : binding_.input_layout).slice(chunk, round, slice_elems_);
 }
 
-const std::byte* Executor::source(const ChannelState& state, const Step& step) const {
-  return locate(state, step.src, step.src_chunk);
+const std::byte* Executor::source(const ChannelState& state, const Step& step, uint32_t part) const {
+  return locate(state, step.src, step.src_chunk + part);
 }
 
-std::byte* Executor::target(const ChannelState& state, const Step& step) const {
+std::byte* Executor::target(const ChannelState& state, const Step& step, uint32_t part) const {
   // dst is never the input (verify() rejects such schedules), so nothing const is written through this.
-  return const_cast<std::byte*>(locate(state, step.dst, step.chunk));
+  return const_cast<std::byte*>(locate(state, step.dst, step.chunk + part));
+}
+
+const std::byte* Executor::in_one_piece(const ChannelState& state, BufferId buffer, uint32_t chunk,
+                                        uint32_t count) const {
+  if (count == 1) return locate(state, buffer, chunk);
+  const std::byte* begin = nullptr;
+  size_t end = 0;
+  for (uint32_t part = 0; part < count; ++part) {
+    const ChunkRange range = slice(buffer, chunk + part, state.at.round);
+    if (range.len == 0) continue;
+    if (begin == nullptr) {
+      begin = locate(state, buffer, chunk + part);
+    } else if (range.begin != end) {
+      return nullptr;
+    }
+    end = range.begin + range.len;
+  }
+  return begin;
 }
 
 const std::byte* Executor::locate(const ChannelState& state, BufferId buffer, uint32_t chunk) const {
@@ -198,6 +254,8 @@ const std::byte* Executor::locate(const ChannelState& state, BufferId buffer, ui
       return binding_.output + slice(buffer, chunk, round).begin * elem_bytes_;
     case BufferId::kScratch:
       return state.scratch.get();
+    case BufferId::kWork:
+      return work_.get() + slice(buffer, chunk, round).begin * elem_bytes_;
     case BufferId::kNone:
       return nullptr;
   }
@@ -214,6 +272,13 @@ bool Executor::may_write(const std::byte* begin, size_t bytes) {
     }
     if (begin < pin.begin + pin.bytes && pin.begin < begin + bytes) return false;
     ++i;
+  }
+  return true;
+}
+
+bool Executor::may_write_range(const ChannelState& state, const Step& step) {
+  for (uint32_t part = 0; part < step.count; ++part) {
+    if (!may_write(target(state, step, part), part_bytes(step, part, state.at.round))) return false;
   }
   return true;
 }

@@ -57,20 +57,28 @@ class Executor final : public Pollable {
 
   bool run_channel(int channel, bool& moved);
   bool run_step(int channel, const plan::Step& step, ChannelState& state, size_t bytes);
-  bool run_send(const ChannelState& state, const std::byte* data, int to, size_t bytes);
+  bool run_send(const ChannelState& state, plan::BufferId buffer, uint32_t chunk, const plan::Step& step, size_t bytes);
   bool run_fused_forward(int channel, const plan::Step& step, const ChannelState& state, size_t bytes);
-  bool receive_into(int channel, const plan::Step& step, const ChannelState& state, size_t bytes);
-  bool run_local(const plan::Step& step, const ChannelState& state, size_t bytes);
+  bool receive_into(int channel, const plan::Step& step, const ChannelState& state);
+  bool run_local(const plan::Step& step, const ChannelState& state);
   void post_receives(int channel);
   static void next(Cursor& cursor, const plan::Channel& program);
   bool finished(const Cursor& cursor) const;
 
-  ChunkRange slice(const plan::Step& step, size_t round) const;
+  // Part `part` of a step's range: how long it is, and where.
+  ChunkRange slice(const plan::Step& step, uint32_t part, size_t round) const;
   ChunkRange slice(plan::BufferId buffer, uint32_t chunk, size_t round) const;
-  const std::byte* source(const ChannelState& state, const plan::Step& step) const;
-  std::byte* target(const ChannelState& state, const plan::Step& step) const;
+  size_t range_bytes(const plan::Step& step, size_t round) const;
+  size_t part_bytes(const plan::Step& step, uint32_t part, size_t round) const;
+  const std::byte* source(const ChannelState& state, const plan::Step& step, uint32_t part) const;
+  std::byte* target(const ChannelState& state, const plan::Step& step, uint32_t part) const;
   const std::byte* locate(const ChannelState& state, plan::BufferId buffer, uint32_t chunk) const;
+  // The slices of a range where they lie end to end; else nullptr.
+  const std::byte* in_one_piece(const ChannelState& state, plan::BufferId buffer, uint32_t chunk, uint32_t count) const;
   bool may_write(const std::byte* begin, size_t bytes);
+  bool may_write_range(const ChannelState& state, const plan::Step& step);
+  void combine(std::byte* to, const ChannelState& state, const plan::Step& step, uint32_t part,
+               const std::byte* message, size_t bytes) const;
   bool pins_released();
 
   static constexpr int kReceivesAhead = 4;
@@ -81,6 +89,7 @@ class Executor final : public Pollable {
   size_t elem_bytes_;
   size_t slice_elems_;
   size_t rounds_;
+  std::unique_ptr<std::byte[]> work_;  // cut like the input; where the schedule uses it
   std::vector<ChannelState> channels_;
   std::vector<Pin> pins_;
 };

@@ -40,6 +40,8 @@ class Layout {
 
   size_t num_chunks() const { return chunks_.size(); }
   const ChunkRange& chunk(size_t c) const { return chunks_[c]; }
+  // Elements of all chunks.
+  size_t total() const { return chunks_.empty() ? 0 : chunks_.back().begin + chunks_.back().len; }
   size_t longest() const {
     size_t most = 0;
     for (const ChunkRange& c : chunks_) most = std::max(most, c.len);

@@ -26,18 +26,32 @@ std::string_view collective_name(Collective collective);
 // Throws ArgumentError listing the names when there is no such collective.
 Collective parse_collective(std::string_view name);
 
-Schedule ring_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels = 1);      // ring.cc
+// all-reduce
+Schedule ring_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels = 1);              // ring.cc
+Schedule tree_all_reduce(uint32_t n, uint32_t rank);                                         // tree.cc: double binary
+Schedule halving_doubling_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels = 1);  // halving_doubling.cc
+Schedule recursive_doubling_all_reduce(uint32_t n, uint32_t rank);                           // recursive_doubling.cc
+Schedule direct_all_reduce(uint32_t n, uint32_t rank);                                       // direct.cc: rank order
+// reduce-scatter
 Schedule ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t num_channels = 1);  // ring.cc
-Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels = 1);      // ring.cc
-Schedule tree_all_reduce(uint32_t n, uint32_t rank);                                 // tree.cc: double binary tree
-Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root);                   // tree.cc
-Schedule direct_all_reduce(uint32_t n, uint32_t rank);                               // direct.cc: rank-order reduction
-Schedule pairwise_all_to_all(uint32_t n, uint32_t rank);                             // pairwise.cc
+Schedule recursive_halving_reduce_scatter(uint32_t n, uint32_t rank);                // halving_doubling.cc
+Schedule direct_reduce_scatter(uint32_t n, uint32_t rank);                           // direct.cc: rank order
+// all-gather
+Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels = 1);  // ring.cc
+Schedule bruck_all_gather(uint32_t n, uint32_t rank);                            // halving_doubling.cc
+Schedule direct_all_gather(uint32_t n, uint32_t rank);                           // direct.cc
+// broadcast
+Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root);      // tree.cc: binary
+Schedule binomial_broadcast(uint32_t n, uint32_t rank, uint32_t root);  // broadcast.cc
+Schedule chain_broadcast(uint32_t n, uint32_t rank, uint32_t root);     // broadcast.cc
+// all-to-all
+Schedule pairwise_all_to_all(uint32_t n, uint32_t rank);  // pairwise.cc
+Schedule direct_all_to_all(uint32_t n, uint32_t rank);    // direct.cc
 
 // The registry: what DCOLL_ALGO and algo= accept, with the reason each exists.
 struct Algorithm {
   Collective collective;
-  std::string_view name;                                        // "ring", "tree", "direct", "pairwise"
+  std::string_view name;                                        // "ring", "tree", "halving_doubling"
   std::string_view reason;                                      // one line
   Schedule (*build)(uint32_t n, uint32_t rank, uint32_t root);  // root is ignored where there is none
 };

@@ -13,8 +13,8 @@ namespace dcoll::plan {
 namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
-// Once the pipeline is full every further round adds the same time: beyond kManyRounds, it is the difference between
-// that many and kFewRounds, both simulated.
+// Once the pipeline is full every further round adds the same time: beyond kManyRounds per lane, it is the difference
+// between that many and kFewRounds, both simulated.
 constexpr uint32_t kFewRounds = 2, kManyRounds = 5;
 
 // One direction of a node's link: a token bucket, kept as the moment at which its reserve will be whole again (GCRA).
@@ -93,8 +93,8 @@ class Simulation {
     const uint32_t base = number * kMaxScheduleChannels;
     for (const Step& step : channel.steps) {
       lane.in.push_back(receives(step.op) ? fifo(step.peer, schedule.rank, base + index) : kNone);
-      lane.out.push_back(
-          sends(step.op) ? fifo(schedule.rank, destination(step), base + send_channel(channel, index)) : kNone);
+      lane.out.push_back(sends(step.op) ? fifo(schedule.rank, destination(step), base + send_channel(channel, index))
+                                        : kNone);
       if (receives(step.op)) senders.insert(step.peer);
     }
     lanes_.push_back(std::move(lane));
@@ -131,8 +131,9 @@ class Simulation {
       fifos_[in].arrivals.pop_front();
       cpu += topology_.link(step.peer, lane.rank).overhead_us;
     }
-    if (reduces(step.op) || step.dst != BufferId::kNone) cpu += bytes_ * topology_.gamma_us_per_byte;
-    if (const uint32_t out = lane.out[lane.step]; out != kNone) post(lane.rank, destination(step), out, cpu);
+    const double bytes = bytes_ * step.count;
+    if (reduces(step.op) || step.dst != BufferId::kNone) cpu += bytes * topology_.gamma_us_per_byte;
+    if (const uint32_t out = lane.out[lane.step]; out != kNone) post(lane.rank, destination(step), out, bytes, cpu);
     lane.time = cpu;
     if (++lane.step == lane.steps->size()) {
       lane.step = 0;
@@ -140,9 +141,9 @@ class Simulation {
     }
   }
 
-  void post(uint32_t from, uint32_t to, uint32_t out, double& cpu) {
+  void post(uint32_t from, uint32_t to, uint32_t out, double bytes, double& cpu) {
     const LinkModel& link = topology_.link(from, to);
-    const double transfer = bytes_ * link.beta_us_per_byte, crowded = transfer * (1 + link.fan_in * fan_in_[to]);
+    const double transfer = bytes * link.beta_us_per_byte, crowded = transfer * (1 + link.fan_in * fan_in_[to]);
     cpu += link.overhead_us;
     double sent = 0.0;
     if (topology_.same_node(from, to)) {
@@ -151,7 +152,7 @@ class Simulation {
       const double reserve = link.burst_bytes * link.beta_us_per_byte;
       sent = leaves_[topology_.node_of_rank[from]].pass(cpu, transfer, reserve);
       sent = enters_[topology_.node_of_rank[to]].pass(sent, crowded, reserve);
-      sent += bytes_ * link.transit();
+      sent += bytes * link.transit();
     }
     Fifo& fifo = fifos_[out];
     fifo.arrivals.push_back(sent + link.alpha_us);
@@ -168,8 +169,8 @@ class Simulation {
   std::vector<Lane> lanes_;
   std::vector<Fifo> fifos_;
   std::unordered_map<uint64_t, uint32_t> fifo_ids_;
-  std::vector<double> fan_in_;     // per rank: senders beyond the first
-  std::vector<double> cpu_free_;   // per rank
+  std::vector<double> fan_in_;              // per rank: senders beyond the first
+  std::vector<double> cpu_free_;            // per rank
   std::vector<Direction> leaves_, enters_;  // per node: its link, both ways
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> ready_;
 };
@@ -182,8 +183,8 @@ double busiest_link_chunks(std::span<const Schedule> all_ranks, const Topology& 
     for (const Channel& channel : schedule.channels) {
       for (const Step& step : channel.steps) {
         if (!sends(step.op) || topology.same_node(schedule.rank, destination(step))) continue;
-        leaving[topology.node_of_rank[schedule.rank]] += 1;
-        entering[topology.node_of_rank[destination(step)]] += 1;
+        leaving[topology.node_of_rank[schedule.rank]] += step.count;
+        entering[topology.node_of_rank[destination(step)]] += step.count;
       }
     }
   }
@@ -206,11 +207,11 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
   if (bytes == 0) return 0.0;
   const double chunk_bytes = static_cast<double>(bytes) / chunks_of(all_ranks[0]);
   const auto chunk_whole = static_cast<uint64_t>(chunk_bytes);
-  const uint64_t rounds = std::max<uint64_t>(1, (chunk_whole + slice_bytes - 1) / slice_bytes);
+  const uint64_t slice = std::max<uint64_t>(1, slice_bytes / all_ranks[0].longest_range);
+  const uint64_t rounds = std::max<uint64_t>(1, (chunk_whole + slice - 1) / slice);
   const double message_bytes = chunk_bytes / static_cast<double>(rounds);
   auto simulate = [&](uint32_t some) { return Simulation(all_ranks, message_bytes, some, lanes, topology).run(); };
-  const double link_us =
-      busiest_link_chunks(all_ranks, topology) * chunk_bytes * topology.network.beta_us_per_byte;
+  const double link_us = busiest_link_chunks(all_ranks, topology) * chunk_bytes * topology.network.beta_us_per_byte;
   const uint32_t few_rounds = kFewRounds * lanes, many_rounds = kManyRounds * lanes;
   if (rounds <= many_rounds) return std::max(link_us, simulate(static_cast<uint32_t>(rounds)));
   const double many = simulate(many_rounds);
@@ -219,11 +220,11 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
 }
 
 double sent_share(const Schedule& schedule) {
-  size_t messages = 0;
+  size_t chunks = 0;
   for (const Channel& channel : schedule.channels) {
-    for (const Step& step : channel.steps) messages += sends(step.op) ? 1 : 0;
+    for (const Step& step : channel.steps) chunks += sends(step.op) ? step.count : 0;
   }
-  return static_cast<double>(messages) / chunks_of(schedule);
+  return static_cast<double>(chunks) / chunks_of(schedule);
 }
 
 }  // namespace dcoll::plan

@@ -13,10 +13,10 @@ namespace dcoll::plan {
 inline constexpr uint64_t kDefaultSliceBytes = 256 << 10;
 
 // Microseconds until the last rank is done. `bytes`: the larger of a rank's input and output. slice_bytes: the longest
-// message. A rank is one CPU that serves its channels in the order in which their steps become possible. lanes: how many
-// rounds the engine has under way on each channel. The call is taken for one of many in a row, as in training: reserves
-// of the links (topology.h) are there for its first bytes, and cannot grow faster than the links carry.
-// Throws ArgumentError when topology and schedules differ in the number of ranks, or the schedules deadlock.
+// message. A rank is one CPU that serves its channels in the order in which their steps become possible. lanes: how
+// many rounds the engine has under way on each channel. The call is taken for one of many in a row, as in training:
+// reserves of the links (topology.h) are there for its first bytes, and cannot grow faster than the links carry. Throws
+// ArgumentError when topology and schedules differ in the number of ranks, or the schedules deadlock.
 double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Topology& topology,
                   uint64_t slice_bytes = kDefaultSliceBytes, uint32_t lanes = 1);
 

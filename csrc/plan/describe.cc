@@ -3,8 +3,11 @@
 namespace dcoll::plan {
 namespace {
 
-std::string place(BufferId buffer, uint32_t chunk) {
-  return std::string(buffer_name(buffer)) + "[" + std::to_string(chunk) + "]";
+std::string numbers(uint32_t chunk, uint32_t count) {
+  return count == 1 ? std::to_string(chunk) : std::to_string(chunk) + ".." + std::to_string(chunk + count - 1);
+}
+std::string place(BufferId buffer, uint32_t chunk, uint32_t count) {
+  return std::string(buffer_name(buffer)) + "[" + numbers(chunk, count) + "]";
 }
 
 }  // namespace
@@ -39,15 +42,18 @@ std::string_view buffer_name(BufferId buffer) {
       return "out";
     case BufferId::kScratch:
       return "scratch";
+    case BufferId::kWork:
+      return "work";
   }
   return "";  // unreachable: every enumerator is handled above
 }
 
 std::string describe(const Step& step) {
-  const std::string src = place(step.src, step.src_chunk), dst = place(step.dst, step.chunk);
+  const std::string src = place(step.src, step.src_chunk, step.count), dst = place(step.dst, step.chunk, step.count);
   const std::string from = "message from " + std::to_string(step.peer);
   const std::string onward = "send to " + std::to_string(destination(step));
   const std::string store = step.dst == BufferId::kNone ? "" : dst + " = ";
+  const std::string sum = step.message_first ? from + " op " + src : src + " op " + from;
   const std::string done = step.finalize ? ", finalize" : "";
   switch (step.op) {
     case StepOp::kSend:
@@ -55,11 +61,11 @@ std::string describe(const Step& step) {
     case StepOp::kRecv:
       return store + from;
     case StepOp::kRecvSend:
-      return (store.empty() ? "chunk " + std::to_string(step.chunk) + " = " : store) + from + "; " + onward;
+      return (store.empty() ? "chunk " + numbers(step.chunk, step.count) + " = " : store) + from + "; " + onward;
     case StepOp::kRecvReduce:
-      return store + src + " op " + from + done;
+      return store + sum + done;
     case StepOp::kRecvReduceSend:
-      return store + src + " op " + from + done + "; " + onward;
+      return store + sum + done + "; " + onward;
     case StepOp::kCopy:
       return store + src + done;
     case StepOp::kReduce:

@@ -9,7 +9,7 @@
 namespace dcoll::plan {
 
 std::string_view step_op_name(StepOp op);       // "recv_reduce_send"
-std::string_view buffer_name(BufferId buffer);  // "none", "in", "out", "scratch"
+std::string_view buffer_name(BufferId buffer);  // "none", "in", "out", "scratch", "work"
 std::string describe(const Step& step);
 
 }  // namespace dcoll::plan

@@ -26,7 +26,6 @@ Expressions::Id Expressions::intern(Node node) {
 }
 
 Expressions::Id Expressions::combine(Id a, Id b) {
-  if (a > b) std::swap(a, b);
   const Node &x = nodes_[a], &y = nodes_[b];
   if (x.final || y.final) throw Violation("reduces further what was finalized already");
   if (x.subject != y.subject) throw Violation("combines " + describe(a) + " with " + describe(b));

@@ -165,8 +165,10 @@ class ShapeChecker {
   }
 
   [[noreturn]] void race(const Access& access, const char* verb, const Event& other, const char* reason) const {
-    throw Violation(program_.where(access.event.process, access.event.step) + " " + verb + " " +
-                    program_.where(other.process, other.step) + " " + reason);
+    throw Violation(where(access.event) + " " + verb + " " + where(other) + " " + reason);
+  }
+  std::string where(const Event& event) const {
+    return program_.where(event.process, program_.processes[event.process].steps[event.step].source);
   }
 
   const Program& program_;

@@ -12,23 +12,41 @@ constexpr std::array kCollectives = {kAllReduce, kReduceScatter, kAllGather, kBr
 
 // Two channels: while one waits for its neighbour, the other reduces. The others keep one chunk per rank, so that a
 // chunk is what a rank owns.
-Schedule build_ring_all_reduce(uint32_t n, uint32_t rank, uint32_t) { return ring_all_reduce(n, rank, 2); }
-Schedule build_ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t) { return ring_reduce_scatter(n, rank); }
-Schedule build_ring_all_gather(uint32_t n, uint32_t rank, uint32_t) { return ring_all_gather(n, rank); }
-Schedule build_tree_all_reduce(uint32_t n, uint32_t rank, uint32_t) { return tree_all_reduce(n, rank); }
-Schedule build_direct_all_reduce(uint32_t n, uint32_t rank, uint32_t) { return direct_all_reduce(n, rank); }
-Schedule build_pairwise_all_to_all(uint32_t n, uint32_t rank, uint32_t) { return pairwise_all_to_all(n, rank); }
+Schedule ring_2(uint32_t n, uint32_t rank, uint32_t) { return ring_all_reduce(n, rank, 2); }
+Schedule halving_doubling_2(uint32_t n, uint32_t rank, uint32_t) { return halving_doubling_all_reduce(n, rank, 2); }
+Schedule ring_scatter_1(uint32_t n, uint32_t rank, uint32_t) { return ring_reduce_scatter(n, rank); }
+Schedule ring_gather_1(uint32_t n, uint32_t rank, uint32_t) { return ring_all_gather(n, rank); }
+// A builder that has no root.
+template <Schedule (*kBuild)(uint32_t, uint32_t)>
+Schedule any_root(uint32_t n, uint32_t rank, uint32_t) {
+  return kBuild(n, rank);
+}
 
 constexpr std::array kAlgorithms = {
-    Algorithm{kAllReduce, "ring", "least bytes, one peer each way: large buffers, any network", build_ring_all_reduce},
+    Algorithm{kAllReduce, "ring", "least bytes, one peer each way: large buffers, any network", ring_2},
     Algorithm{kAllReduce, "tree", "double binary tree, O(log n) hops at full bandwidth: small and medium, many ranks",
-              build_tree_all_reduce},
+              any_root<tree_all_reduce>},
+    Algorithm{kAllReduce, "halving_doubling", "least bytes in 2 log n exchanges: medium and large buffers, many ranks",
+              halving_doubling_2},
+    Algorithm{kAllReduce, "recursive_doubling", "log n exchanges of the whole buffer, fewest hops: small buffers",
+              any_root<recursive_doubling_all_reduce>},
     Algorithm{kAllReduce, "direct", "everyone to everyone, two hops, sums in rank order: few ranks, fast links",
-              build_direct_all_reduce},
-    Algorithm{kReduceScatter, "ring", "least bytes, one peer each way", build_ring_reduce_scatter},
-    Algorithm{kAllGather, "ring", "least bytes, one peer each way", build_ring_all_gather},
+              any_root<direct_all_reduce>},
+    Algorithm{kReduceScatter, "ring", "least bytes, one peer each way: large buffers", ring_scatter_1},
+    Algorithm{kReduceScatter, "recursive_halving", "least bytes in log n exchanges: medium buffers, many ranks",
+              any_root<recursive_halving_reduce_scatter>},
+    Algorithm{kReduceScatter, "direct", "everyone to everyone, one hop, sums in rank order: few ranks, fast links",
+              any_root<direct_reduce_scatter>},
+    Algorithm{kAllGather, "ring", "least bytes, one peer each way: large buffers", ring_gather_1},
+    Algorithm{kAllGather, "bruck", "least bytes in log n exchanges: small and medium buffers, many ranks",
+              any_root<bruck_all_gather>},
+    Algorithm{kAllGather, "direct", "everyone to everyone, one hop: few ranks, fast links",
+              any_root<direct_all_gather>},
     Algorithm{kBroadcast, "tree", "binary tree, O(log n) hops, rounds pipelined down the tree", tree_broadcast},
-    Algorithm{kAllToAll, "pairwise", "one partner at a time each way, no hot spots", build_pairwise_all_to_all},
+    Algorithm{kBroadcast, "binomial", "binomial tree, fewest hops: small buffers", binomial_broadcast},
+    Algorithm{kBroadcast, "chain", "slices down a chain, every rank sends once: large buffers", chain_broadcast},
+    Algorithm{kAllToAll, "pairwise", "one partner at a time each way, no hot spots", any_root<pairwise_all_to_all>},
+    Algorithm{kAllToAll, "direct", "everything at once, one hop: small blocks", any_root<direct_all_to_all>},
 };
 
 }  // namespace

@@ -10,6 +10,10 @@
 //   the
 //            t-th slice of every chunk. Hence one Step moves at most one slice = one message = one transport slot.
 //            A slice of zero elements is not sent at all (both sides know it is empty).
+//   range    a Step may name several consecutive chunks (Step::count): the slices of all of them travel as one message,
+//            end to end, so that many small chunks cost one message. No range of a schedule is longer than
+//            Schedule::longest_range, which is the same on all ranks: the engine cuts slices that much shorter, so that
+//            the message still fits a slot.
 //   channel  an independent sequence of steps. Steps of a channel run in order, round after round; channels of a rank
 //            advance independently of each other (channel 1 may be rounds ahead of channel 0). A builder must order
 //            conflicting accesses of two channels by messages; verify() checks that with vector clocks.
@@ -22,6 +26,8 @@
 //            channel touches it, it holds nothing when a round begins, and what is sent from it is copied into the
 //            transport's memory (never pinned), so the channel may overwrite it at once. The chunk number beside
 //            kScratch selects no memory: it says that the slice is as long as that input chunk's.
+//   work     memory cut like the input, owned by the engine, for partial results that have no place in the output
+//            (Schedule::work says whether it is needed). Ordinary memory: what is posted from it is pinned.
 //
 // Semantics of a step on slice x = (chunk, round). "in"/"out" are the rank's input and output buffer, which the engine
 // may bind to the same memory (in place). `msg` is the received slice.
@@ -30,18 +36,22 @@
 //   recv_send         dst[x] = msg from peer; then post dst[x] to `to`. With dst == none: forward without storing
 //   recv_reduce       dst[x] = src[x] op msg from peer
 //   recv_reduce_send  dst[x] = src[x] op msg from peer; then post the result to `to`. With dst == none the result is
-//   not
-//                     stored locally, only sent
+//                     not stored locally, only sent
+//                     Both compute msg op src[x] where `message_first` is set: two ranks that each compute a sum of
+//                     the same operands then do it in the same order, to the last bit (of NaN, and of min(+0, -0),
+//                     too).
 //   copy              dst[x] = src[x]; nothing to do when both are the same memory (in place)
 //   reduce            dst[x] = dst[x] op src[x]
 // Length: all slices a step names are of one length, and so is its message. A recv_send that neither reads nor stores
 // takes the length of output chunk `chunk`; a scratch slice that of the *input* chunk whose number it carries (see
-// scratch). A slice of zero elements is skipped by every step on both sides: no message, no copy, no wait. A fused step
+// scratch). What is of zero elements, a slice or all slices of a range, is skipped by every step on both sides: no
+// message, no copy, no wait. A fused step
 // may wait until its message has arrived *and* there is room for what it sends (so that the result can be composed
 // straight in the transport's memory); builders must not deadlock then, not even with one slot per FIFO.
 //
 // `finalize` on a reducing step: after it the chunk is fully reduced, so the engine applies the post-scale (average)
-// there. Every chunk is finalized exactly once over all ranks; the other ranks get copies, so all hold the same bits.
+// there, once. Either one rank finalizes a chunk and the others get copies, or several compute the same expression: all
+// ranks hold the same bits.
 // A schedule for one rank (n == 1) is a copy of each chunk with `finalize` set (the engine scales there).
 //
 // Memory: a posted slice may be read by the peer until it consumed it (zero copy). So between a send from a chunk and
@@ -55,21 +65,23 @@
 namespace dcoll::plan {
 
 enum class StepOp : uint8_t { kSend, kRecv, kRecvSend, kRecvReduce, kRecvReduceSend, kCopy, kReduce };
-enum class BufferId : uint8_t { kNone, kInput, kOutput, kScratch };
+enum class BufferId : uint8_t { kNone, kInput, kOutput, kScratch, kWork };
 
 struct Step {
   StepOp op;
   BufferId src = BufferId::kNone;
   BufferId dst = BufferId::kNone;
   bool finalize = false;
-  uint16_t peer = 0;       // receives from it; for kSend, sends to it
-  uint16_t to = 0;         // the fused kinds send to it
-  uint32_t chunk = 0;      // index in dst (where there is one)
-  uint32_t src_chunk = 0;  // index in src (where there is one); differs where input and output are cut differently
+  uint16_t peer = 0;           // receives from it; for kSend, sends to it
+  uint16_t to = 0;             // the fused kinds send to it
+  uint32_t chunk = 0;          // index in dst (where there is one)
+  uint32_t src_chunk = 0;      // index in src (where there is one); differs where input and output are cut differently
+  uint16_t count = 1;          // a range of so many chunks, from `chunk` and `src_chunk` on
+  bool message_first = false;  // of recv_reduce and recv_reduce_send: msg op src instead of src op msg
 
   bool operator==(const Step&) const = default;
 };
-static_assert(sizeof(Step) == 16);
+static_assert(sizeof(Step) == 20);
 
 // Transports carry this many channels (transport.h, kMaxChannels, says the same).
 inline constexpr uint32_t kMaxScheduleChannels = 8;
@@ -88,7 +100,9 @@ struct Schedule {
   uint32_t num_ranks = 1;
   uint32_t input_chunks = 1;   // how many chunks the input is cut into
   uint32_t output_chunks = 1;  // and the output
-  std::vector<Channel> channels;
+  uint32_t longest_range = 1;  // at least every Step::count, of every rank
+  bool work = false;           // some step of this rank uses BufferId::kWork
+  std::vector<Channel> channels{};
 };
 
 inline bool receives(StepOp op) {

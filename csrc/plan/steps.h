@@ -17,6 +17,7 @@ struct Place {
 inline Place in(uint32_t chunk) { return {BufferId::kInput, chunk}; }
 inline Place out(uint32_t chunk) { return {BufferId::kOutput, chunk}; }
 inline Place scratch(uint32_t chunk) { return {BufferId::kScratch, chunk}; }  // the register, as long as in(chunk)
+inline Place work(uint32_t chunk) { return {BufferId::kWork, chunk}; }
 inline Place nowhere(uint32_t chunk) { return {BufferId::kNone, chunk}; }
 
 // Messages of the schedule are few and steps many: a plain aggregate, filled in by name.
@@ -49,6 +50,17 @@ inline Step reduce(Place dst, Place src, bool finalize = false) {
   return make_step(StepOp::kReduce, dst, src, 0, 0, finalize);
 }
 
+// The same step on `count` consecutive chunks, as one message.
+inline Step range(Step step, uint32_t count) {
+  step.count = static_cast<uint16_t>(count);
+  return step;
+}
+// The same reduction with its operands in the other order.
+inline Step message_first(Step step) {
+  step.message_first = true;
+  return step;
+}
+
 // The head every builder starts from; checks what all of them require.
 inline Schedule make_schedule(uint32_t n, uint32_t rank, uint32_t input_chunks, uint32_t output_chunks,
                               uint32_t num_channels) {
@@ -63,8 +75,7 @@ inline Schedule make_schedule(uint32_t n, uint32_t rank, uint32_t input_chunks, 
     throw ArgumentError("a schedule has 1 to " + std::to_string(kMaxScheduleChannels) + " channels, got " +
                         std::to_string(num_channels));
   }
-  Schedule schedule{
-      .rank = rank, .num_ranks = n, .input_chunks = input_chunks, .output_chunks = output_chunks, .channels = {}};
+  Schedule schedule{.rank = rank, .num_ranks = n, .input_chunks = input_chunks, .output_chunks = output_chunks};
   schedule.channels.resize(num_channels);
   return schedule;
 }

@@ -43,9 +43,11 @@ class ReadySet {
   std::vector<uint64_t> words_;
 };
 
-struct Message {
+// One part of a message. A message on a range has several, and takes one slot.
+struct Part {
   Id value;
   uint32_t shape, round;
+  uint32_t range;  // parts of the message that follow, this one included
 };
 
 class Run {
@@ -57,9 +59,9 @@ class Run {
         ready_(static_cast<uint32_t>(program.processes.size())),
         cursors_(program.processes.size()),
         queues_(program.fifos.size()),
-        messages_(program.fifos.size() * program.options.slot_depth),
-        memory_(static_cast<size_t>(program.n) * program.slots * program.options.rounds, Expressions::kNothing),
-        finalized_(static_cast<size_t>(program.input_chunks) * program.options.rounds, 0) {}
+        queue_capacity_(static_cast<size_t>(program.options.slot_depth) * program.schedules[0].longest_range),
+        parts_(program.fifos.size() * queue_capacity_),
+        memory_(static_cast<size_t>(program.n) * program.slots * program.options.rounds, Expressions::kNothing) {}
 
   void execute() {
     fill_inputs();
@@ -82,7 +84,7 @@ class Run {
     uint32_t scratch_shape = 0;
   };
   struct Queue {
-    uint32_t head = 0, count = 0;
+    uint32_t head = 0, parts = 0, messages = 0;
   };
 
   uint32_t pick(uint32_t last) {
@@ -115,7 +117,8 @@ class Run {
     }
   }
 
-  // One step of process p. False when it is blocked or has finished; whoever unblocks it makes it ready again.
+  // One step of process p, with all parts of its range. False when it is blocked or has finished; whoever unblocks it
+  // makes it ready again.
   bool advance(uint32_t p) {
     const Process& process = program_.processes[p];
     Cursor& cursor = cursors_[p];
@@ -123,11 +126,14 @@ class Run {
     const CompiledStep& step = process.steps[cursor.step];
     if (waits_for_message(step) || waits_for_room(step)) return false;
     try {
-      execute(process, cursor, step);
+      if (step.in_fifo != kNoFifo) take_message(step);
+      for (uint32_t part = 0; part < step.range; ++part) execute(process, cursor, process.steps[cursor.step + part]);
+      if (step.out_fifo != kNoFifo) ++queues_[step.out_fifo].messages;
     } catch (const Violation& violation) {
       throw Violation(place(p) + ": " + violation.what());
     }
-    if (++cursor.step == process.steps.size()) {
+    cursor.step += step.range;
+    if (cursor.step == process.steps.size()) {
       cursor.step = 0;
       ++cursor.round;
       cursor.scratch = Expressions::kNothing;
@@ -136,10 +142,10 @@ class Run {
   }
 
   bool waits_for_message(const CompiledStep& step) const {
-    return step.in_fifo != kNoFifo && queues_[step.in_fifo].count == 0;
+    return step.in_fifo != kNoFifo && queues_[step.in_fifo].messages == 0;
   }
   bool waits_for_room(const CompiledStep& step) const {
-    return step.out_fifo != kNoFifo && queues_[step.out_fifo].count == program_.options.slot_depth;
+    return step.out_fifo != kNoFifo && queues_[step.out_fifo].messages == program_.options.slot_depth;
   }
 
   // schedule.h, "Semantics of a step".
@@ -155,22 +161,18 @@ class Run {
       case StepOp::kRecvSend:
         break;
       case StepOp::kRecvReduce:
-      case StepOp::kRecvReduceSend:
-        value = expressions_.combine(load(process, cursor, step, step.src), value);
+      case StepOp::kRecvReduceSend: {
+        const Id own = load(process, cursor, step, step.src);
+        value = step.message_first ? expressions_.combine(value, own) : expressions_.combine(own, value);
         break;
+      }
       case StepOp::kReduce:
         value = expressions_.combine(load(process, cursor, step, step.dst), load(process, cursor, step, step.src));
         break;
     }
-    if (step.finalize) value = finalize(value);
+    if (step.finalize) value = expressions_.finalize(value);
     if (step.dst != kNoSlot) store(process, cursor, step, value);
-    if (step.out_fifo != kNoFifo) push(step, {value, step.shape, cursor.round});
-  }
-
-  Id finalize(Id value) {
-    value = expressions_.finalize(value);
-    if (++finalized_[expressions_.subject(value)] > 1) throw Violation("another rank finalizes the same chunk too");
-    return value;
+    if (step.out_fifo != kNoFifo) push(step, {value, step.shape, cursor.round, step.range});
   }
 
   Id load(const Process& process, const Cursor& cursor, const CompiledStep& step, uint32_t slot) {
@@ -193,13 +195,25 @@ class Run {
     }
   }
 
-  Id pop(const CompiledStep& step, uint32_t round) {
+  // The slot of the message at the front is free from here on: the step takes all of its parts, and nobody else moves
+  // meanwhile.
+  void take_message(const CompiledStep& step) {
     Queue& queue = queues_[step.in_fifo];
-    const Message message = messages_[step.in_fifo * program_.options.slot_depth + queue.head];
-    queue.head = (queue.head + 1) % program_.options.slot_depth;
-    --queue.count;
+    const uint32_t parts = parts_[step.in_fifo * queue_capacity_ + queue.head].range;
+    if (parts != step.range) {
+      throw Violation("the message is of " + std::to_string(parts) + " chunks, but one of " +
+                      std::to_string(step.range) + " is expected");
+    }
+    --queue.messages;
     const Fifo& fifo = program_.fifos[step.in_fifo];
     if (fifo.writer != kNoFifo) ready_.insert(fifo.writer);
+  }
+
+  Id pop(const CompiledStep& step, uint32_t round) {
+    Queue& queue = queues_[step.in_fifo];
+    const Part message = parts_[step.in_fifo * queue_capacity_ + queue.head];
+    queue.head = static_cast<uint32_t>((queue.head + 1) % queue_capacity_);
+    --queue.parts;
     if (message.shape != step.shape || message.round != round) {
       throw Violation("the message is " + expressions_.describe(message.value) + " (length of chunk " +
                       std::to_string(message.shape) + " in round " + std::to_string(message.round) +
@@ -209,17 +223,17 @@ class Run {
     return message.value;
   }
 
-  void push(const CompiledStep& step, const Message& message) {
+  void push(const CompiledStep& step, const Part& part) {
     Queue& queue = queues_[step.out_fifo];
-    const uint32_t depth = program_.options.slot_depth;
-    messages_[step.out_fifo * depth + (queue.head + queue.count) % depth] = message;
-    ++queue.count;
+    parts_[step.out_fifo * queue_capacity_ + (queue.head + queue.parts) % queue_capacity_] = part;
+    ++queue.parts;
     const Fifo& fifo = program_.fifos[step.out_fifo];
     if (fifo.reader != kNoFifo) ready_.insert(fifo.reader);
   }
 
   std::string place(uint32_t p) const {
-    return program_.where(p, cursors_[p].step) + " in round " + std::to_string(cursors_[p].round);
+    return program_.where(p, program_.processes[p].steps[cursors_[p].step].source) + " in round " +
+           std::to_string(cursors_[p].round);
   }
 
   void check_all_finished() const {
@@ -247,9 +261,9 @@ class Run {
 
   void check_queues_empty() const {
     for (size_t f = 0; f < queues_.size(); ++f) {
-      if (queues_[f].count == 0) continue;
+      if (queues_[f].messages == 0) continue;
       const Fifo& fifo = program_.fifos[f];
-      throw Violation(std::to_string(queues_[f].count) + " messages from rank " + std::to_string(fifo.src) +
+      throw Violation(std::to_string(queues_[f].messages) + " messages from rank " + std::to_string(fifo.src) +
                       " to rank " + std::to_string(fifo.dst) + " on channel " + std::to_string(fifo.channel) +
                       " are never received");
     }
@@ -311,14 +325,14 @@ class Run {
   }
 
   const Program& program_;
-  Expressions& expressions_;
+  Expressions & expressions_;
   Order order_;
   ReadySet ready_;
   std::vector<Cursor> cursors_;
   std::vector<Queue> queues_;
-  std::vector<Message> messages_;
+  size_t queue_capacity_;  // in parts
+  std::vector<Part> parts_;
   std::vector<Id> memory_;
-  std::vector<uint8_t> finalized_;
   std::minstd_rand random_{1};  // fixed seed: a failure comes back
 };
 

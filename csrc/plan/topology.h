@@ -11,8 +11,8 @@ namespace dcoll::plan {
 // rank that also sends to the same receiver.
 //
 // Between nodes the link has a rate and a reserve, a token bucket: a node sends, and receives, one byte per beta in the
-// long run, but after a pause `burst_bytes` pass at once, as the buffers of switches and the shapers of clouds let them.
-// What makes up a message's own way is then `transit` per byte, not beta.
+// long run, but after a pause `burst_bytes` pass at once, as the buffers of switches and the shapers of clouds let
+// them. What makes up a message's own way is then `transit` per byte, not beta.
 struct LinkModel {
   double alpha_us = 0;
   double overhead_us = 0;

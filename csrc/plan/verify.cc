@@ -45,11 +45,11 @@ uint32_t Program::output_shape(uint32_t rank, uint32_t chunk) const {
   return chunk;
 }
 
-std::string Program::where(uint32_t process, size_t step) const {
+std::string Program::where(uint32_t process, size_t source) const {
   const Process& p = processes[process];
-  const Step& source = schedules[p.rank].channels[p.channel].steps[step];
-  return "rank " + std::to_string(p.rank) + " channel " + std::to_string(p.channel) + " step " + std::to_string(step) +
-         " (" + std::string(step_op_name(source.op)) + ": " + plan::describe(source) + ")";
+  const Step& step = schedules[p.rank].channels[p.channel].steps[source];
+  return "rank " + std::to_string(p.rank) + " channel " + std::to_string(p.channel) + " step " +
+         std::to_string(source) + " (" + std::string(step_op_name(step.op)) + ": " + plan::describe(step) + ")";
 }
 
 namespace {
@@ -73,6 +73,10 @@ void check_header(const Program& program) {
     if (s.input_chunks != in || s.output_chunks != out) {
       throw Violation(who + "cuts input and output into " + text(s.input_chunks) + " and " + text(s.output_chunks) +
                       " chunks, rank 0 into " + text(in) + " and " + text(out));
+    }
+    if (s.longest_range != program.schedules[0].longest_range) {
+      throw Violation(who + "says that its longest range is of " + text(s.longest_range) + " chunks, rank 0 of " +
+                      text(program.schedules[0].longest_range) + ": slices would differ in length");
     }
     if (s.channels.size() > kMaxScheduleChannels) {
       throw Violation(who + "has " + text(static_cast<uint32_t>(s.channels.size())) + " channels; at most " +
@@ -119,21 +123,38 @@ class Compiler {
     program_.processes.push_back({rank, index, {}});
     for (size_t i = 0; i < channel.steps.size(); ++i) {
       try {
-        program_.processes[process].steps.push_back(compile_step(rank, process, channel, index, channel.steps[i]));
+        const Step& step = channel.steps[i];
+        check_operands(program_.schedules[rank], channel, step);
+        for (uint32_t part = 0; part < step.count; ++part) {
+          CompiledStep compiled = compile_part(rank, process, channel, index, step, part);
+          compiled.source = static_cast<uint32_t>(i);
+          program_.processes[process].steps.push_back(compiled);
+        }
       } catch (const Violation& violation) {
         throw Violation(program_.where(process, i) + ": " + violation.what());
       }
     }
   }
 
-  CompiledStep compile_step(uint32_t rank, uint32_t process, const Channel& channel, uint32_t index, const Step& step) {
-    check_operands(channel, step);
-    CompiledStep compiled{step.op, step.finalize, kNoSlot, kNoSlot, kNoFifo, kNoFifo, 0, 0, program_.shapes};
-    compiled.src = place(rank, step.src, step.src_chunk, compiled.shape);
-    compiled.dst = place(rank, step.dst, step.chunk, compiled.shape);
+  CompiledStep compile_part(uint32_t rank, uint32_t process, const Channel& channel, uint32_t index, const Step& step,
+                            uint32_t part) {
+    CompiledStep compiled{.op = step.op,
+                          .finalize = step.finalize,
+                          .src = kNoSlot,
+                          .dst = kNoSlot,
+                          .in_fifo = kNoFifo,
+                          .out_fifo = kNoFifo,
+                          .in_message = 0,
+                          .out_message = 0,
+                          .shape = program_.shapes,
+                          .source = 0,
+                          .range = step.count - part,
+                          .message_first = step.message_first};
+    compiled.src = place(rank, step.src, step.src_chunk + part, compiled.shape);
+    compiled.dst = place(rank, step.dst, step.chunk + part, compiled.shape);
     if (step.src == BufferId::kNone && step.dst == BufferId::kNone) {
-      require(step.chunk < program_.output_chunks, "no such output chunk");
-      compiled.shape = program_.output_shape(rank, step.chunk);
+      require(step.chunk + part < program_.output_chunks, "no such output chunk");
+      compiled.shape = program_.output_shape(rank, step.chunk + part);
     }
     if (receives(step.op)) {
       require(step.peer < program_.n && step.peer != rank, "receives from a rank that does not exist, or from itself");
@@ -153,7 +174,7 @@ class Compiler {
   }
 
   // Which buffers each operation names.
-  static void check_operands(const Channel& channel, const Step& step) {
+  static void check_operands(const Schedule& schedule, const Channel& channel, const Step& step) {
     const bool src = step.src != BufferId::kNone, dst = step.dst != BufferId::kNone;
     switch (step.op) {
       case StepOp::kSend:
@@ -178,6 +199,13 @@ class Compiler {
     require(!step.finalize || reduces(step.op) || step.op == StepOp::kCopy, "finalize on a step that computes nothing");
     const bool scratch = step.src == BufferId::kScratch || step.dst == BufferId::kScratch;
     require(!scratch || channel.scratch, "uses scratch, which its channel does not declare");
+    const bool work = step.src == BufferId::kWork || step.dst == BufferId::kWork;
+    require(!work || schedule.work, "uses work memory, which its schedule does not declare");
+    require(step.count > 0 && step.count <= schedule.longest_range,
+            "its range is empty, or longer than the schedule says ranges are");
+    require(step.count == 1 || !scratch, "a range in scratch, which is one slice");
+    require(!step.message_first || step.op == StepOp::kRecvReduce || step.op == StepOp::kRecvReduceSend,
+            "message_first on a step that does not reduce a message");
   }
 
   // The slot of an operand; all operands of a step must have one shape.
@@ -199,6 +227,11 @@ class Compiler {
       case BufferId::kScratch:
         require(chunk < program_.input_chunks, "no such input chunk (a scratch slice is as long as one)");
         slot = kScratchSlot;
+        own_shape = program_.input_shape(rank, chunk);
+        break;
+      case BufferId::kWork:
+        require(chunk < program_.input_chunks, "no such input chunk (work memory is cut like the input)");
+        slot = program_.work_slot(chunk);
         own_shape = program_.input_shape(rank, chunk);
         break;
     }
@@ -261,7 +294,7 @@ void prove(std::span<const Schedule> all_ranks, Collective collective, const Ver
   program.output_chunks = all_ranks[0].output_chunks;
   check_header(program);
   const uint32_t larger = program.input_chunks > program.output_chunks ? program.input_chunks : program.output_chunks;
-  program.slots = options.in_place ? larger : program.input_chunks + program.output_chunks;
+  program.slots = (options.in_place ? larger : program.input_chunks + program.output_chunks) + program.input_chunks;
   program.shapes = collective == kAllToAll ? program.n * program.n : larger;
   Compiler(program).compile();
 

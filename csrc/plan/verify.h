@@ -4,7 +4,7 @@
 //   - deadlock (who waits for what), messages nobody receives, peers, chunks or buffers that do not exist
 //   - wrong results: a contribution missing, taken twice, or of another chunk or round; reading what was never written
 //   - drift: two ranks whose results are different floating-point expressions, though mathematically equal
-//   - a missing, repeated, early or superfluous `finalize`
+//   - a missing, repeated, early or superfluous `finalize`, messages of other chunks than expected
 //   - data races between channels of a rank, and writes to memory a peer may still be reading (zero copy)
 //
 // Why a few interleavings suffice: a channel is a sequential process that reads and writes fixed FIFOs, so if channels

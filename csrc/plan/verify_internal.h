@@ -23,8 +23,9 @@ inline constexpr uint32_t kNoSlot = ~uint32_t{0};
 inline constexpr uint32_t kScratchSlot = kNoSlot - 1;
 inline constexpr uint32_t kNoFifo = ~uint32_t{0};
 
-// A step with everything looked up. A slot is a place in the rank's memory; in place, input and output share slots. A
-// shape is a class of slices that have the same length on every rank because they are the same data.
+// A step on one chunk with everything looked up; a step on a range is as many of them, which move together. A slot is a
+// place in the rank's memory; in place, input and output share slots. A shape is a class of slices that have the same
+// length on every rank because they are the same data.
 struct CompiledStep {
   StepOp op;
   bool finalize;
@@ -32,6 +33,9 @@ struct CompiledStep {
   uint32_t in_fifo, out_fifo;        // indices into Program::fifos
   uint32_t in_message, out_message;  // number of the message within one round, over all FIFOs
   uint32_t shape;
+  uint32_t source;  // index of the step in its channel
+  uint32_t range;   // how many parts of its range follow, this one included
+  bool message_first;
 };
 
 // One channel of one rank.
@@ -62,12 +66,13 @@ struct Program {
   uint32_t output_slot(uint32_t rank, uint32_t chunk) const;
   uint32_t input_shape(uint32_t rank, uint32_t chunk) const;
   uint32_t output_shape(uint32_t rank, uint32_t chunk) const;
-  // "rank 2 channel 0 step 3 (out[1] = message from 1)"
-  std::string where(uint32_t process, size_t step) const;
+  uint32_t work_slot(uint32_t chunk) const { return slots - input_chunks + chunk; }
+  // "rank 2 channel 0 step 3 (out[1] = message from 1)"; the index is the source's
+  std::string where(uint32_t process, size_t source) const;
 };
 
-// Expressions, hash-consed: equal expressions have equal ids. Operands are unordered, because x op y and y op x have
-// the same bits; grouping matters.
+// Expressions, hash-consed: equal expressions have equal ids. Grouping matters, and so does the order of operands: it
+// decides which of two NaNs is kept, and whether min(+0, -0) is -0.
 class Expressions {
  public:
   using Id = uint32_t;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/algorithms.h"
 #include "rank_threads.h"
 #include "support/check.h"
 #include "values.h"
@@ -44,6 +45,14 @@ double expected(size_t i, int n, DType dtype, ReduceOp op) {
   return op == ReduceOp::kAverage ? value / n : value;
 }
 
+// Every algorithm there is, by its name, and what "" and "auto" choose.
+std::vector<std::string> algorithms_and(std::vector<std::string> names) {
+  for (const plan::Algorithm& algorithm : plan::algorithms()) {
+    if (algorithm.collective == plan::Collective::kAllReduce) names.emplace_back(algorithm.name);
+  }
+  return names;
+}
+
 struct Case {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
@@ -83,7 +92,7 @@ TEST(every_dtype_and_op) {
           if (dtype == DType::kBool && op == ReduceOp::kAverage) continue;
           check_all_reduce(comm, {dtype, op, "direct", kSanitized ? 20001 : 50001, false,
                                   op == ReduceOp::kSum});  // staged, for each size
-          for (const char* algo : {"direct", "ring", "tree"}) {
+          for (const std::string& algo : algorithms_and({})) {
             for (bool mapped : {false, true}) {
               check_all_reduce(comm, {dtype, op, algo, 37, mapped, false});
               check_all_reduce(comm, {dtype, op, algo, 9001, mapped, true});
@@ -101,7 +110,7 @@ TEST(every_count) {
       const size_t s = n;
       for (size_t count : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{17}, size_t{2048}, size_t{2049}, size_t{4095},
                            size_t{4096}, size_t{4097}, size_t{16383}, size_t{16385}, size_t{100003}}) {
-        for (const char* algo : {"", "ring", "tree"}) {
+        for (const std::string& algo : algorithms_and({""})) {
           for (bool mapped : {false, true}) {
             check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, algo, count, mapped, count % 2 == 0});
           }
@@ -119,7 +128,7 @@ TEST(small_slices) {
     settings.slots = slots;
     for (int n : {2, 3, 4, 7}) {
       run_ranks(n, settings, [](Communicator& comm) {
-        for (const char* algo : {"ring", "tree"}) {
+        for (const std::string& algo : algorithms_and({})) {
           for (size_t count : {size_t{1000}, size_t{20011}}) {
             check_all_reduce(comm, {DType::kFloat32, ReduceOp::kSum, algo, count, false, false});
             check_all_reduce(comm, {DType::kFloat16, ReduceOp::kMax, algo, count, false, true});
@@ -188,7 +197,7 @@ TEST(by_messages) {
   for (int n = 1; n <= 8; ++n) {
     run_ranks(n, without_shared_memory(), [n](Communicator& comm) {
       for (size_t count : {size_t{0}, size_t{1}, static_cast<size_t>(n), size_t{4097}, size_t{60001}}) {
-        for (const char* algo : {"auto", "ring", "tree", "direct"}) {
+        for (const std::string& algo : algorithms_and({"auto"})) {
           check_all_reduce(comm, {DType::kFloat32, ReduceOp::kAverage, algo, count, false, count % 2 == 0});
           check_all_reduce(comm, {DType::kInt64, ReduceOp::kSum, algo, count, false, count % 2 == 1});
         }
@@ -228,7 +237,7 @@ TEST(on_the_spot_or_queued) {
 }
 
 TEST(scaling) {
-  for (const char* algo : {"", "ring", "tree"}) {
+  for (const std::string& algo : algorithms_and({""})) {
     run_ranks(3, [algo](Communicator& comm) {
       for (size_t count : {size_t{5}, size_t{40000}}) {
         std::vector<float> data(count);

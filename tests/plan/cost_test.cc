@@ -1,6 +1,8 @@
 // The cost model against what can be computed by hand, and the choices it leads to.
 #include "plan/cost.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -40,6 +42,10 @@ TEST(latency_is_the_number_of_hops) {
   for (const uint32_t n : {2u, 3u, 4u, 8u, 16u}) {
     CHECK(near(predict("ring", n, 1000, only(1, 0, 0, n)), 2.0 * (n - 1)));
     CHECK(near(predict("direct", n, 1000, only(1, 0, 0, n)), 2.0));
+    if (!std::has_single_bit(n)) continue;
+    const double steps = std::bit_width(n) - 1;
+    CHECK(near(predict("recursive_doubling", n, 1000, only(1, 0, 0, n)), steps));
+    CHECK(near(predict("halving_doubling", n, 1000, only(1, 0, 0, n)), 2 * steps));
   }
   CHECK(near(predict("tree", 8, 1000, only(1, 0, 0, 8)), 6.0));     // 3 up, 3 down
   CHECK(near(predict("tree", 64, 1000, only(1, 0, 0, 64)), 12.0));  // 6 up, 6 down
@@ -90,8 +96,8 @@ TEST(small_buffers_take_few_hops_large_ones_the_ring) {
     CHECK(chosen(n, 1024) != "ring");
     CHECK_EQ(chosen(n, 256 * kMiB), std::string("ring"));
   }
-  CHECK_EQ(chosen(64, 8), std::string("tree"));
-  CHECK_EQ(chosen(4, 8), std::string("direct"));
+  CHECK_EQ(chosen(64, 8), std::string("recursive_doubling"));
+  CHECK_EQ(chosen(4, 8), std::string("recursive_doubling"));
 }
 
 TEST(two_ranks_differ_little) {
@@ -101,7 +107,7 @@ TEST(two_ranks_differ_little) {
 
 TEST(choice_lists_its_candidates_and_says_why) {
   const Choice choice = select(Collective::kAllReduce, 16 * kMiB, Topology::one_node(8));
-  CHECK_EQ(choice.candidates.size(), size_t{3});
+  CHECK_EQ(choice.candidates.size(), size_t{5});
   CHECK(choice.candidates[0].algorithm == choice.algorithm);
   CHECK(choice.candidates[0].predicted_us <= choice.candidates[1].predicted_us);
   CHECK(choice.candidates[1].predicted_us <= choice.candidates[2].predicted_us);
@@ -124,8 +130,10 @@ TEST(every_collective_has_a_choice_even_without_data_or_peers) {
 TEST(direct_is_no_candidate_for_very_many_ranks) {
   const uint32_t n = kMaxDirectRanks + 1;
   const Choice choice = select(Collective::kAllReduce, 8, Topology::blocks(n, 8));
-  CHECK_EQ(choice.candidates.size(), size_t{2});
-  CHECK_EQ(std::string(choice.algorithm->name), std::string("tree"));
+  CHECK_EQ(choice.candidates.size(), size_t{4});
+  CHECK(std::none_of(choice.candidates.begin(), choice.candidates.end(),
+                     [](const Candidate& c) { return c.algorithm->name == "direct"; }));
+  CHECK_EQ(std::string(choice.algorithm->name), std::string("recursive_doubling"));
 }
 
 TEST(wrong_arguments_are_explained) {

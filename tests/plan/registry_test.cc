@@ -44,8 +44,9 @@ size_t count_steps(const Schedule& schedule, const std::function<bool(const Step
 }  // namespace
 
 TEST(names_and_lookup) {
-  CHECK_EQ(algorithm_names(Collective::kAllReduce), std::string("ring, tree, direct"));
-  CHECK_EQ(algorithm_names(Collective::kAllToAll), std::string("pairwise"));
+  CHECK_EQ(algorithm_names(Collective::kAllReduce),
+           std::string("ring, tree, halving_doubling, recursive_doubling, direct"));
+  CHECK_EQ(algorithm_names(Collective::kAllToAll), std::string("pairwise, direct"));
   CHECK(find_algorithm(Collective::kAllReduce, "ring") != nullptr);
   CHECK(find_algorithm(Collective::kBroadcast, "ring") == nullptr);
   CHECK(find_algorithm(Collective::kAllReduce, "") == nullptr);
@@ -64,12 +65,16 @@ TEST(builders_reject_what_cannot_be) {
   CHECK_THROWS(tree_all_reduce(65536, 0), ArgumentError, "1 to 65535 ranks, got 65536");
   CHECK_THROWS(ring_all_reduce(4, 0, 9), ArgumentError, "1 to 8 channels, got 9");
   CHECK_THROWS(ring_all_gather(4, 0, 0), ArgumentError, "1 to 8 channels, got 0");
-  CHECK_THROWS(tree_broadcast(4, 0, 4), ArgumentError, "root 4 does not exist");
+  for (const auto build : {tree_broadcast, binomial_broadcast, chain_broadcast}) {
+    CHECK_THROWS(build(4, 0, 4), ArgumentError, "root 4 does not exist");
+  }
 }
 
 TEST(the_largest_communicator_builds) {
   CHECK_EQ(ring_all_reduce(65535, 65534).channels[0].steps.size(), size_t{2 * 65534 + 1});
   CHECK_EQ(tree_all_reduce(65535, 32766).channels.size(), size_t{4});
+  CHECK_EQ(halving_doubling_all_reduce(65535, 7).longest_range, 64u);
+  CHECK_EQ(recursive_doubling_all_reduce(65535, 65534).channels[0].steps.size(), size_t{2 + 15});
 }
 
 TEST(ring_sends_2_n_minus_1_messages_and_the_least_bytes) {
@@ -87,7 +92,46 @@ TEST(ring_sends_2_n_minus_1_messages_and_the_least_bytes) {
       CHECK_EQ(sent_share(ring_all_gather(n, rank)), (n - 1.0) / n);
       CHECK_EQ(sent_share(direct_all_reduce(n, rank)), 2.0 * (n - 1) / n);
       CHECK_EQ(sent_share(pairwise_all_to_all(n, rank)), (n - 1.0) / n);
+      CHECK_EQ(sent_share(direct_reduce_scatter(n, rank)), (n - 1.0) / n);
+      CHECK_EQ(sent_share(direct_all_gather(n, rank)), (n - 1.0) / n);
+      CHECK_EQ(sent_share(direct_all_to_all(n, rank)), (n - 1.0) / n);
     }
+  }
+}
+
+TEST(halving_and_doubling_send_the_least_bytes_in_few_messages) {
+  for (uint32_t n = 2; n <= 64; ++n) {
+    const auto exchanges = static_cast<size_t>(std::bit_width(n - 1));
+    for (uint32_t rank = 0; rank < n; ++rank) {
+      const auto messages = [](const Step& s) { return sends(s.op); };
+      const Schedule all = halving_doubling_all_reduce(n, rank);
+      CHECK_EQ(sent_share(all), 2.0 * (n - 1) / n);
+      CHECK_EQ(sent_share(recursive_halving_reduce_scatter(n, rank)), (n - 1.0) / n);
+      CHECK_EQ(sent_share(bruck_all_gather(n, rank)), (n - 1.0) / n);
+      // A half that passes the last chunk is two messages.
+      CHECK(count_steps(all, messages) >= 2 * exchanges && count_steps(all, messages) <= 4 * exchanges);
+    }
+  }
+}
+
+TEST(recursive_doubling_sends_the_buffer_in_every_step) {
+  for (uint32_t n = 2; n <= 64; ++n) {
+    const double steps = std::bit_width(n) - 1;
+    for (uint32_t rank = 0; rank < n; ++rank) {
+      const bool folded = rank < 2 * (n - std::bit_floor(n));
+      const bool exchanges = !folded || rank % 2 == 1;
+      CHECK_EQ(sent_share(recursive_doubling_all_reduce(n, rank)), (exchanges ? steps : 0) + (folded ? 1 : 0));
+    }
+  }
+}
+
+TEST(a_chain_sends_once_and_a_binomial_tree_is_log_n_deep) {
+  for (uint32_t n = 2; n <= 64; ++n) {
+    for (uint32_t rank = 0; rank < n; ++rank) {
+      CHECK(sent_share(chain_broadcast(n, rank, 0)) <= 1.0);
+      CHECK(sent_share(binomial_broadcast(n, rank, 0)) <= std::bit_width(n - 1));
+    }
+    CHECK_EQ(sent_share(binomial_broadcast(n, 0, 0)), double(std::bit_width(n - 1)));
   }
 }
 
