@@ -13,7 +13,8 @@ namespace {
 constexpr std::array kTable = {
     SettingInfo{"DCOLL_TRANSPORT", "auto", "auto, mpi",
                 "auto: shared memory inside a node, MPI between; mpi: MPI always"},
-    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, direct", "the all-reduce algorithm"},
+    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, halving_doubling, recursive_doubling, direct",
+                "the all-reduce algorithm"},
     SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0",
                 "a wait without progress for this long fails and names the ranks"},
     SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks",
