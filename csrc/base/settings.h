@@ -17,7 +17,9 @@ struct Settings {
   int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
   int64_t slice_kb;  // pipelining unit: the longest message between two ranks
   int64_t slots;     // messages in flight per (peer, channel)
-  double bucket_mb;  // gradient bucket size; negative: from the number of nodes
+  std::string calibrate;   // "auto", "off", "force": constants of the cost model between nodes
+  std::string cache_dir;   // where measured constants are kept; empty: the user's cache folder
+  double bucket_mb;        // gradient bucket size; negative: from the number of nodes
   double first_bucket_mb;  // size of the bucket that is ready first in backward
   std::string simd;        // "auto", "avx512", "avx2", "generic"
   std::string log_level;   // "debug", "info", "warning", "error"

@@ -33,10 +33,13 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
 }
 
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
-const std::string& Fabric::fastest_all_reduce(size_t bytes) {
+const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
-  std::string& known = fastest_[std::countr_zero(rounded)];
-  if (known.empty()) known = plan::select(Collective::kAllReduce, rounded, topology, slice_bytes).algorithm->name;
+  Fastest& known = fastest_[static_cast<size_t>(collective)][std::countr_zero(rounded)];
+  if (known.algorithm.empty()) {
+    const plan::Choice choice = plan::select(collective, rounded, topology, slice_bytes);
+    known = {std::string(choice.algorithm->name), static_cast<size_t>(choice.slice_bytes)};
+  }
   return known;
 }
 
@@ -110,9 +113,19 @@ bool use_pull(const Fabric& fabric, const Request& r) {
   return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct");
 }
 
-std::string choose_algorithm(Fabric& fabric, const Request& r) {
+// The algorithm of an all-reduce: as asked for, else as predicted.
+Fabric::Fastest choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
-  return algo == "auto" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+  if (algo != "auto") return {algo, fabric.slice_bytes};
+  return fabric.fastest(Collective::kAllReduce, r.count * dtype_bytes(r.dtype));
+}
+
+// Whether the constants of the cost model are wanted now, for the first time. All ranks answer alike: the call is the
+// same everywhere, but for the sizes of ragged collectives.
+bool wants_constants(const Fabric& fabric, const Request& r) {
+  if (fabric.links.use == LinkConstants::Use::kBuiltIn) return false;
+  if (r.kind == Kind::kAllReduce) return (r.algo.empty() ? fabric.algo : r.algo) == "auto" && r.count > 0;
+  return r.kind == Kind::kReduceScatter || r.kind == Kind::kBroadcast || r.kind == Kind::kAllGather;
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -138,6 +151,7 @@ size_t sum(const std::vector<size_t>& values) {
 // now.
 struct DataPhase {
   std::shared_ptr<const plan::Schedule> schedule;
+  size_t slice_bytes = 0;
   Binding binding;
   std::shared_ptr<Memory> prescaled;
 };
@@ -148,32 +162,37 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   Binding& b = phase.binding;
   b.input = static_cast<const std::byte*>(r.in);
   b.output = static_cast<std::byte*>(r.out);
+  auto use = [&](Collective collective, const Fabric::Fastest& choice, int root) {
+    phase.schedule = f.schedule(collective, choice.algorithm, root);
+    phase.slice_bytes = choice.slice_bytes;
+  };
   switch (r.kind) {
     case Kind::kAllReduce:
-      phase.schedule = f.schedule(Collective::kAllReduce, choose_algorithm(f, r), 0);
+      use(Collective::kAllReduce, choose_algorithm(f, r), 0);
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kReduceScatter: {
-      phase.schedule = f.schedule(Collective::kReduceScatter, "ring", 0);
+      use(Collective::kReduceScatter,
+          f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)), 0);
       const std::vector<size_t> lengths = split_rows(r.count, f.size, r.row_elems);
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;
     }
     case Kind::kBroadcast:
-      phase.schedule = f.schedule(Collective::kBroadcast, "tree", r.root);
+      use(Collective::kBroadcast, f.fastest(Collective::kBroadcast, r.count), r.root);
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kAllGather: {
-      phase.schedule = f.schedule(Collective::kAllGather, "ring", 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      use(Collective::kAllGather, f.fastest(Collective::kAllGather, sum(lengths)), 0);
       b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of({lengths[f.rank]});
       b.output_layout = Layout::of(lengths);
       break;
     }
     case Kind::kAllToAll: {
-      phase.schedule = f.schedule(Collective::kAllToAll, "pairwise", 0);
+      use(Collective::kAllToAll, {"pairwise", f.slice_bytes}, 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
       b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
@@ -276,8 +295,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
   } else {
+    if (wants_constants(f, r)) {
+      Nested learnt(learn_constants(f));
+      co_await learnt;
+    }
     DataPhase phase = data_phase(f, op);
-    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
+    Executor executor(*f.transport, phase.schedule, phase.binding, phase.slice_bytes);
     co_await executor;
   }
 }

@@ -10,6 +10,7 @@
 
 #include "engine/agreement.h"
 #include "engine/direct_collectives.h"
+#include "engine/link_constants.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
 #include "engine/slots.h"
@@ -32,6 +33,7 @@ struct Fabric {
   std::unique_ptr<PullSlots> pull_slots;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
+  LinkConstants links;  // where the topology's constants are from, or are to come from
   int rank = 0;
   int size = 1;
   size_t slice_bytes = 64 << 10;
@@ -39,8 +41,14 @@ struct Fabric {
 
   // The schedule of this rank, built once per (collective, algorithm, root).
   std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
-  // The name of the algorithm the cost model predicts to be fastest.
-  const std::string& fastest_all_reduce(size_t bytes);
+  // What the cost model predicts to be fastest, for a buffer of so many bytes (the larger of input and output).
+  struct Fastest {
+    std::string algorithm;  // empty: not asked yet
+    size_t slice_bytes = 0;
+  };
+  const Fastest& fastest(plan::Collective collective, size_t bytes);
+  // After the topology's constants have changed.
+  void forget_choices() { fastest_ = {}; }
 
  private:
   struct Cached {
@@ -50,7 +58,7 @@ struct Fabric {
     std::shared_ptr<const plan::Schedule> schedule;
   };
   std::vector<Cached> cache_;
-  std::array<std::string, 64> fastest_;  // per power of two
+  std::array<std::array<Fastest, 64>, 5> fastest_;  // per collective and power of two
 };
 
 // How a synchronous call has entered already: with enter_all_reduce, or with a PullNow's post.

@@ -41,6 +41,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.rank = members_.rank;
   fabric_.size = members_.size;
   fabric_.algo = settings.algo;
+  fabric_.links = std::move(members_.links);
   fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
   fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
@@ -312,6 +313,16 @@ void Communicator::background() {
     }
     drive(stop_, Spin::kNever, Clock::time_point::max());
   }
+}
+
+plan::Topology Communicator::topology() {
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.topology;
+}
+
+std::string Communicator::constants_source() {
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.links.source;
 }
 
 std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {

@@ -37,6 +37,7 @@ struct Members {
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
   std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
+  LinkConstants links;             // how the constants of the cost model are found
   bool own_core = true;            // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
@@ -80,6 +81,9 @@ class Communicator {
   const std::vector<int>& nodes() const { return members_.node_of_rank; }
   const std::vector<std::string>& transports() const { return members_.transport_of_rank; }
   const Settings& settings() const { return settings_; }
+  // What the cost model works with now, and where the numbers are from.
+  plan::Topology topology();
+  std::string constants_source();
 
  private:
   enum class Spin { kAllowed, kNever };

@@ -158,6 +158,10 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.transport_of_rank[members.rank] = "self";
   members.window = node.window;
   members.own_core = has_own_core(*mpi, local_ranks);
+  if (!all_local) {
+    members.links = link_constants(*mpi, members.node_of_rank, settings.calibrate, settings.cache_dir,
+                                   settings.slice_kb, log);
+  }
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {
