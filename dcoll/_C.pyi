@@ -29,14 +29,18 @@ INT32: int
 INT64: int
 BOOL: int
 # reduce op codes
-SUM: int
 AVERAGE: int
+SUM: int
+ADASUM: int
 MIN: int
 MAX: int
 PRODUCT: int
 
 def settings() -> list[tuple[str, str, str, str, str]]:
     """Every DCOLL_* setting: (name, default, allowed values, help, value in force now)."""
+
+def horovod_settings() -> list[tuple[str, str, str]]:
+    """Horovod's variables: name, the DCOLL_* setting it stands for or "", and then why none is needed."""
 
 def algorithms() -> list[tuple[str, str, str]]:
     """The registry: (collective, name, reason)."""
@@ -82,6 +86,11 @@ class Communicator:
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
 
+    def constants(self) -> dict[str, Any]:
+        """The constants of the cost model in use, as plan.constants()."""
+    def constants_source(self) -> str:
+        """Where they are from: "built in", "measured in 61 ms", or a file."""
+
     # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
     # part of what ranks compare; "" is fine.
     def allreduce(
@@ -109,6 +118,17 @@ class Communicator:
         algo: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
+    def adasum(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        elements: Sequence[int],
+        dtype: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle:
+        """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
     # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
     def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...
@@ -380,6 +400,16 @@ class plan:
         """Empty when right, else what is wrong, naming rank, channel and step."""
     @staticmethod
     def select(
-        collective: str, n: int, bytes: int, ranks_per_node: int = 0, slice_bytes: int = 262144
+        collective: str,
+        n: int,
+        bytes: int,
+        ranks_per_node: int = 0,
+        slice_bytes: int = 262144,
+        constants: dict[str, Any] = ...,
     ) -> dict[str, Any]:
-        """name, reason, why, candidates: (name, predicted us), fastest first. ranks_per_node 0: all on one node."""
+        """name, reason, why, candidates: (name, predicted us, slice bytes, reason), fastest first. ranks_per_node 0:
+        all on one node. constants: those that differ from the built-in ones, as constants() has them."""
+    @staticmethod
+    def constants() -> dict[str, Any]:
+        """The built-in constants of the cost model: memory and network (dicts of alpha_us, overhead_us,
+        beta_us_per_byte, fan_in, burst_bytes, transit_us_per_byte) and gamma_us_per_byte."""

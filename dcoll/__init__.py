@@ -53,7 +53,7 @@ from dcoll.errors import (
     TransportError,
 )
 from dcoll.handle import Handle, poll, synchronize
-from dcoll.ops import Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -106,6 +106,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "DcollError",

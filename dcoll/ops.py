@@ -7,25 +7,25 @@ from dcoll.errors import ArgumentError
 
 
 class ReduceOp(enum.IntEnum):
-    """How the ranks' values are combined. The values are the core's, not Horovod's: use the names."""
+    """How the ranks' values are combined. The values are Horovod's."""
 
-    Sum = _C.SUM
     Average = _C.AVERAGE
+    Sum = _C.SUM
+    Adasum = _C.ADASUM
     Min = _C.MIN
     Max = _C.MAX
     Product = _C.PRODUCT
 
 
-Sum = ReduceOp.Sum
 Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
 
 
 def wrong_op(op: object, allowed: tuple[ReduceOp, ...] = tuple(ReduceOp)) -> ArgumentError:
-    """The error for an `op` that is not one of `allowed`. A bare number is refused: Horovod numbers them
-    differently.
-    """
+    """The error for an `op` that is not one of `allowed`. A bare number is refused: the names say more."""
     names = ", ".join(f"dcoll.{one.name}" for one in allowed)
     return ArgumentError(f"op is {op!r}, but must be one of {names}")

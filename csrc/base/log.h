@@ -1,4 +1,5 @@
-// Lines on standard error: "[dcoll warning rank 2] ...". The level and rank travel in the object; nothing is global.
+// Lines on standard error: "[dcoll warning rank 2 21:05:33.123456] ...". Level and rank travel in the object; nothing
+// is global.
 #pragma once
 
 #include <string>
@@ -6,12 +7,13 @@
 
 namespace dcoll {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
-LogLevel log_level_from(std::string_view name);  // "debug", "info", "warning", "error"
+enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
+LogLevel log_level_from(std::string_view name);  // "trace", "debug", "info", "warning", "error", "fatal"
 
 struct Log {
   LogLevel level = LogLevel::kWarning;
   int rank = 0;
+  bool hide_time = false;
   void operator()(LogLevel severity, const std::string& text) const;
 };
 

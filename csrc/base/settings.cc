@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/horovod_settings.h"
 
 namespace dcoll {
 namespace {
@@ -13,8 +14,10 @@ namespace {
 constexpr std::array kTable = {
     SettingInfo{"DCOLL_TRANSPORT", "auto", "auto, mpi",
                 "auto: shared memory inside a node, MPI between; mpi: MPI always"},
-    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, halving_doubling, recursive_doubling, direct",
+    SettingInfo{"DCOLL_ALGO", "auto", "auto, ring, tree, halving_doubling, recursive_doubling, direct, hierarchical",
                 "the all-reduce algorithm"},
+    SettingInfo{"DCOLL_NODES", "", "numbers like 0,0,1,1",
+                "treat one machine as several: the node of rank 0, 1, ...; a shorter list repeats. For tests"},
     SettingInfo{"DCOLL_TIMEOUT", "300", "seconds > 0",
                 "a wait without progress for this long fails and names the ranks"},
     SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks",
@@ -30,7 +33,18 @@ constexpr std::array kTable = {
                 "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
     SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512, avx2, generic", "instruction set of the CPU kernels"},
-    SettingInfo{"DCOLL_LOG_LEVEL", "warning", "debug, info, warning, error", "what is written to standard error"},
+    SettingInfo{"DCOLL_STALL_CHECK_TIME", "60", "seconds > 0",
+                "an operation that some ranks did not submit for this long is reported, naming them"},
+    SettingInfo{"DCOLL_STALL_SHUTDOWN_TIME", "0", "seconds, 0 = never", "... for this long ends the job with an error"},
+    SettingInfo{"DCOLL_STALL_CHECK_DISABLE", "0", "0, 1", "1: neither reports nor ends stalled operations"},
+    SettingInfo{"DCOLL_TIMELINE", "", "a file, DYNAMIC, empty = none",
+                "dcoll.init() begins a timeline there; a name with {rank} is a file of every rank"},
+    SettingInfo{"DCOLL_TIMELINE_MARK_CYCLES", "0", "0, 1", "the timeline marks where each step's gradients begin"},
+    SettingInfo{"DCOLL_THREAD_AFFINITY", "", "cores, one per local rank: 2,6; empty = anywhere",
+                "the core that a rank's background thread is bound to"},
+    SettingInfo{"DCOLL_LOG_LEVEL", "warning", "trace, debug, info, warning, error, fatal",
+                "what is written to standard error"},
+    SettingInfo{"DCOLL_LOG_HIDE_TIME", "0", "0, 1", "1: lines on standard error begin without the time"},
 };
 
 const SettingInfo& info(std::string_view name) {
@@ -40,13 +54,19 @@ const SettingInfo& info(std::string_view name) {
   throw Error("internal: no setting " + std::string(name));
 }
 
-std::string text(std::string_view name) {
+bool is_set(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());
-  return value != nullptr && *value != '\0' ? value : std::string(info(name).fallback);
+  return value != nullptr && *value != '\0';
 }
 
+std::string text(std::string_view name) { return setting_text(name); }
+
 [[noreturn]] void reject(std::string_view name, const std::string& value) {
-  throw ArgumentError(std::string(name) + "='" + value + "' is not valid: allowed are " +
+  std::string source;  // the variable the value came from
+  if (!is_set(name)) {
+    if (const auto taken = from_horovod(name)) source = " (from " + taken->variable + ")";
+  }
+  throw ArgumentError(std::string(name) + "='" + value + "'" + source + " is not valid: allowed are " +
                       std::string(info(name).allowed) + ". Change or unset the variable on every rank.");
 }
 
@@ -66,6 +86,21 @@ int64_t integer(std::string_view name, int64_t low, int64_t high) {
   return static_cast<int64_t>(parsed);
 }
 
+// Numbers below 65536, separated by commas; none when the setting is empty.
+std::vector<int> numbers(std::string_view name) {
+  const std::string value = text(name);
+  std::vector<int> found;
+  std::stringstream list{value};
+  for (std::string word; std::getline(list, word, ',');) {
+    if (word.empty() || word.size() > 5 || word.find_first_not_of("0123456789") != std::string::npos) {
+      reject(name, value);
+    }
+    found.push_back(std::stoi(word));
+  }
+  if (!value.empty() && value.back() == ',') reject(name, value);
+  return found;
+}
+
 // One of the words listed in the table's "allowed" column.
 std::string choice(std::string_view name) {
   const std::string value = text(name);
@@ -76,7 +111,28 @@ std::string choice(std::string_view name) {
   reject(name, value);
 }
 
+bool flag(std::string_view name) { return integer(name, 0, 1) != 0; }
+
+// "2,6": whole numbers.
+std::vector<int> cores(std::string_view name) {
+  std::vector<int> found;
+  std::stringstream words{text(name)};
+  for (std::string word; std::getline(words, word, ',');) {
+    char* end = nullptr;
+    const long core = std::strtol(word.c_str(), &end, 10);
+    if (end == word.c_str() || *end != '\0' || core < 0 || core > 1 << 20) reject(name, text(name));
+    found.push_back(static_cast<int>(core));
+  }
+  return found;
+}
+
 }  // namespace
+
+std::string setting_text(std::string_view name) {
+  if (is_set(name)) return std::getenv(std::string(name).c_str());
+  if (const auto taken = from_horovod(name)) return taken->value;
+  return std::string(info(name).fallback);
+}
 
 std::span<const SettingInfo> setting_table() { return kTable; }
 
@@ -85,6 +141,7 @@ Settings Settings::from_env() {
   Settings s;
   s.transport = choice("DCOLL_TRANSPORT");
   s.algo = choice("DCOLL_ALGO");
+  s.nodes = numbers("DCOLL_NODES");
   s.timeout_s = number("DCOLL_TIMEOUT", kSmallest, 1e9);
   s.spin_us = number("DCOLL_SPIN_US", -1, 1e9);
   s.arena_mb = integer("DCOLL_ARENA_MB", 0, int64_t{1} << 26);
@@ -96,7 +153,14 @@ Settings Settings::from_env() {
   s.bucket_mb = number("DCOLL_BUCKET_MB", -1, 1e6);
   s.first_bucket_mb = number("DCOLL_FIRST_BUCKET_MB", kSmallest, 1e6);
   s.simd = choice("DCOLL_SIMD");
+  s.stall_check_time_s = number("DCOLL_STALL_CHECK_TIME", kSmallest, 1e9);
+  s.stall_shutdown_time_s = number("DCOLL_STALL_SHUTDOWN_TIME", 0, 1e9);
+  s.stall_check_disable = flag("DCOLL_STALL_CHECK_DISABLE");
+  s.timeline = text("DCOLL_TIMELINE");
+  s.timeline_mark_cycles = flag("DCOLL_TIMELINE_MARK_CYCLES");
+  s.thread_affinity = cores("DCOLL_THREAD_AFFINITY");
   s.log_level = choice("DCOLL_LOG_LEVEL");
+  s.log_hide_time = flag("DCOLL_LOG_HIDE_TIME");
   return s;
 }
 

@@ -5,26 +5,37 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dcoll {
 
 struct Settings {
-  std::string transport;  // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
-  std::string algo;       // "auto" or an algorithm's name for all-reduce
-  double timeout_s;       // a wait that saw no progress for this long fails, naming the ranks waited for
+  std::string transport;   // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
+  std::string algo;        // "auto" or an algorithm's name for all-reduce
+  std::vector<int> nodes;  // a machine's ranks work as if on several: number of rank r is nodes[r % nodes.size()];
+                           // empty: as it is
+  double timeout_s;  // a wait that saw no progress for this long fails, naming the ranks waited for
   double spin_us;    // how long a wait looks before it sleeps (yielding on a shared core); negative: chosen from cores
                      // and ranks
   int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
   int64_t slice_kb;  // pipelining unit: the longest message between two ranks
   int64_t slots;     // messages in flight per (peer, channel)
-  std::string calibrate;   // "auto", "off", "force": constants of the cost model between nodes
-  std::string cache_dir;   // where measured constants are kept; empty: the user's cache folder
-  double bucket_mb;        // gradient bucket size; negative: from the number of nodes
-  double first_bucket_mb;  // size of the bucket that is ready first in backward
-  std::string simd;        // "auto", "avx512", "avx2", "generic"
-  std::string log_level;   // "debug", "info", "warning", "error"
+  std::string calibrate;         // "auto", "off", "force": constants of the cost model between nodes
+  std::string cache_dir;         // where measured constants are kept; empty: the user's cache folder
+  double bucket_mb;              // gradient bucket size; negative: from the number of nodes
+  double first_bucket_mb;        // size of the bucket that is ready first in backward
+  std::string simd;              // "auto", "avx512", "avx2", "generic"
+  double stall_check_time_s;     // an operation that some ranks did not submit for this long is reported
+  double stall_shutdown_time_s;  // ... and for this long fails on all ranks; 0: never
+  bool stall_check_disable;      // neither of the two
+  std::string timeline;          // the file that init() begins a timeline in; "" or "DYNAMIC": none
+  bool timeline_mark_cycles;
+  std::vector<int> thread_affinity;  // per local rank: the core its background thread is bound to; empty: unbound
+  std::string log_level;             // "trace", "debug", "info", "warning", "error", "fatal"
+  bool log_hide_time;
 
-  // Reads the environment. Throws ArgumentError with name, value, allowed values.
+  // Reads the environment, Horovod's names included (horovod_settings.h). Throws ArgumentError with name, value,
+  // allowed values.
   static Settings from_env();
 };
 
@@ -35,5 +46,8 @@ struct SettingInfo {
   std::string_view help;
 };
 std::span<const SettingInfo> setting_table();
+
+// What a setting is now, as text: from its variable, else from Horovod's, else the default.
+std::string setting_text(std::string_view name);
 
 }  // namespace dcoll

@@ -32,6 +32,8 @@ std::string_view op_name(ReduceOp op) {
       return "sum";
     case ReduceOp::kAverage:
       return "average";
+    case ReduceOp::kAdasum:
+      return "adasum";
     case ReduceOp::kMin:
       return "min";
     case ReduceOp::kMax:

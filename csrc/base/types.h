@@ -21,15 +21,17 @@ enum class DType : uint8_t {
 };
 inline constexpr int kNumDTypes = 9;
 
-// Average is a sum whose last reduction is scaled by 1/size; it is not a separate kernel.
+// The values are Horovod's. Average is a sum whose last reduction is scaled by 1/size; it is not a separate kernel.
+// Adasum combines vectors rather than elements (engine/adasum.h): an operator of all-reduce alone.
 enum class ReduceOp : uint8_t {
-  kSum = 0,
-  kAverage = 1,
-  kMin = 2,
-  kMax = 3,
-  kProduct = 4,
+  kAverage = 0,
+  kSum = 1,
+  kAdasum = 2,
+  kMin = 3,
+  kMax = 4,
+  kProduct = 5,
 };
-inline constexpr int kNumReduceOps = 5;
+inline constexpr int kNumReduceOps = 6;
 
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {

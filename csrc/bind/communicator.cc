@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "bind/bind.h"
+#include "bind/constants.h"
 
 namespace py = pybind11;
 
@@ -87,6 +88,23 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .algo = std::move(algo),
           .name = std::move(name),
           .splits = {}};
+}
+
+// Several tensors one behind the other, each with factors of its own.
+Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements, int dtype, std::string name,
+                       double prescale, double postscale) {
+  size_t count = 0;
+  for (const size_t one : elements) count += one;
+  return {.kind = Kind::kAllReduce,
+          .in = in_pointer(in),
+          .out = out_pointer(out),
+          .count = count,
+          .dtype = dtype_from(dtype),
+          .op = ReduceOp::kAdasum,
+          .prescale = prescale,
+          .postscale = postscale,
+          .name = std::move(name),
+          .splits = std::move(elements)};
 }
 
 Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name) {
@@ -183,6 +201,9 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
   };
   define("allreduce", starts(all_reduce_request), all_reduce_args);
   define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
+  define("adasum", starts(adasum_request),
+         std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
+                         "postscale"_a = 1.0));
   define("broadcast", starts(broadcast_request), broadcast_args);
   define("broadcast_sync", runs(broadcast_request), broadcast_args);
   define("allgather", starts(all_gather_request), all_gather_args);
@@ -241,6 +262,8 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("num_nodes", &Communicator::num_nodes)
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("transports", &Communicator::transports)
+      .def("constants", [](Communicator& comm) { return bind::to_dict(comm.topology()); })
+      .def("constants_source", &Communicator::constants_source)
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)

@@ -1,8 +1,7 @@
 // The compiled module dcoll._C.
 #include <pybind11/stl.h>
 
-#include <cstdlib>
-
+#include "base/horovod_settings.h"
 #include "base/settings.h"
 #include "base/types.h"
 #include "bind/bind.h"
@@ -17,9 +16,7 @@ using Row = std::tuple<std::string, std::string, std::string, std::string, std::
 std::vector<Row> settings_rows() {
   std::vector<Row> rows;
   for (const dcoll::SettingInfo& info : dcoll::setting_table()) {
-    const char* value = std::getenv(std::string(info.name).c_str());
-    rows.emplace_back(info.name, info.fallback, info.allowed, info.help,
-                      value != nullptr && *value != '\0' ? value : std::string(info.fallback));
+    rows.emplace_back(info.name, info.fallback, info.allowed, info.help, dcoll::setting_text(info.name));
   }
   return rows;
 }
@@ -38,14 +35,18 @@ PYBIND11_MODULE(_C, m) {
       {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool}};
   for (const auto& [name, dtype] : dtypes) m.attr(name) = static_cast<int>(dtype);
   using dcoll::ReduceOp;
-  const std::pair<const char*, ReduceOp> ops[] = {{"SUM", ReduceOp::kSum},
-                                                  {"AVERAGE", ReduceOp::kAverage},
-                                                  {"MIN", ReduceOp::kMin},
-                                                  {"MAX", ReduceOp::kMax},
-                                                  {"PRODUCT", ReduceOp::kProduct}};
+  const std::pair<const char*, ReduceOp> ops[] = {{"AVERAGE", ReduceOp::kAverage}, {"SUM", ReduceOp::kSum},
+                                                  {"ADASUM", ReduceOp::kAdasum},   {"MIN", ReduceOp::kMin},
+                                                  {"MAX", ReduceOp::kMax},         {"PRODUCT", ReduceOp::kProduct}};
   for (const auto& [name, op] : ops) m.attr(name) = static_cast<int>(op);
 
   m.def("settings", &settings_rows);
+  m.def("horovod_settings", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> rows;
+    for (const dcoll::HorovodSetting& one : dcoll::horovod_settings())
+      rows.emplace_back(one.variable, one.setting, one.instead);
+    return rows;
+  });
   m.def("algorithms", [] {
     std::vector<std::tuple<std::string, std::string, std::string>> rows;
     for (const auto& a : dcoll::plan::algorithms())

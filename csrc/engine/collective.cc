@@ -7,7 +7,10 @@
 #include <map>
 
 #include "base/error.h"
+#include "engine/adasum.h"
 #include "engine/executor.h"
+#include "engine/hierarchical_agreement.h"
+#include "engine/hierarchical_all_reduce.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -102,21 +105,30 @@ std::string mismatch_text(const std::vector<std::byte>& records, int size) {
 }
 
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
-bool use_direct(const Fabric& fabric, std::string_view algo) {
-  if (fabric.all_reduce == nullptr) return false;
+bool use_direct(const Fabric& fabric, std::string_view algo, ReduceOp op) {
+  if (fabric.all_reduce == nullptr || op == ReduceOp::kAdasum) return false;
   if (algo.empty()) algo = fabric.algo;
-  return algo == "auto" || algo == "direct";
+  return algo == "auto" || algo == "direct" || algo == "hierarchical";
+}
+
+// Whether it works on two levels: by default, where there are two.
+bool use_hierarchy(const Fabric& fabric, const Request& r) {
+  if (fabric.hierarchy == nullptr || r.kind != Kind::kAllReduce || r.op == ReduceOp::kAdasum) return false;
+  const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+  return algo == "auto" || algo == "hierarchical";
 }
 
 // The same for the other collectives, which have no algorithm of their own to choose.
 bool use_pull(const Fabric& fabric, const Request& r) {
-  return Pull::suits(r.kind) && fabric.board != nullptr && (fabric.algo == "auto" || fabric.algo == "direct");
+  return Pull::suits(r.kind) && fabric.board != nullptr &&
+         (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
 }
 
 // The algorithm of an all-reduce: as asked for, else as predicted.
 Fabric::Fastest choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
-  if (algo != "auto") return {algo, fabric.slice_bytes};
+  // One rank on every node: the hierarchy's upper level is all there is.
+  if (algo != "auto" && algo != "hierarchical") return {algo, fabric.slice_bytes};
   return fabric.fastest(Collective::kAllReduce, r.count * dtype_bytes(r.dtype));
 }
 
@@ -124,7 +136,10 @@ Fabric::Fastest choose_algorithm(Fabric& fabric, const Request& r) {
 // same everywhere, but for the sizes of ragged collectives.
 bool wants_constants(const Fabric& fabric, const Request& r) {
   if (fabric.links.use == LinkConstants::Use::kBuiltIn) return false;
-  if (r.kind == Kind::kAllReduce) return (r.algo.empty() ? fabric.algo : r.algo) == "auto" && r.count > 0;
+  if (r.kind == Kind::kAllReduce) {
+    const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+    return algo == "auto" || algo == "hierarchical";
+  }
   return r.kind == Kind::kReduceScatter || r.kind == Kind::kBroadcast || r.kind == Kind::kAllGather;
 }
 
@@ -221,9 +236,10 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
-  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo);
+  const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
+  const bool two_levels = use_hierarchy(f, r);
   const bool pulls = use_pull(f, r);
-  const ReduceJob job = direct ? job_of(r.reduce_call(), f.size) : ReduceJob{};
+  const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
 
   // 0. Once: where everybody's slots are.
@@ -251,6 +267,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     BoardWait everybody(*f.board, ticket);
     co_await everybody;
     equal = f.board->fingerprints_equal(ticket);
+  } else if (f.hierarchy != nullptr) {
+    HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), two_levels ? &job : nullptr);
+    co_await everybody;
+    if (everybody.reduced()) co_return;
+    equal = everybody.equal();
+    ticket = everybody.ticket();
   } else if (f.size > 1) {
     Dissemination everybody(*f.transport, r.fingerprint());
     co_await everybody;
@@ -267,6 +289,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (pulls) {
     Pull pull(*f.board, *f.pull_slots, op, ticket);
     co_await pull;
+    co_return;
+  }
+
+  if (r.kind == Kind::kAllReduce && r.op == ReduceOp::kAdasum) {
+    Adasum adasum(f, r);
+    co_await adasum;
     co_return;
   }
 
@@ -290,15 +318,20 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_await sizes;
   }
 
-  // 3. The data.
+  // 3. Once, where several nodes let algorithms differ: what messages cost here.
+  if (wants_constants(f, r)) {
+    Nested learnt(learn_constants(f));
+    co_await learnt;
+  }
+
+  // 4. The data.
   if (direct) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
+  } else if (two_levels) {
+    HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
+    co_await levels;
   } else {
-    if (wants_constants(f, r)) {
-      Nested learnt(learn_constants(f));
-      co_await learnt;
-    }
     DataPhase phase = data_phase(f, op);
     Executor executor(*f.transport, phase.schedule, phase.binding, phase.slice_bytes);
     co_await executor;
@@ -311,7 +344,7 @@ bool pulls_now(const Fabric& fabric, const Request& request) {
 }
 
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {
-  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo)) return false;
+  if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo, call.op)) return false;
   fabric.all_reduce->enter(job_of(call, fabric.size), call.fingerprint());
   return true;
 }

@@ -10,6 +10,7 @@
 
 #include "engine/agreement.h"
 #include "engine/direct_collectives.h"
+#include "engine/hierarchy.h"
 #include "engine/link_constants.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
@@ -23,7 +24,7 @@
 namespace dcoll {
 
 // What a communicator's collectives work with. Board, slots and the direct all-reduce exist where all ranks
-// share mapped memory.
+// share mapped memory; the hierarchy where some do, on several nodes.
 struct Fabric {
   Transport* transport = nullptr;
   std::shared_ptr<Window> window;
@@ -31,6 +32,7 @@ struct Fabric {
   std::unique_ptr<Slots> slots;
   std::unique_ptr<NodeAllReduce> all_reduce;
   std::unique_ptr<PullSlots> pull_slots;
+  std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   LinkConstants links;  // where the topology's constants are from, or are to come from

@@ -31,7 +31,7 @@ std::string join(const std::vector<int>& ranks) {
 Communicator::Communicator(Members members, const Settings& settings)
     : members_(std::move(members)),
       settings_(settings),
-      log_{log_level_from(settings.log_level), members_.rank},
+      log_{log_level_from(settings.log_level), members_.rank, settings.log_hide_time},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
@@ -47,6 +47,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     connect_slots();
+  if (!members_.memory_of_rank.empty()) connect_levels();
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
@@ -57,6 +58,16 @@ void Communicator::connect_slots() {
   fabric_.pull_slots = std::make_unique<PullSlots>(members_.window, *fabric_.board);
   fabric_.slots_posted =
       fabric_.board->post({.offset_in = fabric_.pull_slots->own_offset(), .value = fabric_.slots->own_offset()});
+}
+
+// Some ranks share memory, on several nodes.
+void Communicator::connect_levels() {
+  NodeMap map = NodeMap::of(members_.memory_of_rank, members_.rank);
+  if (!map.has_two_levels()) return;
+  constexpr int64_t kLittleMb = 128;
+  const bool little_memory = settings_.arena_mb > 0 && settings_.arena_mb < kLittleMb;
+  fabric_.hierarchy = std::make_unique<Hierarchy>(*members_.transport, members_.window, std::move(map),
+                                                  fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
 Communicator::~Communicator() {

@@ -38,7 +38,10 @@ struct Members {
   std::unique_ptr<Transport> transport;
   std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
   LinkConstants links;             // how the constants of the cost model are found
-  bool own_core = true;            // no other rank needs the core this one runs on, so it may spin while it waits
+  // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
+  // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
+  std::vector<int> memory_of_rank{};
+  bool own_core = true;  // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {
@@ -89,6 +92,7 @@ class Communicator {
   enum class Spin { kAllowed, kNever };
 
   void connect_slots();
+  void connect_levels();
   void check_open() const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   void step(bool& moved);

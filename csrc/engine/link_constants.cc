@@ -72,6 +72,7 @@ Task learn_constants(Fabric& f) {
   }
   static_cast<plan::Constants&>(f.topology) = known.constants;
   f.forget_choices();
+  if (f.hierarchy != nullptr) f.hierarchy->set_constants(known.constants);
   links.use = LinkConstants::Use::kBuiltIn;  // from here on
   if (f.rank == 0) links.log(LogLevel::kInfo, "link constants: " + links.source);
 }

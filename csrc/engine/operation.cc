@@ -30,6 +30,26 @@ std::string_view kind_name(Kind kind) {
 
 namespace {
 
+void validate_adasum(const Request& r, int size) {
+  if (r.kind != Kind::kAllReduce || !is_floating(r.dtype) || !(r.algo.empty() || r.algo == "auto")) {
+    throw ArgumentError(r.describe() +
+                        ": adasum is defined for allreduce of float16, bfloat16, float32 and float64, and has an "
+                        "algorithm of its own. Use sum or average, convert first, or leave the algorithm out.");
+  }
+  if (!std::has_single_bit(static_cast<unsigned>(size))) {
+    throw ArgumentError(r.describe() +
+                        ": adasum combines ranks in pairs of pairs, so their number must be a power of " +
+                        "two (1, 2, 4, 8, ...), but there are " + std::to_string(size) +
+                        ". Start another number of ranks, or use average.");
+  }
+  size_t total = 0;
+  for (const size_t elements : r.splits) total += elements;
+  if (!r.splits.empty() && total != r.count) {
+    throw ArgumentError(r.describe() + ": the tensors have " + std::to_string(total) + " elements in all, but " +
+                        std::to_string(r.count) + " were given.");
+  }
+}
+
 bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
 
 void validate_scale(const Request& r) {
@@ -78,10 +98,11 @@ void Request::validate(int size) const {
                         std::to_string(size - 1) + ".");
   }
   if (reduces(kind)) validate_scale(*this);
-  if (kind == Kind::kAllReduce && !algo.empty() && algo != "auto" &&
+  if (reduces(kind) && op == ReduceOp::kAdasum) validate_adasum(*this, size);
+  if (kind == Kind::kAllReduce && !algo.empty() && algo != "auto" && algo != "hierarchical" &&
       plan::find_algorithm(plan::Collective::kAllReduce, algo) == nullptr) {
     throw ArgumentError(describe() + ": no algorithm '" + algo + "'; allowed are auto, " +
-                        plan::algorithm_names(plan::Collective::kAllReduce) + ".");
+                        plan::algorithm_names(plan::Collective::kAllReduce) + ", hierarchical.");
   }
   if (kind == Kind::kAllToAll) {
     size_t total = 0;
@@ -110,8 +131,13 @@ uint64_t ReduceCall::fingerprint() const {
 }
 
 uint64_t Request::fingerprint() const {
-  if (kind == Kind::kAllReduce) return reduce_call().fingerprint();
   Fingerprint print;
+  if (kind == Kind::kAllReduce) {
+    if (splits.empty()) return reduce_call().fingerprint();
+    print.add(reduce_call().fingerprint());
+    for (const size_t elements : splits) print.add(elements);
+    return print.value();
+  }
   print.add(static_cast<uint64_t>(kind)).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
   if (kind == Kind::kBroadcast) print.add(count).add(static_cast<uint64_t>(root));
   if (kind == Kind::kReduceScatter) {

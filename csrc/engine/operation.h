@@ -40,8 +40,8 @@ struct ReduceCall {
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
     const bool scaled = prescale != 1.0 || postscale != 1.0;
-    return (algo.empty() || algo == "auto" || algo == "direct") && (!scaled || is_floating(dtype)) &&
-           (dtype != DType::kBool || op != ReduceOp::kAverage);
+    return op != ReduceOp::kAdasum && (algo.empty() || algo == "auto" || algo == "direct" || algo == "hierarchical") &&
+           (!scaled || is_floating(dtype)) && (dtype != DType::kBool || op != ReduceOp::kAverage);
   }
   uint64_t fingerprint() const;  // equals Request's
 };
@@ -60,7 +60,7 @@ struct Request {
   double postscale = 1.0;
   std::string algo{};            // "" = as configured
   std::string name{};            // part of what ranks compare; "" is fine
-  std::vector<size_t> splits{};  // alltoall: rows for each rank
+  std::vector<size_t> splits{};  // alltoall: rows for each rank. Adasum: elements of each tensor; {} is one tensor
   size_t out_bytes = 0;  // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
 
   static Request of(const ReduceCall& call);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <map>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -44,6 +45,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   struct Record {
     int64_t slice_kb, slots, arena_mb;
     char transport[16], algo[16];
+    uint64_t nodes;
     double bucket_mb, first_bucket_mb;
   } mine{};
   mine.slice_kb = s.slice_kb;
@@ -51,13 +53,17 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   mine.arena_mb = s.arena_mb;
   s.transport.copy(mine.transport, sizeof mine.transport - 1);
   s.algo.copy(mine.algo, sizeof mine.algo - 1);
+  Fingerprint nodes;
+  for (const int node : s.nodes) nodes.add(static_cast<uint64_t>(node));
+  mine.nodes = nodes.value();
   mine.bucket_mb = s.bucket_mb;
   mine.first_bucket_mb = s.first_bucket_mb;
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
   auto text = [](const Record& r) {
     return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo +
            " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
-           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
+           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) +
+           " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
            " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb);
   };
   Record first;
@@ -81,6 +87,25 @@ std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
   return key;
 }
 
+// Per rank: its node, numbered by lowest rank. Ranks of one machine are told apart by DCOLL_NODES as well.
+std::vector<int> split_nodes(const std::vector<int>& machines, const Settings& settings) {
+  std::map<std::pair<int, int>, int> numbers;
+  std::vector<int> nodes;
+  for (size_t rank = 0; rank < machines.size(); ++rank) {
+    const int part = settings.nodes.empty() ? 0 : settings.nodes[rank % settings.nodes.size()];
+    nodes.push_back(numbers.try_emplace({machines[rank], part}, static_cast<int>(numbers.size())).first->second);
+  }
+  return nodes;
+}
+
+std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
+  std::vector<int> found;
+  for (int other = 0; other < static_cast<int>(group_of_rank.size()); ++other) {
+    if (group_of_rank[other] == group_of_rank[rank]) found.push_back(other);
+  }
+  return found;
+}
+
 // Whether this rank has a core to itself among the node's ranks.
 bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
   const CoreClaim mine = own_core_claim();
@@ -95,14 +120,16 @@ bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
 }
 
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers)
-// all fall back to MPI together: `failed` of any of them is everybody's.
+// all fall back to MPI together: `failed` of any of them is everybody's. memory_of_rank: see Members.
 Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std::vector<int>& local_ranks,
-                      const Settings& settings, const Log& log) {
-  const ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
-                                                      local_ranks.begin()),
-                       .local_size = static_cast<int>(local_ranks.size()),
-                       .key = job_key(mpi),
-                       .job_ranks = local_ranks};
+                      const Settings& settings, const Log& log, std::vector<int>& memory_of_rank) {
+  ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
+                                                local_ranks.begin()),
+                 .local_size = static_cast<int>(local_ranks.size()),
+                 .key = job_key(mpi),
+                 .job_ranks = local_ranks};
+  // A node of its own key: nodes that DCOLL_NODES made of one machine must not meet at one address.
+  for (int byte = 0; byte < 4; ++byte) peers.key[byte] ^= static_cast<uint8_t>(nodes[mpi.rank()] >> (8 * byte));
   Endpoint endpoint;
   std::string error;
   if (settings.transport == "mpi") {
@@ -116,9 +143,16 @@ Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std:
   }
   const char failed = !error.empty();
   const std::vector<std::byte> all = mpi.all_gather(&failed, 1);
-  const bool node_failed =
-      std::any_of(local_ranks.begin(), local_ranks.end(), [&](int rank) { return all[rank] != std::byte{0}; });
-  if (!node_failed) return endpoint;
+  const auto node_failed = [&](int node) {
+    for (int rank = 0; rank < mpi.size(); ++rank) {
+      if (nodes[rank] == node && all[rank] != std::byte{0}) return true;
+    }
+    return false;
+  };
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    memory_of_rank.push_back(node_failed(nodes[rank]) ? mpi.size() + rank : nodes[rank]);
+  }
+  if (memory_of_rank[mpi.rank()] < mpi.size()) return endpoint;
   if (settings.transport != "mpi" && failed) {
     log(LogLevel::kWarning,
         "node " + std::to_string(nodes[mpi.rank()]) +
@@ -141,14 +175,12 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   check_same_settings(*mpi, settings);
   members.rank = mpi->rank();
   members.size = mpi->size();
-  members.node_of_rank = mpi->node_of_ranks();
-  const Log log{log_level_from(settings.log_level), members.rank};
+  const std::vector<int> machines = mpi->node_of_ranks();
+  members.node_of_rank = split_nodes(machines, settings);
+  const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
-  std::vector<int> local_ranks;
-  for (int rank = 0; rank < members.size; ++rank) {
-    if (members.node_of_rank[rank] == members.node_of_rank[members.rank]) local_ranks.push_back(rank);
-  }
-  Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log);
+  const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
+  Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;
   const bool all_local = static_cast<int>(local_ranks.size()) == members.size;
   members.transport_of_rank.assign(members.size, "mpi");
@@ -156,11 +188,12 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
     for (const int rank : local_ranks) members.transport_of_rank[rank] = node.transport->name();
   }
   members.transport_of_rank[members.rank] = "self";
-  members.window = node.window;
-  members.own_core = has_own_core(*mpi, local_ranks);
+  // Without peers' memory, the window is this rank's own.
+  members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
+  members.own_core = has_own_core(*mpi, ranks_like(machines, members.rank));
   if (!all_local) {
-    members.links = link_constants(*mpi, members.node_of_rank, settings.calibrate, settings.cache_dir,
-                                   settings.slice_kb, log);
+    members.links =
+        link_constants(*mpi, members.node_of_rank, settings.calibrate, settings.cache_dir, settings.slice_kb, log);
   }
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
@@ -180,10 +213,35 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   return std::make_shared<Communicator>(std::move(members), settings);
 }
 
+namespace {
+
+// Ranks as threads on the nodes that `nodes` gives them: memory in common inside a node, messages between.
+std::vector<Endpoint> connect_thread_nodes(const std::vector<int>& nodes, const Settings& settings) {
+  const int n = static_cast<int>(nodes.size());
+  const MappedOptions options = mapped_options(settings);
+  std::vector<Endpoint> all = connect_local(n, options);
+  if (settings.transport == "mpi" || *std::max_element(nodes.begin(), nodes.end()) == 0) return all;
+  std::vector<Endpoint> endpoints(nodes.size());
+  for (int rank = 0; rank < n; ++rank) {
+    const std::vector<int> local_ranks = ranks_like(nodes, rank);
+    if (local_ranks.front() != rank) continue;  // done with its node's first
+    std::vector<Endpoint> node = connect_local(static_cast<int>(local_ranks.size()), options);
+    for (size_t i = 0; i < local_ranks.size(); ++i) {
+      const int member = local_ranks[i];
+      endpoints[member].transport =
+          make_router(member, n, std::move(node[i].transport), local_ranks, std::move(all[member].transport));
+      endpoints[member].window = std::move(node[i].window);
+    }
+  }
+  return endpoints;
+}
+
+}  // namespace
+
 std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings) {
   apply_simd(settings);
-  MappedOptions options = mapped_options(settings);
-  std::vector<Endpoint> endpoints = connect_local(n, options);
+  const std::vector<int> nodes = split_nodes(std::vector<int>(static_cast<size_t>(n), 0), settings);
+  std::vector<Endpoint> endpoints = connect_thread_nodes(nodes, settings);
   const std::vector<CoreClaim> claims(static_cast<size_t>(n), own_core_claim());
   const bool spacious = own_core(claims).front();
   std::vector<std::shared_ptr<Communicator>> communicators;
@@ -191,7 +249,8 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     Members members;
     members.rank = rank;
     members.size = n;
-    members.node_of_rank.assign(n, 0);
+    members.node_of_rank = nodes;
+    if (settings.transport != "mpi") members.memory_of_rank = nodes;
     members.transport_of_rank.assign(n, "local");
     members.transport_of_rank[rank] = "self";
     members.transport = std::move(endpoints[rank].transport);

@@ -14,7 +14,8 @@ namespace dcoll {
 std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings);
 
 // n communicators of one world inside this process, one for each of n threads. With DCOLL_TRANSPORT=mpi they have no
-// memory in common but for messages, like ranks on different nodes: schedules run instead of the fused forms.
+// memory in common but for messages, like ranks on different nodes: schedules run instead of the fused forms. With
+// DCOLL_NODES they are on several nodes.
 std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings);
 
 }  // namespace dcoll

@@ -29,7 +29,7 @@ inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
 
 struct Kernels {
   const char* isa;
-  ReduceFn reduce[kNumDTypes][kNumReduceOps];
+  ReduceFn reduce[kNumDTypes][kNumReduceOps];   // null: Adasum, which is no operation on elements
   CastFn cast[kNumFloatTypes][kNumFloatTypes];  // [source][destination]; null on the diagonal, which is a copy
 };
 

@@ -2,6 +2,7 @@
 # CMakeLists.txt, which gives DCOLL_KERNEL_SOURCES to the core and, when it builds with CUDA, DCOLL_CUDA_SOURCES too
 # (and then CMAKE_CUDA_RUNTIME_LIBRARY=Static and -std=c++20).
 set(DCOLL_KERNEL_SOURCES
+    csrc/kernels/adaptive_sum.cc
     csrc/kernels/cast_cpu.cc
     csrc/kernels/copy_cpu.cc
     csrc/kernels/dispatch.cc

@@ -145,6 +145,8 @@ void launch_op(ReduceOp op, const Pointers& p, size_t count, const Scale& scale,
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
       return launch<T, Sum>(p, count, scale, stream);
+    case ReduceOp::kAdasum:
+      throw ArgumentError("adasum combines vectors: it has no kernel of elements");
     case ReduceOp::kMin:
       return launch<T, Min>(p, count, scale, stream);
     case ReduceOp::kMax:

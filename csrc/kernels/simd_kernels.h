@@ -287,7 +287,7 @@ void cast_loop(char* dst, const char* src, size_t count) {
 // ---- the table, in the order of DType and ReduceOp ----
 
 // clang-format off
-#define DCOLL_REDUCE_ROW(D) {reduce<D, Sum>, reduce<D, Sum>, reduce<D, Min>, reduce<D, Max>, reduce<D, Product>}
+#define DCOLL_REDUCE_ROW(D) {reduce<D, Sum>, reduce<D, Sum>, nullptr, reduce<D, Min>, reduce<D, Max>, reduce<D, Product>}
 constexpr Kernels make_table(const char* isa) {
   return {
       isa,
@@ -300,7 +300,7 @@ constexpr Kernels make_table(const char* isa) {
           DCOLL_REDUCE_ROW(Plain<uint8_t>),
           DCOLL_REDUCE_ROW(Plain<int32_t>),
           DCOLL_REDUCE_ROW(Plain<int64_t>),
-          {reduce<Bool, Or>, reduce<Bool, Or>, reduce<Bool, And>, reduce<Bool, Or>, reduce<Bool, And>},
+          {reduce<Bool, Or>, reduce<Bool, Or>, nullptr, reduce<Bool, And>, reduce<Bool, Or>, reduce<Bool, And>},
       },
       {
           {nullptr, cast_loop<Float16, BFloat16>, cast_loop<Float16, Plain<float>>, cast_loop<Float16, Plain<double>>},

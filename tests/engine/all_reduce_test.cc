@@ -29,6 +29,8 @@ double combine(double a, double b, DType dtype, ReduceOp op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
       return dtype == DType::kBool ? (a != 0 || b != 0) : a + b;
+    case ReduceOp::kAdasum:
+      break;
     case ReduceOp::kMin:
       return std::min(a, b);
     case ReduceOp::kMax:

@@ -141,6 +141,8 @@ inline Number combine(DType dtype, ReduceOp op, Number a, Number b) {
       return computed(dtype, {a.real + b.real, a.integer + b.integer});
     case ReduceOp::kProduct:
       return computed(dtype, {a.real * b.real, a.integer * b.integer});
+    case ReduceOp::kAdasum:
+      break;
     case ReduceOp::kMin:
       return {pick(a.real < b.real, a.real, b.real), less ? a.integer : b.integer};
     case ReduceOp::kMax:

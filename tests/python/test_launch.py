@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dcoll import DcollError, launch
+from dcoll.launcher import Launcher, find_launcher
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from dcoll import DcollError, launch
     ],
 )
 def test_launchers(env: dict[str, str], size: int | None, name: str) -> None:
-    found = launch.find_launcher(env)
+    found = find_launcher(env)
     assert found is not None
     assert found.size == size
     assert name in str(found)
@@ -31,7 +32,7 @@ def test_launchers(env: dict[str, str], size: int | None, name: str) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"WORLD_SIZE": "2"}, {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}])
 def test_no_launcher(env: dict[str, str]) -> None:
-    assert launch.find_launcher(env) is None
+    assert find_launcher(env) is None
 
 
 class FakeMpi:
@@ -49,12 +50,12 @@ class FakeMpi:
 @pytest.mark.parametrize(
     ("launcher", "remedy"),
     [
-        (launch.Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=4", 4), "mpirun that belongs to"),
-        (launch.Launcher("torchrun", "WORLD_SIZE=4", 4), "mpirun -n 4 python"),
-        (launch.Launcher("Slurm's srun", "SLURM_STEP_NUM_TASKS=4", 4), "--mpi=pmix"),
+        (Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=4", 4), "mpirun that belongs to"),
+        (Launcher("torchrun", "WORLD_SIZE=4", 4), "mpirun -n 4 python"),
+        (Launcher("Slurm's srun", "SLURM_STEP_NUM_TASKS=4", 4), "--mpi=pmix"),
     ],
 )
-def test_several_jobs_of_one_rank_are_refused(launcher: launch.Launcher, remedy: str) -> None:
+def test_several_jobs_of_one_rank_are_refused(launcher: Launcher, remedy: str) -> None:
     with pytest.raises(DcollError) as caught:
         launch.check_launcher(FakeMpi(1), launcher)  # type: ignore[arg-type]
     message = str(caught.value)
@@ -90,13 +91,13 @@ def test_the_same_mpi_in_mpi4py_is_fine() -> None:
 
 
 def test_a_job_without_the_plugin_is_refused(tmp_path: Path) -> None:
-    launcher = launch.Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=2", 2)
+    launcher = Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=2", 2)
     with pytest.raises(DcollError, match=r"built without MPI.*mpicc"):
         launch.load_mpi(launcher, tmp_path / "libdcoll_mpi.so")
 
 
 def test_a_plugin_that_does_not_load_is_told(tmp_path: Path) -> None:
-    launcher = launch.Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=2", 2)
+    launcher = Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=2", 2)
     broken = tmp_path / "libdcoll_mpi.so"
     broken.write_bytes(b"not a library")
     with pytest.raises(DcollError, match=r"could not be loaded.*LD_LIBRARY_PATH"):

@@ -1,0 +1,58 @@
+// Some ranks of a communicator as a communicator of their own: a view of its transport that numbers peers by their place
+// in the group and channels from `first_channel` on. So schedules built for the group run over it unchanged, and two
+// schedules on different channels run side by side. The control channel is the whole communicator's.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace dcoll {
+
+class GroupTransport final : public Transport {
+ public:
+  // `ranks`: of the group, as `whole` numbers them; `own`: the place of this rank among them.
+  GroupTransport(Transport& whole, std::vector<int> ranks, int own, int first_channel = 0)
+      : whole_(whole), ranks_(std::move(ranks)), own_(own), first_channel_(first_channel) {}
+
+  int rank_of(int peer) const { return ranks_[peer]; }
+
+  int rank() const override { return own_; }
+  int size() const override { return static_cast<int>(ranks_.size()); }
+  const char* name() const override { return whole_.name(); }
+  size_t max_message_bytes() const override { return whole_.max_message_bytes(); }
+
+  bool post_send(int peer, int channel, const void* data, size_t bytes) override {
+    return whole_.post_send(ranks_[peer], shifted(channel), data, bytes);
+  }
+  std::byte* acquire_send(int peer, int channel, size_t bytes) override {
+    return whole_.acquire_send(ranks_[peer], shifted(channel), bytes);
+  }
+  void commit_send(int peer, int channel) override { whole_.commit_send(ranks_[peer], shifted(channel)); }
+  uint64_t posted(int peer, int channel) const override { return whole_.posted(ranks_[peer], shifted(channel)); }
+  uint64_t sent(int peer, int channel) override { return whole_.sent(ranks_[peer], shifted(channel)); }
+  bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
+    return whole_.post_recv(ranks_[peer], shifted(channel), dst, bytes);
+  }
+  const std::byte* front(int peer, int channel) override { return whole_.front(ranks_[peer], shifted(channel)); }
+  void pop(int peer, int channel) override { whole_.pop(ranks_[peer], shifted(channel)); }
+
+  void progress() override { whole_.progress(); }
+  uint32_t prepare_wait() override { return whole_.prepare_wait(); }
+  void wait(uint32_t ticket, std::chrono::microseconds limit) override { whole_.wait(ticket, limit); }
+  void wake() override { whole_.wake(); }
+  void check_peers() override { whole_.check_peers(); }
+  void post_failure(const std::string& text) override { whole_.post_failure(text); }
+  std::string poll_failure() override { return whole_.poll_failure(); }
+
+ private:
+  int shifted(int channel) const { return channel == kControlChannel ? channel : channel + first_channel_; }
+
+  Transport& whole_;
+  const std::vector<int> ranks_;
+  const int own_;
+  const int first_channel_;
+};
+
+}  // namespace dcoll

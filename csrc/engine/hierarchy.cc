@@ -1,0 +1,118 @@
+#include "engine/hierarchy.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <numeric>
+
+#include "plan/algorithms.h"
+#include "plan/select.h"
+
+namespace dcoll {
+namespace {
+
+constexpr size_t kLine = Memory::kAlignment;
+constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr size_t kSharedBytes = round_up(sizeof(NodeShared), 4096);
+
+// A ring between p nodes with two channels cuts a carrier's slice of a piece into 2p chunks; so long that each is one
+// message. Longer pieces would overlap less, shorter ones send shorter messages.
+size_t piece_bytes_for(const NodeMap& map, size_t slice_bytes, bool little_memory) {
+  const size_t most = little_memory ? size_t{512} << 10 : size_t{8} << 20;
+  const auto carriers = static_cast<size_t>(map.carriers);
+  return round_up(std::min(2 * carriers * map.ranks.size() * slice_bytes, most), carriers * kLine);
+}
+
+// Every leader sends a small operand to every other one: no more than what the network carries in about the latency
+// that another step would cost.
+size_t small_bytes_for(const NodeMap& map, size_t longest_message) {
+  constexpr size_t kSent = size_t{24} << 10;
+  if (map.num_nodes() > Hierarchy::kMaxDirectLeaders) return 0;
+  return std::min({Hierarchy::kSmallSlotBytes, longest_message, kSent / (map.ranks.size() - 1)});
+}
+
+plan::Topology one_rank_per_node(plan::Topology links, size_t nodes) {
+  links.num_ranks = static_cast<uint32_t>(nodes);
+  links.node_of_rank.resize(nodes);
+  std::iota(links.node_of_rank.begin(), links.node_of_rank.end(), 0u);
+  return links;
+}
+
+}  // namespace
+
+Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeMap map, plan::Topology links,
+                     size_t slice_bytes, bool little_memory)
+    : transport_(transport),
+      window_(std::move(window)),
+      map_(std::move(map)),
+      links_(one_rank_per_node(std::move(links), map_.ranks.size())),
+      slice_bytes_(slice_bytes),
+      piece_bytes_(piece_bytes_for(map_, slice_bytes, little_memory)),
+      result_bytes_(round_up(piece_bytes_ / map_.carriers + kLine, kLine)),
+      small_bytes_(small_bytes_for(map_, slice_bytes)),
+      board_(*window_),
+      memory_(Memory::mapped(window_, kSharedBytes + 2 * kSmallSlotBytes + kPieces * (piece_bytes_ + result_bytes_))),
+      blocks_(map_.local_size()),
+      leaders_(transport, map_.carriers_of(0), map_.node) {
+  new (memory_->data()) NodeShared();
+  blocks_[map_.local_rank] = memory_->data();
+  tell_missing({});
+  first_post_ = board_.post({.offset_in = window_->offset_of(memory_->data(), memory_->bytes())});
+}
+
+void Hierarchy::learn() {
+  for (int local = 0; local < local_size(); ++local) {
+    blocks_[local] = window_->base(local) + board_.at(local, first_post_).offset_in;
+  }
+  connected_ = true;
+}
+
+std::byte* Hierarchy::small_slot(int local, uint64_t ticket) const {
+  return blocks_[local] + kSharedBytes + ticket % 2 * kSmallSlotBytes;
+}
+
+std::byte* Hierarchy::operand_slot(int local, uint64_t piece) const {
+  return blocks_[local] + kSharedBytes + 2 * kSmallSlotBytes + piece % kPieces * piece_bytes_;
+}
+
+std::byte* Hierarchy::result_slot(int local, uint64_t piece) const {
+  return operand_slot(local, 0) + kPieces * piece_bytes_ + piece % kPieces * result_bytes_;
+}
+
+std::unique_ptr<GroupTransport> Hierarchy::carriers(int bank, int channels) {
+  return std::make_unique<GroupTransport>(transport_, map_.carriers_of(local_rank()), map_.node, bank * channels);
+}
+
+// Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
+const Hierarchy::Between& Hierarchy::between(size_t bytes) {
+  const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
+  Between& known = between_of_[std::countr_zero(rounded)];
+  if (known.schedule != nullptr) return known;
+  plan::Choice choice = plan::select(plan::Collective::kAllReduce, rounded, links_, slice_bytes_);
+  std::vector<plan::Schedule> all = plan::build_all(*choice.algorithm, links_.num_ranks);
+  for (const plan::Schedule& one : all)
+    known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
+  known.schedule = std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
+  known.why = std::move(choice.why);
+  return known;
+}
+
+void Hierarchy::tell_missing(const std::vector<int>& ranks) const {
+  auto& told = own().missing.ranks;
+  for (size_t i = 0; i < told.size(); ++i) {
+    told[i].store(i < ranks.size() ? ranks[i] : -1, std::memory_order_relaxed);
+  }
+}
+
+void Hierarchy::add_missing(int local, std::vector<int>& ranks) const {
+  bool told = false;
+  for (const auto& entry : shared(local).missing.ranks) {
+    const int32_t rank = entry.load(std::memory_order_relaxed);
+    if (rank < 0) break;
+    ranks.push_back(rank);
+    told = true;
+  }
+  if (!told) ranks.push_back(map_.rank_of(local));
+}
+
+}  // namespace dcoll
