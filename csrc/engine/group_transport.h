@@ -1,6 +1,6 @@
-// Some ranks of a communicator as a communicator of their own: a view of its transport that numbers peers by their place
-// in the group and channels from `first_channel` on. So schedules built for the group run over it unchanged, and two
-// schedules on different channels run side by side. The control channel is the whole communicator's.
+// Some ranks of a communicator as a communicator of their own: a view of its transport that numbers peers by their
+// place in the group and channels from `first_channel` on. So schedules built for the group run over it unchanged, and
+// two schedules on different channels run side by side. The control channel is the whole communicator's.
 #pragma once
 
 #include <utility>

@@ -58,8 +58,7 @@ void HierarchicalAgreement::show() {
 }
 
 const std::byte* HierarchicalAgreement::operand(int local) const {
-  return job_->bytes() <= Board::kInlineBytes ? h_.board().inline_data(local, ticket_)
-                                              : h_.small_slot(local, ticket_);
+  return job_->bytes() <= Board::kInlineBytes ? h_.board().inline_data(local, ticket_) : h_.small_slot(local, ticket_);
 }
 
 // All ranks of the node have shown what they called.

@@ -14,10 +14,7 @@ constexpr size_t kAhead = Hierarchy::kPieces;
 }  // namespace
 
 HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJob& job, uint64_t ticket)
-    : h_(hierarchy),
-      job_(job),
-      carriers_(h_.map().carriers),
-      base_(h_.pieces_begun) {
+    : h_(hierarchy), job_(job), carriers_(h_.map().carriers), base_(h_.pieces_begun) {
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
     const BoardEntry::Post& post = board.at(local, ticket);

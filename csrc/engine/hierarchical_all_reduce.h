@@ -91,7 +91,7 @@ class HierarchicalAllReduce final : public Pollable {
   Hierarchy& h_;
   const ReduceJob job_;
   const int carriers_;
-  const uint64_t base_;  // number of piece 0
+  const uint64_t base_;                // number of piece 0
   std::vector<const std::byte*> ins_;  // per local rank: its operand, where it can be read in place; else null
   std::vector<std::byte*> outs_;       // per carrier: its result, where peers can reach it; else null
   size_t piece_bytes_ = 0;             // of all pieces but the last
@@ -100,7 +100,7 @@ class HierarchicalAllReduce final : public Pollable {
   Cursor fill_, reduce_, take_;
   size_t launched_ = 0, arrived_ = 0;
   size_t banks_ = 1;  // pieces that may be under way at once, each on channels of its own
-  int channels_ = 1;   // of a bank
+  int channels_ = 1;  // of a bank
   std::shared_ptr<const plan::Schedule> schedule_;
   std::deque<Flight> flights_;  // of pieces arrived_ .. launched_
   std::vector<const void*> sources_;

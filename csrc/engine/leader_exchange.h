@@ -45,8 +45,13 @@ class LeaderExchange final : public Pollable {
   };
   struct Peer {
     enum class Send : uint8_t { kMessage, kOperand, kDone } send = Send::kMessage;
-    enum class Receive : uint8_t { kPostMessage, kMessage, kPostOperand, kOperand, kDone } receive =
-        Receive::kPostMessage;
+    enum class Receive : uint8_t {
+      kPostMessage,
+      kMessage,
+      kPostOperand,
+      kOperand,
+      kDone
+    } receive = Receive::kPostMessage;
   };
 
   bool send(int peer, const void* data, size_t bytes);
