@@ -11,6 +11,7 @@
 #include "engine/hierarchical_all_reduce.h"
 #include "engine/join.h"
 #include "engine/mismatch.h"
+#include "engine/rider.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -114,26 +115,6 @@ bool wants_constants(const Fabric& fabric, const Request& r) {
   return r.kind == Kind::kReduceScatter || r.kind == Kind::kBroadcast || r.kind == Kind::kAllGather;
 }
 
-// What data_phase() takes, for the timeline.
-std::string_view algorithm_name(Fabric& fabric, const Request& r) {
-  switch (r.kind) {
-    case Kind::kAllReduce:
-      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
-    case Kind::kBroadcast:
-      return "tree";
-    case Kind::kReduceScatter:
-    case Kind::kAllGather:
-      return "ring";
-    case Kind::kAllToAll:
-      return "pairwise";
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-      break;
-  }
-  return "";
-}
-
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
   const Layout layout = Layout::even(rows, size);
   std::vector<size_t> lengths;
@@ -157,6 +138,7 @@ size_t sum(const std::vector<size_t>& values) {
 // now.
 struct DataPhase {
   std::shared_ptr<const plan::Schedule> schedule;
+  std::string_view algorithm;  // its name in the registry
   size_t slice_bytes = 0;
   Binding binding;
   std::shared_ptr<Memory> prescaled;
@@ -170,6 +152,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   b.output = static_cast<std::byte*>(r.out);
   auto use = [&](Collective collective, const Fabric::Fastest& choice, int root) {
     phase.schedule = f.schedule(collective, choice.algorithm, root);
+    phase.algorithm = plan::find_algorithm(collective, choice.algorithm)->name;
     phase.slice_bytes = choice.slice_bytes;
   };
   switch (r.kind) {
@@ -275,9 +258,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     equal = everybody.equal();
     ticket = everybody.ticket();
   } else if (f.size > 1) {
-    Dissemination everybody(*f.transport, r.fingerprint());
+    const Rider rider(r, f.algo, f.size, f.slice_bytes);
+    Dissemination everybody(*f.transport, r.fingerprint(), rider.operand());
     co_await everybody;
     equal = everybody.equal();
+    if (equal && rider.arrive(everybody, op)) co_return;
   }
   if (!equal) {
     Mismatch calls(f, r);
@@ -306,7 +291,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
 
   // 2. Ragged collectives: how many rows come from whom.
-  if (r.kind == Kind::kAllGather) {
+  if (r.kind == Kind::kAllGather && op.counts.empty()) {  // else they came with the handshake
     const auto rows = static_cast<int64_t>(r.count);
     RecordExchange sizes(f, &rows, sizeof rows);
     co_await sizes.executor;
@@ -344,8 +329,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm(algorithm_name(f, r));
-    Executor executor(*f.transport, phase.schedule, phase.binding, phase.slice_bytes);
+    op.phases.name_algorithm(phase.algorithm);
+    // Over shared memory a slice is there at once; on a network several must be under way.
+    const size_t lanes = f.board != nullptr ? 1 : Executor::most_lanes(*phase.schedule);
+    Executor executor(*f.transport, phase.schedule, phase.binding, phase.slice_bytes, lanes);
     co_await executor;
   }
 }
