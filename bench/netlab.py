@@ -356,7 +356,6 @@ def mpirun_command(lab: Lab, slots: str, arguments: Sequence[str]) -> tuple[list
         raise LabError(f"{program} is not Open MPI's ({first[0] if first else 'it says nothing'}): put that on PATH")
     hosts = ",".join(f"h{host}:{count}" for host, count in enumerate(counts) if int(count))
     first_host = next(host for host, count in enumerate(counts) if int(count))
-    # The wheel's ranks find `python` in the environment of the interpreter that runs this.
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(program).parent)])
     environment = {**mpi_settings(lab, version[1]), **os.environ, "PATH": path}
     # Every host in turn gets its slots. Without a word before the colon, mpirun would put all ranks on the first.
