@@ -29,7 +29,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -
 	-DDCOLL_MPICC=$(or $(MPICC_FOUND),OFF) -DDCOLL_WERROR=ON
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: help build demo test test-cpp test-python stress bench peers bench-peers lint format sanitize clean
+.PHONY: help build demo test test-cpp test-python stress bench peers bench-peers bench-network lint format sanitize clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -117,6 +117,10 @@ bench-peers: peers  ## dcoll against MPI, Gloo, DeepSpeed, oneCCL in turns: benc
 	$(BIN)/python bench/peers.py --ranks 2 \
 		--json bench/results/peers-2-ranks.json --markdown bench/results/peers-2-ranks.md \
 		--plot bench/results/peers-2-ranks.png $(ARGS)
+
+bench-network: build  ## 4 hosts at 1 Gbit/s in a lab of network namespaces (root): bench/results/network-4x1.* (ARGS=...)
+	$(BIN)/python bench/network.py --hosts 4 --slots 1 --rate 1gbit --json bench/results/network-4x1.json \
+		--markdown bench/results/network-4x1.md --plot bench/results/network-4x1.png $(ARGS)
 
 lint: build  ## ruff, mypy, clang-format
 	$(BIN)/ruff check $(PY_FILES)

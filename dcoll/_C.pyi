@@ -95,6 +95,11 @@ class Communicator:
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
 
+    def constants(self) -> dict[str, Any]:
+        """The constants of the cost model in use, as plan.constants()."""
+    def constants_source(self) -> str:
+        """Where they are from: "built in", "measured in 61 ms", or a file."""
+
     # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
     # part of what ranks compare; "" is fine.
     def allreduce(
@@ -554,9 +559,19 @@ class plan:
         """Empty when right, else what is wrong, naming rank, channel and step."""
     @staticmethod
     def select(
-        collective: str, n: int, bytes: int, ranks_per_node: int = 0, slice_bytes: int = 262144
+        collective: str,
+        n: int,
+        bytes: int,
+        ranks_per_node: int = 0,
+        slice_bytes: int = 262144,
+        constants: dict[str, Any] = ...,
     ) -> dict[str, Any]:
-        """name, reason, why, candidates: (name, predicted us), fastest first. ranks_per_node 0: all on one node."""
+        """name, reason, why, candidates: (name, predicted us, slice bytes, reason), fastest first. ranks_per_node 0:
+        all on one node. constants: those that differ from the built-in ones, as constants() has them."""
+    @staticmethod
+    def constants() -> dict[str, Any]:
+        """The built-in constants of the cost model: memory and network (dicts of alpha_us, overhead_us,
+        beta_us_per_byte, fan_in, burst_bytes, transit_us_per_byte) and gamma_us_per_byte."""
     @staticmethod
     def simulate(
         collective: str,

@@ -1,16 +1,22 @@
-"""Look at the schedules and at the choice between them. Nothing here communicates; no mpirun is needed.
+"""Look at the schedules and at the choice between them. Needs no mpirun; under one, `explain` is about that very job.
 
 python -m dcoll.plan list
 python -m dcoll.plan show --algo ring -n 4 [--collective all_reduce] [--rank 0]
 python -m dcoll.plan verify --algo tree -n 64
-python -m dcoll.plan explain --bytes 16M -n 8 [--ranks-per-node 4]
+python -m dcoll.plan explain --bytes 16M -n 8 [--ranks-per-node 4] [--rate 10gbit] [--latency 20us]
+python -m dcoll.plan explain --bytes 16M --nodes 4 --ranks-per-node 2
+mpirun -n 8 python -m dcoll.plan explain --bytes 16M
 """
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from dcoll import _C
+from dcoll.launcher import find_launcher
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -65,16 +71,82 @@ def verify(collective: str, algo: str, n: int, root: int) -> str:
     return ""
 
 
-def explain(collective: str, n: int, nbytes: int, ranks_per_node: int) -> str:
-    """What the cost model chooses, and the predicted time of every candidate."""
-    choice = _C.plan.select(collective, n, nbytes, ranks_per_node)
+def parse_rate(text: str) -> float:
+    """10gbit -> microseconds per byte."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.lower())
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate: write e.g. 200mbit or 10gbit")
+    return 8e6 / (float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]])
+
+
+def parse_time(text: str) -> float:
+    """20us -> 20.0"""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms)", text.lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write e.g. 20us or 1ms")
+    return float(match[1]) * {"us": 1.0, "ms": 1e3}[match[2]]
+
+
+def explain(
+    collective: str,
+    n: int,
+    nbytes: int,
+    ranks_per_node: int,
+    constants: dict[str, Any] | None = None,
+    source: str = "built in",
+    slice_bytes: int = 64 << 10,
+) -> str:
+    """What the cost model chooses, the predicted time of every candidate, and the numbers it follows from."""
+    constants = constants or _C.plan.constants()
+    nodes = -(-n // (ranks_per_node or n))
+    two_levels = collective == "all_reduce" and nodes > 1 and ranks_per_node > 1
+    # On two levels the network sees one all-reduce between nodes, whose slices are shared out to the ranks of each.
+    asked = (nodes, 1) if two_levels else (n, ranks_per_node)
+    choice = _C.plan.select(collective, asked[0], nbytes, asked[1], slice_bytes, constants)
     fastest = choice["candidates"][0][1]
     lines = [choice["why"], f"  {choice['name']} is for: {choice['reason']}"]
-    for name, predicted_us in choice["candidates"]:
+    if two_levels:
+        lines.insert(0, f"hierarchical: {ranks_per_node} ranks of a node in shared memory, and between {nodes} nodes")
+    lines.append(f"  {'algorithm':<20} {'predicted':>14} {'':>7}  slices")
+    for name, predicted_us, best_slice, _ in choice["candidates"]:
         factor = f"{predicted_us / fastest:6.2f}x" if fastest > 0 else ""
-        lines.append(f"  {name:<10} {predicted_us:>12.1f} us {factor}")
-    lines.append("  (model constants are defaults, not measured on this machine)")
+        lines.append(f"  {name:<20} {predicted_us:>11.1f} us {factor:>7}  {best_slice >> 10} KiB")
+    for level in ("memory", "network")[: 1 + (nodes > 1)]:
+        link = constants[level]
+        lines.append(
+            f"  {level}: {link['alpha_us']:.2f} us + {2 * link['overhead_us']:.2f} us of CPU per message, "
+            f"{1e-3 / max(link['beta_us_per_byte'], 1e-12):.3f} GB/s, crowding {link['fan_in']:.2f}"
+            + (f", {link['burst_bytes'] / 1024:.0f} KiB at once after a pause" if link["burst_bytes"] > 0 else "")
+        )
+    lines.append(f"  reduction: {1e-3 / max(constants['gamma_us_per_byte'], 1e-12):.2f} GB/s; constants: {source}")
     return "\n".join(lines)
+
+
+def explain_job(collective: str, nbytes: int) -> str | None:
+    """explain() of the job this process is a rank of; None on all ranks but the first. Collective."""
+    import torch
+
+    from dcoll import collectives, world
+
+    world.init()
+    comm = world.communicator()
+    # The first large all-reduce between nodes measures, or reads what was measured.
+    collectives.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
+    text = None
+    if comm.rank == 0:
+        per_node = max(comm.nodes.count(node) for node in set(comm.nodes))
+        slice_bytes = int(_setting("DCOLL_SLICE_KB")) << 10
+        text = explain(collective, comm.size, nbytes, per_node, comm.constants(), comm.constants_source(), slice_bytes)
+        if comm.num_nodes == 1:
+            text += (
+                "\n  All ranks share memory, so the collective takes a direct form in it, not one of these schedules."
+            )
+    world.shutdown()
+    return text
+
+
+def _setting(name: str) -> str:
+    return os.environ.get(name) or next(row[1] for row in _C.settings() if row[0] == name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,9 +164,29 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("explain", help="which algorithm is chosen, and why")
     command.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
     command.add_argument("--bytes", type=parse_bytes, required=True, help="size of the buffer: 8, 64K, 16M, 1G")
-    command.add_argument("-n", type=_positive, default=4, help="number of ranks (default 4)")
+    command.add_argument("-n", type=_positive, default=None, help="number of ranks (default 4, or the job's)")
+    command.add_argument("--nodes", type=_positive, default=None, help="number of nodes, instead of -n")
     command.add_argument("--ranks-per-node", type=_positive, default=None, help="default: all on one node")
+    command.add_argument("--rate", type=parse_rate, help="of the links between nodes: 1gbit, 100gbit")
+    command.add_argument("--latency", type=parse_time, help="of a short message between nodes: 20us")
     return parser
+
+
+def _explained(args: argparse.Namespace) -> str | None:
+    described = (args.n, args.nodes, args.ranks_per_node, args.rate, args.latency)
+    launcher = find_launcher(os.environ)
+    if launcher is not None and launcher.size != 1 and all(value is None for value in described):
+        return explain_job(args.collective, args.bytes)
+    per_node = args.ranks_per_node or (1 if args.nodes else 0)
+    n = args.n or (args.nodes * per_node if args.nodes else 4)
+    constants, source = _C.plan.constants(), "built in, not measured on any machine"
+    if args.rate is not None:
+        constants["network"]["beta_us_per_byte"] = args.rate
+        source = "built in but for what was given"
+    if args.latency is not None:
+        constants["network"]["alpha_us"] = args.latency
+        source = "built in but for what was given"
+    return explain(args.collective, n, args.bytes, per_node, constants, source)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "show":
             print(show(args.collective, args.algo, args.n, args.rank, args.root))
         elif args.command == "explain":
-            print(explain(args.collective, args.n, args.bytes, args.ranks_per_node or 0))
+            text = _explained(args)
+            if text is not None:
+                print(text)
         else:
             message = verify(args.collective, args.algo, args.n, args.root)
             print(message or f"{args.collective} {args.algo} on {args.n} ranks is right")

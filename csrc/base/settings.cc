@@ -25,6 +25,10 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_ARENA_MB", "0", "MiB >= 16, 0 = physical memory", "address space per rank for mapped buffers"},
     SettingInfo{"DCOLL_SLICE_KB", "64", "KiB, 1 to 4096", "longest message between two ranks (pipelining unit)"},
     SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},
+    SettingInfo{"DCOLL_CALIBRATE", "auto", "auto, off, force",
+                "constants of the cost model between nodes: auto measures them once and keeps them, force measures "
+                "them in every job, off takes the built-in ones"},
+    SettingInfo{"DCOLL_CACHE_DIR", "", "a folder", "where measured constants are kept; unset: ~/.cache/dcoll"},
     SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4 on one node, 25 on several",
                 "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
@@ -144,6 +148,8 @@ Settings Settings::from_env() {
   if (s.arena_mb != 0 && s.arena_mb < 16) reject("DCOLL_ARENA_MB", text("DCOLL_ARENA_MB"));
   s.slice_kb = integer("DCOLL_SLICE_KB", 1, 4096);
   s.slots = integer("DCOLL_SLOTS", 1, 64);
+  s.calibrate = choice("DCOLL_CALIBRATE");
+  s.cache_dir = text("DCOLL_CACHE_DIR");
   s.bucket_mb = number("DCOLL_BUCKET_MB", -1, 1e6);
   s.first_bucket_mb = number("DCOLL_FIRST_BUCKET_MB", kSmallest, 1e6);
   s.simd = choice("DCOLL_SIMD");

@@ -14,13 +14,15 @@ struct Settings {
   std::string algo;        // "auto" or an algorithm's name for all-reduce
   std::vector<int> nodes;  // a machine's ranks work as if on several: number of rank r is nodes[r % nodes.size()];
                            // empty: as it is
-  double timeout_s;  // a wait that saw no progress for this long fails, naming the ranks waited for
+  double timeout_s;        // a wait that saw no progress for this long fails, naming the ranks waited for
   double spin_us;    // how long a wait looks before it sleeps (yielding on a shared core); negative: chosen from cores
                      // and ranks
   int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
   int64_t slice_kb;  // pipelining unit: the longest message between two ranks
   int64_t slots;     // messages in flight per (peer, channel)
-  double bucket_mb;  // gradient bucket size; negative: from the number of nodes
+  std::string calibrate;         // "auto", "off", "force": constants of the cost model between nodes
+  std::string cache_dir;         // where measured constants are kept; empty: the user's cache folder
+  double bucket_mb;              // gradient bucket size; negative: from the number of nodes
   double first_bucket_mb;        // size of the bucket that is ready first in backward
   std::string simd;              // "auto", "avx512", "avx2", "generic"
   double stall_check_time_s;     // an operation that some ranks did not submit for this long is reported

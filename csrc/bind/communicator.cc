@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "bind/bind.h"
 #include "bind/by_name.h"
+#include "bind/constants.h"
 
 namespace py = pybind11;
 
@@ -293,6 +294,8 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("num_nodes", &Communicator::num_nodes)
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("transports", &Communicator::transports)
+      .def("constants", [](Communicator& comm) { return bind::to_dict(comm.topology()); })
+      .def("constants_source", &Communicator::constants_source)
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)

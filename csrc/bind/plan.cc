@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bind/bind.h"
+#include "bind/constants.h"
 #include "plan/algorithms.h"
 #include "plan/describe.h"
 #include "plan/select.h"
@@ -69,18 +70,21 @@ std::string verify(const std::string& collective, const std::string& algo, uint3
 }
 
 py::dict choose(const std::string& collective, uint32_t n, uint64_t bytes, uint32_t ranks_per_node,
-                uint64_t slice_bytes) {
+                uint64_t slice_bytes, const py::dict& constants) {
   if (n == 0) throw ArgumentError("there must be at least one rank, got n = 0");
   const uint32_t per_node = ranks_per_node == 0 ? n : ranks_per_node;
   const plan::Collective kind = plan::parse_collective(collective);
   plan::Choice choice;
+  plan::Topology topology = plan::Topology::blocks(n, per_node);
+  static_cast<plan::Constants&>(topology) = bind::constants_from(constants);
   {
     py::gil_scoped_release unlocked;
-    choice = plan::select(kind, bytes, plan::Topology::blocks(n, per_node), slice_bytes);
+    choice = plan::select(kind, bytes, topology, slice_bytes);
   }
   py::list candidates;
   for (const plan::Candidate& candidate : choice.candidates) {
-    candidates.append(py::make_tuple(std::string(candidate.algorithm->name), candidate.predicted_us));
+    candidates.append(py::make_tuple(std::string(candidate.algorithm->name), candidate.predicted_us,
+                                     candidate.slice_bytes, std::string(candidate.algorithm->reason)));
   }
   py::dict dict;
   dict["name"] = std::string(choice.algorithm->name);
@@ -107,6 +111,7 @@ void bind_plan(py::module_& m) {
   sub.def("verify", &verify, py::arg("collective"), py::arg("algo"), py::arg("n"), py::arg("slot_depth") = 1,
           py::arg("rounds") = 2, py::arg("in_place") = false, py::arg("root") = 0);
   sub.def("select", &choose, py::arg("collective"), py::arg("n"), py::arg("bytes"), py::arg("ranks_per_node") = 0,
-          py::arg("slice_bytes") = plan::kDefaultSliceBytes);
+          py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
+  sub.def("constants", [] { return bind::to_dict(plan::Constants{}); });
   bind_simulate(sub);
 }

@@ -36,18 +36,14 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
   return built;
 }
 
-std::string_view Fabric::algorithm_of(const plan::Schedule& schedule) const {
-  for (const Cached& entry : cache_) {
-    if (entry.schedule.get() == &schedule) return entry.algorithm;
-  }
-  return "";
-}
-
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
-const std::string& Fabric::fastest_all_reduce(size_t bytes) {
+const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
-  std::string& known = fastest_[std::countr_zero(rounded)];
-  if (known.empty()) known = plan::select(Collective::kAllReduce, rounded, topology, slice_bytes).algorithm->name;
+  Fastest& known = fastest_[static_cast<size_t>(collective)][std::countr_zero(rounded)];
+  if (known.algorithm.empty()) {
+    const plan::Choice choice = plan::select(collective, rounded, topology, slice_bytes);
+    known = {std::string(choice.algorithm->name), static_cast<size_t>(choice.slice_bytes)};
+  }
   return known;
 }
 
@@ -100,10 +96,23 @@ bool use_pull(const Fabric& fabric, const Request& r) {
          (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
 }
 
-std::string choose_algorithm(Fabric& fabric, const Request& r) {
+// The algorithm of an all-reduce: as asked for, else as predicted.
+Fabric::Fastest choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   // One rank on every node: the hierarchy's upper level is all there is.
-  return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+  if (algo != "auto" && algo != "hierarchical") return {algo, fabric.slice_bytes};
+  return fabric.fastest(Collective::kAllReduce, r.count * dtype_bytes(r.dtype));
+}
+
+// Whether the constants of the cost model are wanted now, for the first time. All ranks answer alike: the call is the
+// same everywhere, but for the sizes of ragged collectives.
+bool wants_constants(const Fabric& fabric, const Request& r) {
+  if (fabric.links.use == LinkConstants::Use::kBuiltIn) return false;
+  if (r.kind == Kind::kAllReduce) {
+    const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
+    return algo == "auto" || algo == "hierarchical";
+  }
+  return r.kind == Kind::kReduceScatter || r.kind == Kind::kBroadcast || r.kind == Kind::kAllGather;
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -129,6 +138,8 @@ size_t sum(const std::vector<size_t>& values) {
 // now.
 struct DataPhase {
   std::shared_ptr<const plan::Schedule> schedule;
+  std::string_view algorithm;  // its name in the registry
+  size_t slice_bytes = 0;
   Binding binding;
   std::shared_ptr<Memory> prescaled;
 };
@@ -139,32 +150,38 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   Binding& b = phase.binding;
   b.input = static_cast<const std::byte*>(r.in);
   b.output = static_cast<std::byte*>(r.out);
+  auto use = [&](Collective collective, const Fabric::Fastest& choice, int root) {
+    phase.schedule = f.schedule(collective, choice.algorithm, root);
+    phase.algorithm = plan::find_algorithm(collective, choice.algorithm)->name;
+    phase.slice_bytes = choice.slice_bytes;
+  };
   switch (r.kind) {
     case Kind::kAllReduce:
-      phase.schedule = f.schedule(Collective::kAllReduce, choose_algorithm(f, r), 0);
+      use(Collective::kAllReduce, choose_algorithm(f, r), 0);
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kReduceScatter: {
-      phase.schedule = f.schedule(Collective::kReduceScatter, "ring", 0);
+      use(Collective::kReduceScatter,
+          f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)), 0);
       const std::vector<size_t> lengths = split_rows(r.count, f.size, r.row_elems);
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;
     }
     case Kind::kBroadcast:
-      phase.schedule = f.schedule(Collective::kBroadcast, "tree", r.root);
+      use(Collective::kBroadcast, f.fastest(Collective::kBroadcast, r.count), r.root);
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kAllGather: {
-      phase.schedule = f.schedule(Collective::kAllGather, "ring", 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      use(Collective::kAllGather, f.fastest(Collective::kAllGather, sum(lengths)), 0);
       b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of({lengths[f.rank]});
       b.output_layout = Layout::of(lengths);
       break;
     }
     case Kind::kAllToAll: {
-      phase.schedule = f.schedule(Collective::kAllToAll, "pairwise", 0);
+      use(Collective::kAllToAll, {"pairwise", f.slice_bytes}, 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
       b.output = op.place_output(sum(lengths));
       b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
@@ -297,7 +314,13 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_await sizes;
   }
 
-  // 3. The data.
+  // 3. Once, where several nodes let algorithms differ: what messages cost here.
+  if (wants_constants(f, r)) {
+    Nested learnt(learn_constants(f));
+    co_await learnt;
+  }
+
+  // 4. The data.
   if (direct) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
@@ -310,10 +333,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm(f.algorithm_of(*phase.schedule));
+    op.phases.name_algorithm(phase.algorithm);
     // Over shared memory a slice is there at once; on a network several must be under way.
     const size_t lanes = f.board != nullptr ? 1 : Executor::most_lanes(*phase.schedule);
-    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes, lanes);
+    Executor executor(*f.transport, phase.schedule, phase.binding, phase.slice_bytes, lanes);
     co_await executor;
   }
 }

@@ -12,6 +12,7 @@
 #include "engine/agreement.h"
 #include "engine/direct_collectives.h"
 #include "engine/hierarchy.h"
+#include "engine/link_constants.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
 #include "engine/slots.h"
@@ -35,6 +36,7 @@ struct Fabric {
   std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
+  LinkConstants links;  // where the topology's constants are from, or are to come from
   int rank = 0;
   int job_rank = 0;  // what messages call this rank
   int size = 1;
@@ -47,9 +49,14 @@ struct Fabric {
 
   // The schedule of this rank, built once per (collective, algorithm, root).
   std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
-  std::string_view algorithm_of(const plan::Schedule& schedule) const;  // of one built here
-  // The name of the algorithm the cost model predicts to be fastest.
-  const std::string& fastest_all_reduce(size_t bytes);
+  // What the cost model predicts to be fastest, for a buffer of so many bytes (the larger of input and output).
+  struct Fastest {
+    std::string algorithm;  // empty: not asked yet
+    size_t slice_bytes = 0;
+  };
+  const Fastest& fastest(plan::Collective collective, size_t bytes);
+  // After the topology's constants have changed.
+  void forget_choices() { fastest_ = {}; }
 
  private:
   struct Cached {
@@ -59,7 +66,7 @@ struct Fabric {
     std::shared_ptr<const plan::Schedule> schedule;
   };
   std::vector<Cached> cache_;
-  std::array<std::string, 64> fastest_;  // per power of two
+  std::array<std::array<Fastest, 64>, 5> fastest_;  // per collective and power of two
 };
 
 // How a synchronous call has entered already: with enter_all_reduce, or with a PullNow's post.

@@ -56,6 +56,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.job_rank = members_.job_rank(members_.rank);
   fabric_.size = members_.size;
   fabric_.algo = settings.algo;
+  fabric_.links = std::move(members_.links);
   fabric_.log = &log_;
   fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
   fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
@@ -340,6 +341,16 @@ void Communicator::fail(const std::string& text) {
 std::string Communicator::failure() const {
   const std::lock_guard lock(inbox_mutex_);
   return failure_text_;
+}
+
+plan::Topology Communicator::topology() {
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.topology;
+}
+
+std::string Communicator::constants_source() {
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.links.source;
 }
 
 std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {

@@ -40,6 +40,7 @@ struct Members {
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
   std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
+  LinkConstants links{};           // how the constants of the cost model are found
   // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
   // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
@@ -110,6 +111,9 @@ class Communicator {
   std::shared_ptr<Memory> scratch(size_t bytes) {
     return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
   }
+  // What the cost model works with now, and where the numbers are from.
+  plan::Topology topology();
+  std::string constants_source();
 
  private:
   enum class Spin { kAllowed, kNever };

@@ -86,4 +86,18 @@ class Task {
   std::coroutine_handle<promise_type> handle_;
 };
 
+// A task within a collective: co_await Nested.
+class Nested final : public Pollable {
+ public:
+  explicit Nested(Task task) : task_(std::move(task)) {}
+  bool poll(bool& moved) override { return task_.advance(moved); }
+  void waiting_for(std::vector<int>& ranks) const override {
+    const std::vector<int> missing = task_.waiting_for();
+    ranks.insert(ranks.end(), missing.begin(), missing.end());
+  }
+
+ private:
+  Task task_;
+};
+
 }  // namespace dcoll

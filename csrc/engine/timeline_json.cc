@@ -61,9 +61,7 @@ std::string microseconds(int64_t ns) {
   return text;
 }
 
-bool has_dtype(Kind kind) {
-  return kind != Kind::kBarrier && kind != Kind::kShutdown && kind != Kind::kJoin;
-}
+bool has_dtype(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kShutdown && kind != Kind::kJoin; }
 
 // What an operation without a name of its own is called; Horovod's names for those count upwards.
 std::string track_of(const TimelineRecord& record) {

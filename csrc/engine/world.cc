@@ -223,6 +223,10 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   // Without peers' memory, the window is this rank's own.
   members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
   members.own_core = has_own_core(*mpi);
+  if (!all_local) {
+    members.links =
+        link_constants(*mpi, members.node_of_rank, settings.calibrate, settings.cache_dir, settings.slice_kb, log);
+  }
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {

@@ -28,6 +28,31 @@ std::string explain(const std::vector<Candidate>& candidates, uint64_t bytes, ui
   return why;
 }
 
+// How many rounds the engine has under way on each channel: between nodes as many as there are channels for.
+uint32_t lanes_of(const std::vector<Schedule>& schedules, const Topology& topology) {
+  const bool several_nodes = std::any_of(topology.node_of_rank.begin(), topology.node_of_rank.end(),
+                                         [&](uint32_t node) { return node != topology.node_of_rank[0]; });
+  const size_t channels = std::max<size_t>(1, schedules[0].channels.size());
+  if (!several_nodes || topology.num_ranks > kMaxTriedRanks) return 1;
+  return std::max<uint32_t>(1, static_cast<uint32_t>(kMaxScheduleChannels / channels));
+}
+
+// A shorter slice must be better by this much to be taken: the model is no more exact.
+constexpr double kWorthwhile = 0.97;
+constexpr uint64_t kShortestSlice = 8 << 10;
+
+Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
+  const std::vector<Schedule> schedules = build_all(algorithm, topology.num_ranks);
+  const uint32_t lanes = lanes_of(schedules, topology);
+  Candidate best{&algorithm, predict_us(schedules, bytes, topology, slice_bytes, lanes), slice_bytes};
+  if (lanes == 1) return best;
+  for (uint64_t shorter = slice_bytes / 2; shorter >= std::max(kShortestSlice, slice_bytes / 4); shorter /= 2) {
+    const double time_us = predict_us(schedules, bytes, topology, shorter, lanes);
+    if (time_us < kWorthwhile * best.predicted_us) best = {&algorithm, time_us, shorter};
+  }
+  return best;
+}
+
 }  // namespace
 
 Choice select(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
@@ -35,16 +60,13 @@ Choice select(Collective collective, uint64_t bytes, const Topology& topology, u
   const bool too_many = topology.num_ranks > kMaxDirectRanks;
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective != collective || (too_many && algorithm.name == "direct")) continue;
-    choice.candidates.push_back({&algorithm, 0.0});
-  }
-  for (Candidate& candidate : choice.candidates) {
-    candidate.predicted_us =
-        predict_us(build_all(*candidate.algorithm, topology.num_ranks), bytes, topology, slice_bytes);
+    choice.candidates.push_back(predict(algorithm, bytes, topology, slice_bytes));
   }
   // Stable: at equal times (0 bytes, one rank) the registry's order decides, the same on every rank.
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.predicted_us < b.predicted_us; });
   choice.algorithm = choice.candidates[0].algorithm;
+  choice.slice_bytes = choice.candidates[0].slice_bytes;
   choice.why = explain(choice.candidates, bytes, topology.num_ranks);
   return choice;
 }

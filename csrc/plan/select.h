@@ -14,10 +14,12 @@ namespace dcoll::plan {
 struct Candidate {
   const Algorithm* algorithm;
   double predicted_us;
+  uint64_t slice_bytes;  // the longest message that is best for it
 };
 
 struct Choice {
   const Algorithm* algorithm;         // never null
+  uint64_t slice_bytes;               // its longest message
   std::string why;                    // one line: the numbers that decided
   std::vector<Candidate> candidates;  // fastest first
 };
@@ -25,7 +27,10 @@ struct Choice {
 // A pure function of its arguments, so ranks that call it with the same ones agree without talking. Simulates every
 // candidate: microseconds to milliseconds for tens of ranks, so keep the result for sizes of the same order. With more
 // than kMaxDirectRanks ranks, algorithms in which everybody talks to everybody are not considered if there is another.
+// slice_bytes: the longest message there may be. Between nodes, of up to kMaxTriedRanks ranks, halves and quarters of
+// it are tried as well: shorter messages fill the pipeline sooner, longer ones cost less each.
 inline constexpr uint32_t kMaxDirectRanks = 128;
+inline constexpr uint32_t kMaxTriedRanks = 16;
 Choice select(Collective collective, uint64_t bytes, const Topology& topology,
               uint64_t slice_bytes = kDefaultSliceBytes);
 

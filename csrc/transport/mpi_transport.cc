@@ -349,9 +349,7 @@ void MpiTransport::wake() {
   futex_wake_all(wakes_);
 }
 
-void MpiTransport::doze(uint32_t ticket, microseconds limit) {
-  futex_wait(wakes_, ticket, limit);
-}
+void MpiTransport::doze(uint32_t ticket, microseconds limit) { futex_wait(wakes_, ticket, limit); }
 
 void MpiTransport::post_failure(const std::string& text) {
   if (closed_) return;

@@ -1,12 +1,15 @@
 """Checks of a job on several hosts. The exhaustive ones need no network; these show that what crosses one is right."""
 
 import os
+import shutil
+import tempfile
 
 import torch
 from checks_collectives import check_mismatch, check_objects  # noqa: F401  checks of this module too
 from reference import reduced, sample
 
 import dcoll as hvd
+from dcoll import _C, world
 
 
 def check_every_host_is_a_node() -> None:
@@ -58,3 +61,26 @@ def check_many_in_flight() -> None:
     hvd.barrier()
     for i, handle in enumerate(handles):
         assert handle.wait(5.0).tolist() == [float(i * hvd.size())] * (i + 1)
+
+
+def check_links_are_measured_once_and_kept() -> None:
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, root_rank=0)
+    os.environ |= {"DCOLL_CALIBRATE": "auto", "DCOLL_CACHE_DIR": folder}
+    sources, constants = [], []
+    for _ in range(2):
+        hvd.shutdown()
+        hvd.init()
+        ones = torch.ones(300_007)
+        assert torch.equal(hvd.allreduce(ones, op=hvd.Sum), ones * hvd.size())
+        comm = world.communicator()
+        sources.append(comm.constants_source())
+        constants.append(comm.constants())
+    assert sources[0].startswith("measured in ")
+    assert sources[1].startswith(folder)
+    assert constants[0] == constants[1] != _C.plan.constants()
+    assert all(other == constants for other in hvd.allgather_object(constants))
+    assert constants[0]["network"]["beta_us_per_byte"] > 0
+    hvd.barrier()
+    if hvd.rank() == 0:
+        assert len(os.listdir(folder)) == 1
+        shutil.rmtree(folder)

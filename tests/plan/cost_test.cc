@@ -90,6 +90,56 @@ TEST(a_slow_network_costs_more_than_memory) {
   }
 }
 
+namespace {
+
+// Two nodes that only beta and a reserve keep apart.
+Topology two_nodes(double beta, double burst_bytes, double transit) {
+  Topology topology = Topology::blocks(2, 1);
+  topology.network = {.beta_us_per_byte = beta, .burst_bytes = burst_bytes, .transit_us_per_byte = transit};
+  topology.gamma_us_per_byte = 0;
+  return topology;
+}
+
+}  // namespace
+
+TEST(a_row_of_calls_is_no_faster_than_the_link) {
+  // The reserve covers all of it, so every message passes at once, but the next call finds it used up: the ring of two
+  // sends the buffer once.
+  CHECK(near(predict("ring", 2, 64 << 10, two_nodes(1e-2, 1 << 20, 1e-6)), (64 << 10) * 1e-2));
+  // Without one, messages take their time one after the other, which is no more.
+  CHECK(near(predict("ring", 2, 4 * kMiB, two_nodes(1e-2, 0, -1)), 4.0 * kMiB * 1e-2));
+}
+
+TEST(what_enters_a_node_takes_as_long_as_what_leaves_it) {
+  // All to one: 3 nodes send at once, and their messages enter one after the other.
+  std::vector<Schedule> schedules(4);
+  for (uint32_t r = 0; r < 4; ++r) {
+    schedules[r].rank = r;
+    schedules[r].num_ranks = 4;
+    schedules[r].channels.resize(1);
+  }
+  for (uint16_t r = 1; r < 4; ++r) {
+    schedules[r].channels[0].steps = {{.op = StepOp::kSend, .src = BufferId::kInput, .peer = 0}};
+    schedules[0].channels[0].steps.push_back({.op = StepOp::kRecvSend, .peer = r, .to = r});
+  }
+  for (uint32_t r = 0; r < 4; ++r) schedules[r].channels[0].steps.resize(r == 0 ? 3 : 1);
+  for (Step& step : schedules[0].channels[0].steps) step.op = StepOp::kRecv, step.dst = BufferId::kOutput;
+  Topology topology = Topology::blocks(4, 1);
+  topology.network = {.beta_us_per_byte = 1e-2};
+  topology.gamma_us_per_byte = 0;
+  CHECK(near(predict_us(schedules, 1000, topology), 3 * 1000 * 1e-2));
+}
+
+TEST(lanes_hide_latency) {
+  // One message at a time and direction, or four: with nothing but latency, a quarter of the time.
+  Topology topology = Topology::blocks(2, 1);
+  topology.network = {.alpha_us = 10};
+  topology.gamma_us_per_byte = 0;
+  const auto ring = build_all(*find_algorithm(Collective::kAllReduce, "ring"), 2);
+  const double alone = predict_us(ring, 64 * kMiB, topology, 64 << 10, 1);
+  CHECK(predict_us(ring, 64 * kMiB, topology, 64 << 10, 4) < 0.3 * alone);
+}
+
 TEST(small_buffers_take_few_hops_large_ones_the_ring) {
   for (const uint32_t n : {4u, 8u, 16u, 32u, 64u}) {
     CHECK(chosen(n, 8) != "ring");

@@ -1,0 +1,179 @@
+"""All-reduce between hosts: every algorithm of dcoll, Open MPI and Gloo in turns, beside the model's prediction and the
+bound. Runs in a lab of network namespaces (bench/netlab), so root is needed, and one machine is enough.
+
+    python bench/network.py --hosts 4 --slots 1 --rate 1gbit --json r.json --markdown r.md --plot r.png
+
+The bound is what a node must send at the least, 2(p-1)/p of the buffer for p nodes, at the link's rate, Ethernet, IP
+and TCP headers included. Chosen is judged by the fastest candidate, predicted by the chosen algorithm's measured time.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import netlab
+from arguments import at_least, format_size, parse_size
+
+HERE = Path(__file__).resolve().parent
+HEADERS = 1514 / 1448  # on the wire per payload of a full frame
+PORT = 29555
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=at_least(2), default=4)
+    parser.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link")
+    parser.add_argument("-b", "--minbytes", type=parse_size, default=4)
+    parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20)
+    parser.add_argument("-f", "--stepfactor", type=at_least(2), default=4)
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="turns of every column at every size")
+    parser.add_argument("--turn-ms", type=float, default=20.0, help="how long a turn lasts, at least one call")
+    parser.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the whole job")
+    for kind in ("json", "markdown", "plot"):
+        parser.add_argument(f"--{kind}", type=Path)
+    return parser.parse_args(argv)
+
+
+def sizes_of(args: argparse.Namespace) -> list[int]:
+    sizes = [args.minbytes]
+    while sizes[-1] * args.stepfactor <= args.maxbytes:
+        sizes.append(sizes[-1] * args.stepfactor)
+    return sizes
+
+
+def run_job(args: argparse.Namespace) -> dict[str, Any]:
+    """The lab's up and down, and what rank 0 wrote in between."""
+    lab = netlab.up(f"bench-{os.getpid()}", args.hosts, args.rate)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "result.json"
+            sizes = ",".join(map(str, sizes_of(args)))
+            job = [
+                *lab.launcher(str(args.slots)), sys.executable, str(HERE / "network_job.py"),
+                str(output), sizes, str(args.rounds), str(args.turn_ms), lab.address(0), str(PORT),
+            ]  # fmt: skip
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "DCOLL_CALIBRATE": "force"}
+            subprocess.run(job, env=environment, check=True, timeout=args.timeout)
+            result: dict[str, Any] = json.loads(output.read_text())
+            return result
+    finally:
+        netlab.down(lab.name)
+
+
+def summarize(result: dict[str, Any], rate: str) -> dict[str, Any]:
+    """Medians in seconds per size and column, the bound, and how good choice and prediction were."""
+    nodes = result["nodes"]
+    per_byte = 2 * (nodes - 1) / nodes * 8 * HEADERS / netlab.bits_per_second(rate)
+    rows: list[dict[str, Any]] = []
+    for size in sorted({size for _, size, _ in result["samples_s"]}):
+        medians = {name: statistics.median(times) for name, at, times in result["samples_s"] if at == size}
+        own = {n.removeprefix("dcoll "): t for n, t in medians.items() if n.startswith("dcoll ")}
+        predicted = result["predicted_s"][str(size)]
+        chosen = min(predicted, key=predicted.__getitem__)
+        best = min((name for name in own if name != "auto"), key=own.__getitem__)
+        rows.append(
+            {
+                "bytes": size, "median_s": medians, "bound_s": size * per_byte, "chosen": chosen, "best": best,
+                "auto_over_best": own["auto"] / own[best], "predicted_s": predicted[chosen],
+                "predicted_over_measured": predicted[chosen] / own["auto"],
+            }
+        )  # fmt: skip
+    return {
+        "rows": rows,
+        "chosen_within_10_percent": sum(row["auto_over_best"] <= 1.10 for row in rows),
+        "large_rows": sum(row["bytes"] >= 64 << 10 for row in rows),
+        "predicted_within_20_percent": sum(
+            abs(row["predicted_over_measured"] - 1) <= 0.20 for row in rows if row["bytes"] >= 64 << 10
+        ),
+    }
+
+
+def markdown(document: dict[str, Any]) -> str:
+    rows, result = document["summary"]["rows"], document["result"]
+    columns = [name for name in rows[0]["median_s"] if name != "dcoll auto"]
+    lines = [
+        f"{result['nodes']} hosts x {result['ranks_per_node']} ranks, links of {document['rate']}, float32 sum in "
+        f"place; median ms of {document['rounds']} turns; {document['date']}; constants {result['constants_source']}.",
+        "",
+        "| size | dcoll | bound | " + " | ".join(columns) + " | chosen | time over best | predicted over measured |",
+        "| --- |" + " ---: |" * (len(columns) + 2) + " --- | ---: | ---: |",
+    ]
+    for row in rows:
+        times = [row["median_s"]["dcoll auto"], row["bound_s"], *(row["median_s"][name] for name in columns)]
+        cells = [f"{1e3 * seconds:.3g}" for seconds in times]
+        lines.append(
+            f"| {format_size(row['bytes'])} | " + " | ".join(cells) + f" | {row['chosen']} | "
+            f"{row['auto_over_best']:.2f} | {row['predicted_over_measured']:.2f} |"
+        )
+    summary = document["summary"]
+    lines += [
+        "",
+        f"Chosen within 10 % of the fastest candidate: {summary['chosen_within_10_percent']} of {len(rows)} sizes. "
+        f"Predicted within 20 % of measured, from 64 KiB: {summary['predicted_within_20_percent']} of "
+        f"{summary['large_rows']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def plot(document: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = document["summary"]["rows"]
+    sizes = [row["bytes"] for row in rows]
+    figure, axes = plt.subplots(figsize=(9, 6))
+    for name in rows[0]["median_s"]:
+        heavy = name in ("dcoll auto", "Open MPI", "Gloo")
+        times = [1e3 * row["median_s"][name] for row in rows]
+        axes.loglog(
+            sizes, times, label=name, linewidth=2 if heavy else 0.8, marker="o" if heavy else None, markersize=4
+        )
+    axes.loglog(sizes, [1e3 * row["predicted_s"] for row in rows], "k--", label="predicted", linewidth=1.2)
+    axes.loglog(sizes, [1e3 * row["bound_s"] for row in rows], "k:", label="bound", linewidth=1.2)
+    axes.set_ylim(bottom=0.5e3 * min(min(row["median_s"].values()) for row in rows))
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("ms")
+    result = document["result"]
+    axes.set_title(f"all-reduce, {result['nodes']} hosts x {result['ranks_per_node']} ranks, {document['rate']}")
+    axes.grid(which="major", alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        result = run_job(args)
+    except netlab.CannotError as reason:
+        print(f"network: {reason}", file=sys.stderr)
+        return netlab.CANNOT
+    document = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "rate": args.rate, "rounds": args.rounds,
+        "cores": len(os.sched_getaffinity(0)), "result": result, "summary": summarize(result, args.rate),
+    }  # fmt: skip
+    text = markdown(document)
+    print(text)
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if args.markdown:
+        args.markdown.write_text(text)
+    if args.plot:
+        plot(document, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""One rank of bench/network.py: times all-reduces of dcoll, MPI and Gloo in turns, in one job on several hosts."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import dcoll as hvd
+from dcoll import _C, world
+
+Call = Callable[[int], None]  # the number of elements
+
+
+def dcoll_calls(buffer: torch.Tensor) -> dict[str, Call]:
+    """What is chosen, and every algorithm there is."""
+    comm = world.communicator()
+    names = ["auto", *(name for collective, name, _ in _C.plan.algorithms() if collective == "all_reduce")]
+    if comm.num_nodes < comm.size:
+        names.append("hierarchical")
+
+    def call_of(algo: str) -> Call:
+        def call(count: int) -> None:
+            comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), count, _C.FLOAT32, _C.SUM, "bench", algo=algo)
+
+        return call
+
+    return {f"dcoll {name}": call_of(name) for name in names}
+
+
+def peer_calls(buffer: torch.Tensor, host: str, port: int) -> dict[str, Call]:
+    from mpi4py import MPI
+
+    mpi_comm, flat = MPI.COMM_WORLD, buffer.numpy()
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    address = f"tcp://{host}:{port}"
+    dist.init_process_group(
+        "gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size(), timeout=timedelta(seconds=60)
+    )
+    return {
+        "Open MPI": lambda count: mpi_comm.Allreduce(MPI.IN_PLACE, flat[:count]),
+        "Gloo": lambda count: dist.all_reduce(buffer[:count]),
+    }
+
+
+def check(name: str, call: Call, buffer: torch.Tensor, count: int) -> None:
+    """One call on small integers, whose sum is exact."""
+    buffer[:count] = (torch.arange(count) % 64 + hvd.rank()).float()
+    call(count)
+    n = hvd.size()
+    want = (torch.arange(count) % 64).float() * n + n * (n - 1) // 2
+    if not torch.equal(buffer[:count], want):
+        raise SystemExit(f"{name}: wrong sum of {count} elements on rank {hvd.rank()}")
+    buffer[:count] = 0
+
+
+def turn(call: Call, count: int, calls: int) -> float:
+    """Seconds per call, on this rank, after a barrier."""
+    hvd.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call(count)
+    return (time.perf_counter() - begin) / calls
+
+
+def slowest(seconds: list[float]) -> list[float]:
+    """Of every sample, the slowest rank's: a collective takes as long as its last rank."""
+    return np.max(np.array(hvd.allgather_object(seconds)), axis=0).tolist()
+
+
+def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: int) -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+    counts = [max(1, int(size) // 4) for size in sizes.split(",")]
+    buffer = torch.zeros(max(counts))
+    comm = world.communicator()
+    columns = dcoll_calls(buffer) | peer_calls(buffer, host, port)
+    comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), min(len(buffer), 1 << 16), _C.FLOAT32, _C.SUM, "learn")
+    calls_of: dict[tuple[str, int], int] = {}
+    samples: dict[tuple[str, int], list[float]] = {}
+    for name, call in columns.items():
+        for count in counts:
+            check(name, call, buffer, count)
+            once = slowest([turn(call, count, 1)])[0]
+            calls_of[name, count] = min(max(round(1e-3 * turn_ms / once), 1), 500)
+            samples[name, count] = []
+    for _ in range(rounds):
+        for count in counts:
+            for name, call in columns.items():
+                samples[name, count].append(turn(call, count, calls_of[name, count]))
+    keys = list(samples)
+    flat = slowest([second for key in keys for second in samples[key]])
+    if hvd.rank() == 0:
+        per_node = comm.local_size
+        of_network = (comm.num_nodes, 1) if per_node > 1 else (comm.size, 1)
+        predicted = {
+            4 * count: {
+                name: us * 1e-6
+                for name, us, _, _ in _C.plan.select(
+                    "all_reduce", of_network[0], 4 * count, 1, 64 << 10, comm.constants()
+                )["candidates"]
+            }
+            for count in counts
+        }
+        result = {
+            "samples_s": [
+                [name, 4 * count, flat[i * rounds : (i + 1) * rounds]] for i, (name, count) in enumerate(keys)
+            ],
+            "predicted_s": predicted,
+            "constants": comm.constants(),
+            "constants_source": comm.constants_source(),
+            "nodes": comm.num_nodes,
+            "ranks_per_node": per_node,
+        }
+        Path(output).write_text(json.dumps(result))
+    hvd.barrier()
+    dist.destroy_process_group()
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))

@@ -1,0 +1,148 @@
+#include "engine/calibration_cache.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include "base/hash.h"
+
+namespace dcoll {
+namespace {
+
+constexpr const char* kTitle = "dcoll constants 1";
+
+struct Field {
+  const char* name;
+  double plan::Constants::* plain;
+  plan::LinkModel plan::Constants::* link;
+  double plan::LinkModel::* part;
+};
+
+using plan::Constants;
+using plan::LinkModel;
+constexpr std::array kFields = {
+    Field{"memory.alpha_us", nullptr, &Constants::memory, &LinkModel::alpha_us},
+    Field{"memory.overhead_us", nullptr, &Constants::memory, &LinkModel::overhead_us},
+    Field{"memory.beta_us_per_byte", nullptr, &Constants::memory, &LinkModel::beta_us_per_byte},
+    Field{"memory.fan_in", nullptr, &Constants::memory, &LinkModel::fan_in},
+    Field{"network.alpha_us", nullptr, &Constants::network, &LinkModel::alpha_us},
+    Field{"network.overhead_us", nullptr, &Constants::network, &LinkModel::overhead_us},
+    Field{"network.beta_us_per_byte", nullptr, &Constants::network, &LinkModel::beta_us_per_byte},
+    Field{"network.fan_in", nullptr, &Constants::network, &LinkModel::fan_in},
+    Field{"network.burst_bytes", nullptr, &Constants::network, &LinkModel::burst_bytes},
+    Field{"network.transit_us_per_byte", nullptr, &Constants::network, &LinkModel::transit_us_per_byte},
+    Field{"gamma_us_per_byte", &Constants::gamma_us_per_byte, nullptr, nullptr},
+};
+
+double& at(Constants& constants, const Field& field) {
+  return field.plain != nullptr ? constants.*field.plain : constants.*field.link.*field.part;
+}
+
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+// The whole file but its last line, which is the fingerprint of the others.
+std::string body(const std::string& key, Constants constants) {
+  std::string text = std::string(kTitle) + "\nfor " + key + "\n";
+  for (const Field& field : kFields) {
+    char line[80];
+    std::snprintf(line, sizeof line, "%s %.17g\n", field.name, at(constants, field));
+    text += line;
+  }
+  return text;
+}
+
+std::string fingerprint_line(const std::string& text) {
+  return "fingerprint " + hex(Fingerprint().add(text).value()) + "\n";
+}
+
+std::string no_good(const std::string& path, const char* why) {
+  return path + " is ignored: " + why + ". It is written anew; remove it if this comes again.";
+}
+
+}  // namespace
+
+std::string CalibrationCache::path() const {
+  return folder + "/constants-" + hex(Fingerprint().add(key).value()) + ".txt";
+}
+
+std::optional<Constants> CalibrationCache::load(std::string& complaint) const {
+  if (folder.empty()) return {};
+  std::ifstream file(path());
+  if (!file) return {};
+  std::stringstream whole;
+  whole << file.rdbuf();
+  const std::string text = whole.str();
+  if (text.rfind(std::string(kTitle) + "\n", 0) != 0) {
+    complaint = no_good(path(), "it is not a file of this version of dcoll");
+    return {};
+  }
+  if (text.find("\nfor " + key + "\n") == std::string::npos) {
+    complaint = no_good(path(), "it is for other machines");
+    return {};
+  }
+  Constants constants;
+  bool whole_lines = true;
+  for (const Field& field : kFields) {
+    const std::string name = std::string("\n") + field.name + " ";
+    const size_t found = text.find(name);
+    whole_lines = whole_lines && found != std::string::npos;
+    if (!whole_lines) break;
+    double& value = at(constants, field);
+    value = std::strtod(text.c_str() + found + name.size(), nullptr);
+    whole_lines = std::isfinite(value);
+  }
+  // The file must be what body() writes of these numbers, to the last byte.
+  const std::string expected = body(key, constants);
+  if (!whole_lines || text != expected + fingerprint_line(expected)) {
+    complaint = no_good(path(), "it is damaged");
+    return {};
+  }
+  return constants;
+}
+
+bool CalibrationCache::store(const Constants& constants, std::string& complaint) const {
+  if (folder.empty()) return false;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string whole = body(key, constants), draft = path() + "." + std::to_string(getpid());
+  std::ofstream file(draft, std::ios::trunc);
+  file << whole << fingerprint_line(whole);
+  file.close();
+  if (file) std::filesystem::rename(draft, path(), error);
+  if (file && !error) return true;
+  std::filesystem::remove(draft, error);
+  complaint = "measured constants cannot be kept in " + folder +
+              ", so every job measures them anew. Set DCOLL_CACHE_DIR to a folder that can be written.";
+  return false;
+}
+
+std::string cache_folder(const std::string& setting) {
+  if (!setting.empty()) return setting;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
+    return std::string(cache) + "/dcoll";
+  }
+  const char* home = std::getenv("HOME");
+  return home != nullptr && *home == '/' ? std::string(home) + "/.cache/dcoll" : "";
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+}  // namespace dcoll

@@ -1,0 +1,80 @@
+#include "engine/link_constants.h"
+
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "engine/calibration.h"
+#include "engine/collective.h"
+
+namespace dcoll {
+namespace {
+
+// Hosts and CPUs of all ranks, in their order, as one number.
+uint64_t machines(MpiBackend& mpi) {
+  const uint64_t mine = Fingerprint().add(mpi.processor_name()).add(cpu_model()).value();
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  return Fingerprint().add(std::string_view(reinterpret_cast<const char*>(all.data()), all.size())).value();
+}
+
+}  // namespace
+
+LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const std::string& setting,
+                             const std::string& cache_dir, int64_t slice_kb, Log log) {
+  LinkConstants constants;
+  constants.log = log;
+  if (setting == "off") return constants;
+  constants.use = setting == "force" ? LinkConstants::Use::kAlwaysMeasure : LinkConstants::Use::kCacheOrMeasure;
+  std::string placement;
+  for (const int node : node_of_rank) {
+    placement += std::to_string(node);
+    placement += ',';
+  }
+  constants.cache.folder = cache_folder(cache_dir);
+  constants.cache.key = "dcoll " DCOLL_VERSION ", ";
+  constants.cache.key += mpi.library_version() + ", " + cpu_model() + ", machines " + std::to_string(machines(mpi)) +
+                         ", nodes of ranks " + placement + " slices of " + std::to_string(slice_kb) + " KiB";
+  return constants;
+}
+
+Task learn_constants(Fabric& f) {
+  LinkConstants& links = f.links;
+  const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
+                             f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
+  // Rank 0 alone looks into the cache: what others have there may be of another time.
+  struct Known {
+    uint64_t found = 0;
+    plan::Constants constants;
+  } known;
+  std::string complaint;
+  if (f.rank == 0 && links.use == LinkConstants::Use::kCacheOrMeasure) {
+    if (const auto cached = links.cache.load(complaint)) known = {1, *cached};
+    if (!complaint.empty()) links.log(LogLevel::kWarning, complaint);
+  }
+  std::vector<std::byte> record(sizeof known);
+  std::memcpy(record.data(), &known, sizeof known);
+  Nested told(tell_everybody(site, record));
+  co_await told;
+  std::memcpy(static_cast<void*>(&known), record.data(), sizeof known);
+  if (known.found != 0) {
+    links.source = links.cache.path();
+  } else {
+    const auto begin = Clock::now();
+    known.constants = f.topology;
+    Nested measured(measure_constants(site, known.constants));
+    co_await measured;
+    links.source = "measured in ";
+    links.source += std::to_string(static_cast<int>(1e3 * seconds_between(begin, Clock::now()))) + " ms";
+    complaint.clear();
+    if (f.rank == 0 && !links.cache.store(known.constants, complaint) && !complaint.empty()) {
+      links.log(LogLevel::kInfo, complaint);
+    }
+  }
+  static_cast<plan::Constants&>(f.topology) = known.constants;
+  f.forget_choices();
+  if (f.hierarchy != nullptr) f.hierarchy->use(known.constants);
+  links.use = LinkConstants::Use::kBuiltIn;  // from here on
+  if (f.rank == 0) links.log(LogLevel::kInfo, "link constants: " + links.source);
+}
+
+}  // namespace dcoll

@@ -1,0 +1,52 @@
+"""The command line of dcoll.plan: what it says about a described job."""
+
+import pytest
+
+from dcoll import _C, plan
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert plan.main(["explain", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_all_candidates_are_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explained(capsys, "--bytes", "16M", "--nodes", "4")
+    for collective, name, _ in _C.plan.algorithms():
+        assert (f"\n  {name} " in text) == (collective == "all_reduce")
+    assert "16 MiB on 4 ranks" in text
+    assert "built in, not measured" in text
+
+
+def test_a_slower_link_is_predicted_to_take_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    def best_us(rate: str) -> float:
+        text = explained(capsys, "--bytes", "16M", "--nodes", "4", "--rate", rate)
+        assert "built in but for what was given" in text
+        return float(text.split(" us predicted")[0].split()[-1])
+
+    # 2 (n-1)/n S at 1 Gbit/s are 201 ms.
+    assert 200e3 < best_us("1gbit") < 230e3
+    assert 9.5 < best_us("1gbit") / best_us("10gbit") < 10.5
+
+
+def test_two_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explained(capsys, "--bytes", "1M", "--nodes", "3", "--ranks-per-node", "4")
+    assert text.startswith("hierarchical: 4 ranks of a node in shared memory, and between 3 nodes\n")
+    assert "on 3 ranks" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"), [("--rate", "fast", "is not a rate"), ("--latency", "5", "is not a time")]
+)
+def test_wrong_values(option: str, value: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan.main(["explain", "--bytes", "1M", option, value])
+    assert text in capsys.readouterr().err
+
+
+def test_unknown_constants_are_refused() -> None:
+    with pytest.raises(ValueError, match="no constant is called 'memroy'"):
+        _C.plan.select("all_reduce", 4, 1 << 20, 1, constants={"memroy": {}})
+    with pytest.raises(ValueError, match="a link has no constant 'beta'"):
+        _C.plan.select("all_reduce", 4, 1 << 20, 1, constants={"network": {"beta": 1.0}})
+    assert set(_C.plan.constants()) == {"memory", "network", "gamma_us_per_byte"}
