@@ -6,7 +6,10 @@
 Not under mpirun: this process starts three jobs, all alive, of which one runs at a time (see bench/peers.py). "none" is
 the same training without communication. A step takes as long as its slowest rank; of "none", too, the slowest rank of
 each step counts, which is what training with infinitely fast communication would take. Exposed is what a step takes
-longer than that. Communication alone is the time to reduce as many bytes while nothing else runs.
+longer than that. Communication alone is the time to reduce as many bytes while nothing else runs, measured in the same
+turn. Hidden is 1 - exposed / communication alone, per round: the median, and the quartiles, which tell how much of it
+is noise. It may be below 0, where a step loses more than communication alone takes (copies into buckets, threads that
+disturb each other), and above 100 %, where noise exceeds what is exposed.
 """  # fmt: skip
 
 import argparse
@@ -99,21 +102,40 @@ def summarize(turns: dict[str, list[dict[str, float] | None]], tokens: int) -> d
         if name != "none" and "none" in turns and pairs:
             row["exposed_s"] = statistics.median(one["step_s"] - free["step_s"] for one, free in pairs)
             row["exposed_share"] = statistics.median(1 - free["step_s"] / one["step_s"] for one, free in pairs)
-            row["hidden_share"] = 1 - min(max(row["exposed_s"] / row["alone_s"], 0.0), 1.0)
+            shares = [
+                1 - (one["step_s"] - free["step_s"]) / one["alone_s"] for one, free in pairs if one["alone_s"] > 0
+            ]
+            if shares:
+                row["hidden_share"] = statistics.median(shares)
+                row["hidden_quartiles"] = quartiles(shares)
         rows[name] = row
     return rows
 
 
+def quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def hidden_cell(row: dict[str, Any]) -> str:
+    if "hidden_share" not in row:
+        return "-"
+    low, high = row["hidden_quartiles"]
+    return f"{row['hidden_share']:.0%} ({low:.0%} to {high:.0%})"
+
+
 def overlap_table(rows: dict[str, dict[str, Any]]) -> str:
-    header = ["job", "step, ms", "tokens/s", "exposed, ms", "exposed, % of step", "communication alone, ms", "hidden",
-              "waited in backward, ms"]  # fmt: skip
+    header = ["job", "step, ms", "tokens/s", "exposed, ms", "exposed, % of step", "communication alone, ms",
+              "hidden (quartiles)", "waited in backward, ms"]  # fmt: skip
     lines = []
     for name, row in rows.items():
         cells = [name, f"{1e3 * row['step_s']:.1f}", f"{row['tokens_per_second']:,.0f}"]
         if "exposed_s" in row:
             waited = f"{1e3 * row['waited_s']:.1f}" if name == "dcoll" else "not told"
             cells += [f"{1e3 * row['exposed_s']:.1f}", f"{row['exposed_share']:.1%}", f"{1e3 * row['alone_s']:.1f}",
-                      f"{row['hidden_share']:.0%}", waited]  # fmt: skip
+                      hidden_cell(row), waited]  # fmt: skip
         lines.append(cells + ["-"] * (len(header) - len(cells)))
     return table(header, lines)
 

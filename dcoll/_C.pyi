@@ -14,6 +14,7 @@ cuda_built: bool
 class DcollError(RuntimeError): ...
 class ArgumentError(DcollError, ValueError): ...
 class MismatchError(DcollError): ...
+class JoinedError(MismatchError): ...
 class TimeoutError(DcollError): ...
 class PeerError(DcollError): ...
 class TransportError(DcollError): ...
@@ -41,6 +42,14 @@ def settings() -> list[tuple[str, str, str, str, str]]:
 
 def horovod_settings() -> list[tuple[str, str, str]]:
     """Horovod's variables: name, the DCOLL_* setting it stands for or "", and then why none is needed."""
+
+def start_timeline(comm: Communicator, path: str, mark_cycles: bool = False) -> None:
+    """Begins a Chrome trace of this process; a path with {rank} on every rank, any other on rank 0 alone."""
+
+def stop_timeline(comm: Communicator) -> None: ...
+def timeline_on(comm: Communicator) -> bool: ...
+def timeline_span(comm: Communicator, track: str, name: str, begin_ns: int, end_ns: int, nbytes: int = 0) -> None:
+    """A span of one's own; times as of time.monotonic_ns()."""
 
 def algorithms() -> list[tuple[str, str, str]]:
     """The registry: (collective, name, reason)."""
@@ -202,12 +211,74 @@ class Communicator:
     def barrier_sync(self, name: str = "") -> None: ...
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
+    @property
+    def by_name(self) -> ByName: ...
+    def join(self, note: str = "") -> int:
+        """Take part in the others' all-reduces with neutral elements until every rank has joined; the last one to join.
+
+        `note` is logged when the others go on."""
     def fail(self, text: str) -> None:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
+    def log(self, level: str, text: str) -> None:
+        """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
     def close(self) -> None:
         """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
+
+@final
+class ByName:
+    """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank starts
+    them. The arguments are those of Communicator."""
+
+    rank: int
+    size: int
+    def allreduce(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        count: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        algo: str = "",
+    ) -> Handle: ...
+    def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
+    def allgather(
+        self,
+        in_ptr: int,
+        rows: int,
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> Handle: ...
+    def reducescatter(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        rows: int,
+        row_elems: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle: ...
+    def alltoall(
+        self,
+        in_ptr: int,
+        splits: Sequence[int],
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+    ) -> Handle: ...
+    def barrier(self, name: str = "") -> Handle: ...
 
 @final
 class InlineAllReduce:
@@ -279,7 +350,13 @@ class Reducer:
         first_bucket_bytes: int,
         prescale: float = 1.0,
         postscale: float = 1.0,
-    ) -> None: ...
+        wire_dtype: int | None = None,
+        groups: Sequence[int] = (),
+    ) -> None:
+        """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced.
+
+        groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
+        """
     def num_buckets(self) -> int: ...
     def bucket_of(self, param: int) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...
@@ -307,6 +384,40 @@ class Reducer:
         """Lay the buckets out anew in this order (the same on all ranks). Old buffers stay valid while referenced."""
     def wait_seconds(self) -> float:
         """Total time spent waiting in finish() so far: communication that backward did not hide."""
+
+@final
+class HookState:
+    """What the GradientHooks of one owner share."""
+
+    def __init__(self) -> None: ...
+    reducer: Reducer | None
+    """None: every gradient goes through bring_in()."""
+    task: int
+    """The backward that runs, by autograd's number; -2 is none."""
+    idle: bool
+    """Gradients stay where they are: more backward passes follow."""
+    sums_again: bool
+    """Reducing a sum once more would be wrong: bring_in() decides."""
+
+@final
+class GradientHook:
+    """A post-accumulate-grad hook (csrc/bind/gradient_hook.cc).
+
+    Calls owner.begin_backward() when graph_task() is not state.task; does nothing more while state.idle; then brings
+    the gradient into its bucket, makes views[index] the parameter's .grad and reports it to the Reducer, or has all
+    this done by owner.bring_in(index) where it is not an ordinary dense tensor of the parameter's dtype and layout.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        views: list[Any],
+        graph_task: Callable[[], int],
+        state: HookState,
+        index: int,
+        row_major: bool,
+    ) -> None: ...
+    def __call__(self, param: Any, /) -> None: ...
 
 class kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""

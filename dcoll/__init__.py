@@ -47,6 +47,7 @@ from dcoll.errors import (
     ArgumentError,
     DcollError,
     HorovodInternalError,
+    JoinedError,
     MismatchError,
     PeerError,
     TimeoutError,
@@ -54,6 +55,8 @@ from dcoll.errors import (
 )
 from dcoll.handle import Handle, poll, synchronize
 from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.runner.api import run
+from dcoll.timeline import start_timeline, stop_timeline
 from dcoll.world import (
     ccl_built,
     cross_rank,
@@ -113,6 +116,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "JoinedError",
     "Max",
     "Min",
     "MismatchError",
@@ -165,7 +169,10 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -1,7 +1,8 @@
-"""`python -m dcoll doctor`: what is installed, and what keeps it from working."""
+"""`python -m dcoll doctor`: what is installed, and what keeps it from working; `timeline`: one of several files."""
 
 import argparse
 import sys
+from pathlib import Path
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -14,7 +15,20 @@ def main(argv: list[str] | None = None) -> int:
         description="Check what dcoll needs, and say what to do. Under mpirun it checks the whole job. Exit status 1 "
         "when something keeps dcoll from working.",
     )
-    parser.parse_args(argv)
+    timeline = commands.add_parser(
+        "timeline",
+        help="make one timeline of the files of several ranks",
+        description="Make one timeline of those that dcoll.start_timeline('trace.{rank}.json') wrote. The clocks of "
+        "nodes are brought together by the operations they took part in.",
+    )
+    timeline.add_argument("output", type=Path, help="the file to write")
+    timeline.add_argument("files", type=Path, nargs="+", help="the files of the ranks")
+    args = parser.parse_args(argv)
+    if args.command == "timeline":
+        from dcoll import timeline_merge
+
+        timeline_merge.write(args.output, args.files)
+        return 0
     from dcoll.doctor import examine
 
     return examine()

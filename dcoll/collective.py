@@ -15,6 +15,9 @@ from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
 from dcoll.tensors import CODES, KINDS, Kind, code_of, kind_of
 
+Lane = _C.Communicator | _C.ByName
+"""Where an asynchronous operation is started: in order, or to meet those of its name."""
+
 
 def _code(tensor: Any) -> int:
     code = CODES.get(tensor.dtype)
@@ -56,7 +59,7 @@ def allreduce_sync_(
     return tensor
 
 
-def allreduce(comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
+def allreduce(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
@@ -71,9 +74,7 @@ def allreduce(comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, presc
     return Handle(core, (source, out), lambda _: kind.like(tensor, out), None)
 
 
-def allreduce_(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
-) -> Handle:
+def allreduce_(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
@@ -97,7 +98,7 @@ def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
     return Handle(core, target, copy_back, tensor)
 
 
-def broadcast(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Handle:
+def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     code = _code(source)
@@ -110,7 +111,7 @@ def broadcast(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Handl
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
 
 
-def broadcast_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Handle:
+def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
     core = comm.broadcast(kind.address(target), _nbytes(target), root, _code(target), name)
@@ -155,7 +156,7 @@ def _row_elems(tensor: Any) -> int:
     return math.prod(tensor.shape[1:])
 
 
-def allgather(comm: _C.Communicator, tensor: Any, name: str) -> Handle:
+def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = _rows(source, "allgather")
@@ -198,9 +199,7 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     return out if output is None else _wrap_rows(kind, output, source, counts)
 
 
-def reducescatter(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
-) -> Handle:
+def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
     source, out, args = _reducescatter_args(comm, tensor, op)
     return Handle(comm.reducescatter(*args, name, prescale, postscale), source, None, out)
 
@@ -214,7 +213,7 @@ def reducescatter_sync(
 
 
 def _reducescatter_args(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp
+    comm: Lane, tensor: Any, op: ReduceOp
 ) -> tuple[Any, Any, tuple[int, int, int, int, int, ReduceOp]]:
     """The dense operand, this rank's share of the result, and what the core takes of both."""
     if type(op) is not ReduceOp:
@@ -227,7 +226,7 @@ def _reducescatter_args(
     return source, out, (kind.address(source), kind.address(out), rows, _row_elems(source), code, op)
 
 
-def alltoall(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
+def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = _rows(source, "alltoall")
@@ -259,7 +258,7 @@ def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | No
     return out if splits is None else (out, kind.counts(counts))
 
 
-def _splits(comm: _C.Communicator, rows: int, splits: Iterable[int] | None) -> list[int]:
+def _splits(comm: Lane, rows: int, splits: Iterable[int] | None) -> list[int]:
     if splits is None:
         if rows % comm.size:
             raise ArgumentError(

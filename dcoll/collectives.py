@@ -2,6 +2,7 @@
 
 Each takes a torch.Tensor (CPU) or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by
 order, so all must make the same calls in the same order; `name` appears in messages and must be the same on all ranks.
+Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside the others.
 The results carry no autograd history.
 """
 
@@ -31,6 +32,11 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
         raise ArgumentError("got both average= and op=, which say the same thing: pass op= alone")
     warnings.warn("average= is deprecated: pass op=dcoll.Average or op=dcoll.Sum", DeprecationWarning, stacklevel=3)
     return Average if average else Sum
+
+
+def _lane(comm: _C.Communicator, name: str | None) -> collective.Lane:
+    """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
+    return comm.by_name if name else comm
 
 
 def _inline(in_place: bool) -> Callable[[Function], Function]:
@@ -94,7 +100,8 @@ def allreduce_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
-    return collective.allreduce(communicator(), tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
+    lane = _lane(communicator(), name)
+    return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
 
 
 def allreduce_async_(
@@ -106,9 +113,8 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
-    return collective.allreduce_(
-        communicator(), tensor, _op(average, op), name or "", prescale_factor, postscale_factor
-    )
+    lane = _lane(communicator(), name)
+    return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
 
 
 def broadcast(tensor: T, root_rank: int, name: str | None = None) -> T:
@@ -125,12 +131,12 @@ def broadcast_(tensor: T, root_rank: int, name: str | None = None) -> T:
 
 def broadcast_async(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
     """Start a broadcast()."""
-    return collective.broadcast(communicator(), tensor, root_rank, name or "")
+    return collective.broadcast(_lane(communicator(), name), tensor, root_rank, name or "")
 
 
 def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
     """Start a broadcast_(). The tensor must be left alone until the handle is done."""
-    return collective.broadcast_(communicator(), tensor, root_rank, name or "")
+    return collective.broadcast_(_lane(communicator(), name), tensor, root_rank, name or "")
 
 
 def allgather(tensor: T, name: str | None = None) -> T:
@@ -141,7 +147,7 @@ def allgather(tensor: T, name: str | None = None) -> T:
 
 def allgather_async(tensor: Any, name: str | None = None) -> Handle:
     """Start an allgather(). The tensor must not change until the handle is done."""
-    return collective.allgather(communicator(), tensor, name or "")
+    return collective.allgather(_lane(communicator(), name), tensor, name or "")
 
 
 def reducescatter(
@@ -168,7 +174,9 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a reducescatter(). The tensor must not change until the handle is done."""
-    return collective.reducescatter(communicator(), tensor, op, name or "", prescale_factor, postscale_factor)
+    return collective.reducescatter(
+        _lane(communicator(), name), tensor, op, name or "", prescale_factor, postscale_factor
+    )
 
 
 def alltoall(tensor: Any, splits: Iterable[int] | None = None, name: str | None = None) -> Any:
@@ -182,7 +190,7 @@ def alltoall(tensor: Any, splits: Iterable[int] | None = None, name: str | None 
 
 def alltoall_async(tensor: Any, splits: Iterable[int] | None = None, name: str | None = None) -> Handle:
     """Start an alltoall(). The tensor must not change until the handle is done."""
-    return collective.alltoall(communicator(), tensor, splits, name or "")
+    return collective.alltoall(_lane(communicator(), name), tensor, splits, name or "")
 
 
 def barrier() -> None:

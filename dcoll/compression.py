@@ -17,7 +17,7 @@ class Compressor:
     """
 
     wire_dtype: ClassVar[int | None] = None
-    """The dtype, by the core's code, that the core casts floating tensors to; None where compress() has to be called."""
+    """The dtype, by the core's code, that the core casts floating tensors to; None: compress() is called."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

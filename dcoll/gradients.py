@@ -1,32 +1,34 @@
 """Gradients of a set of parameters, reduced in fused buckets while backward runs.
 
-Each parameter's .grad is a view into a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete;
-the hook reports it ready, and the core reduces every bucket that became full. A callback at the end of backward sends
-what is left and waits, so that after loss.backward() every .grad is the reduced one.
+Each parameter's .grad is a view into a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete
+(csrc/bind/gradient_hook.cc); the hook reports it ready, and the core reduces every bucket that became full. A callback
+at the end of backward sends what is left and waits, so that after loss.backward() every .grad is the reduced one.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll import _C, collective, objects, sparse
+from dcoll import _C, collective, sparse
 from dcoll.backward import graph_task, is_nested
+from dcoll.buckets import AnyReducer, Layout, views_of
+from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
-from dcoll.tensors import CODES, code_of, library
+from dcoll.tensors import code_of
 
-_TORCH = library("torch")
 _owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of the GradientSync that has it
-_STRIDED = torch.strided
 _NO_BACKWARD = -2  # no graph task has this number
 
 
 class GradientSync:
     """Keeps the gradients of `params` equal on all ranks of `comm`."""
 
-    _reducer: _C.Reducer  # made by _build(), anew when the set of parameters changes
+    _reducer: AnyReducer  # made by _build(), anew when the set of parameters changes
 
     def __init__(
         self,
@@ -40,6 +42,8 @@ class GradientSync:
         predivide: float = 1.0,
         sparse_as_dense: bool = False,
         present_comm: Callable[[], _C.Communicator | None] = lambda: None,
+        compression: Any = NoneCompressor,
+        group_of: Callable[[Sequence[torch.Tensor]], list[int]] = lambda _: [],
     ) -> None:
         """passes: backward passes whose gradients are added up locally before they are reduced.
 
@@ -59,9 +63,7 @@ class GradientSync:
         self.name_of = name_of
         self.op = op
         self.passes = passes
-        self._bucket_bytes = bucket_bytes
-        self._first_bucket_bytes = first_bucket_bytes
-        self._predivide = predivide
+        self._layout = Layout(op, bucket_bytes, first_bucket_bytes, predivide, compression, group_of)
         self._sparse_as_dense = sparse_as_dense
 
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
@@ -69,14 +71,15 @@ class GradientSync:
         self._sparse_dims: list[int] = []
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
         self._views: list[torch.Tensor] = []
-        self._mark_ready: list[Callable[..., bool]] = []  # the present Reducer's; a list, because the hooks have it
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._task = _NO_BACKWARD  # the graph task whose hooks are coming in
+        # For the hooks: the Reducer, the graph task whose hooks are coming in, and whether they have anything to do.
+        self._state = _C.HookState()
         self._outer_task = _NO_BACKWARD  # the one at whose end finish() runs
         self._passes_left = passes - 1  # before the one in which gradients are reduced
+        self._local = 0  # no_sync() contexts that are open
+        self._set_idle()
         self._begun = False  # a backward ran since the last finish()
         self._reduced = False  # finish() ran since the last step() or zero_grad()
-        self._sums_again = False  # ... and summing a gradient once more would count it size() times
         self._ordered = False
         self._waited_before = 0.0  # by Reducers that were replaced
         self._attach(list(params))
@@ -96,8 +99,7 @@ class GradientSync:
         if p.device.type != "cpu":
             raise ArgumentError(
                 f"parameter {self.name_of(p)} is on device {p.device}, but DistributedOptimizer works on CPU "
-                "parameters: "
-                "move the model with .cpu() before making the optimizer"
+                "parameters: move the model with .cpu() before making the optimizer"
             )
         try:
             code_of(p.dtype)
@@ -115,8 +117,8 @@ class GradientSync:
             if any(id(q) not in mine for q in [*owner.params, *owner.sparse_params]):
                 raise ArgumentError(
                     f"parameter {self.name_of(p)} already belongs to another DistributedOptimizer, which also has "
-                    "other "
-                    "parameters: give both optimizers separate parameters, or wrap one optimizer with parameter groups"
+                    "other parameters: give both optimizers separate parameters, or wrap one optimizer with "
+                    "parameter groups"
                 )
             owner.release()
         for p in params:
@@ -135,7 +137,9 @@ class GradientSync:
             self._waited_before += self._reducer.wait_seconds()
         self._make_reducer()
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._make_hook(i))  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _C.GradientHook(self, self._views, graph_task, self._state, i, self._views[i].is_contiguous())
+            )
             for i, p in enumerate(self.params)
         ]
         self._hooks += [
@@ -145,29 +149,9 @@ class GradientSync:
         ]
 
     def _make_reducer(self) -> None:
-        names = [self.name_of(p) for p in self.params]
-        layout = [
-            f"{n}: {p.dtype} {list(p.shape)} strides {p.stride()}" for n, p in zip(names, self.params, strict=True)
-        ]
-        objects.agree(
-            self.comm,
-            layout,
-            "DistributedOptimizer's parameters",
-            "Build the same model with the same options everywhere.",
-        )
-        self._reducer = _C.Reducer(
-            self.comm,
-            [p.numel() for p in self.params],
-            [CODES[p.dtype] for p in self.params],
-            names,
-            self.op,
-            self._bucket_bytes,
-            self._first_bucket_bytes,
-            1.0 / self._predivide,
-            self._predivide,
-        )
+        self._reducer = self._layout.reducer(self.comm, self.params, [self.name_of(p) for p in self.params])
         self._ordered = self.comm.size == 1  # nothing travels, so no order is better than another
-        self._mark_ready[:] = [self._reducer.mark_ready]
+        self._state.reducer = self._reducer if isinstance(self._reducer, _C.Reducer) else None
         self._make_views()
 
     def _follow_job(self) -> None:
@@ -177,28 +161,17 @@ class GradientSync:
             return
         self.comm = comm
         self._waited_before += self._reducer.wait_seconds()
-        self._task = self._outer_task = _NO_BACKWARD
-        self._passes_left = self.passes - 1
-        self._begun = self._reduced = self._sums_again = False
+        self._end_round()
+        self._reduced = self._state.sums_again = False
         self._make_reducer()
 
     def _make_views(self) -> None:
         """Views into the buckets; gradients that lay in the old ones move along."""
-        wrap = _TORCH.wrap
-        reducer, old = self._reducer, list(self._views)
-        buckets = [
-            wrap(buffer, torch.uint8, (buffer.nbytes,))
-            for buffer in map(reducer.bucket_buffer, range(reducer.num_buckets()))
-        ]
-        held = {id(view) for view in old}
-        views = []
-        for i, p in enumerate(self.params):
-            start = reducer.offset_bytes(i)
-            flat = buckets[reducer.bucket_of(i)][start : start + p.nbytes].detach().view(p.dtype)
-            view = _shaped_like(flat, p)
-            if p.grad is not None and id(p.grad) in held:
+        held = {id(view) for view in self._views}
+        views = views_of(self._reducer, self.params)
+        for p, view in zip(self.params, views, strict=True):
+            if p.grad is not None and id(p.grad) in held and p.grad is not view:
                 p.grad = view.copy_(p.grad)
-            views.append(view)
         self._views[:] = views  # the same list: the hooks have it
 
     def extend(self, params: Iterable[torch.Tensor]) -> None:
@@ -213,48 +186,20 @@ class GradientSync:
             return
         for p in thawed:
             if p.grad is not None and not p.grad.is_sparse:
-                scale = self._predivide
+                scale = self._layout.predivide
                 collective.allreduce_sync_(self.comm, p.grad, self.op, self.name_of(p), 1.0 / scale, scale)
         self.extend([])
 
     # --- during backward -------------------------------------------------------------------------------------------
 
-    def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        """Called for every parameter in every backward: what is the same each time is looked up here, once."""
-        marks, views = self._mark_ready, self._views
-        dtype, row_major = views[index].dtype, views[index].is_contiguous()
-
-        def hook(p: torch.Tensor) -> None:
-            if graph_task() != self._task:
-                self._begin()
-            if self._passes_left:
-                return
-            grad, view = p.grad, views[index]
-            assert grad is not None
-            if grad is view:
-                if self._sums_again:
-                    raise self._summed_twice(index)
-                ready = marks[0](index)
-            elif row_major and grad.dtype is dtype and grad.layout is _STRIDED and grad.is_contiguous():
-                # What autograd just made, after zero_grad(). It has the parameter's shape and device, and the view has
-                # them too, or torch refuses it.
-                try:
-                    p.grad = view
-                except RuntimeError:
-                    self._in_bucket(index)
-                ready = marks[0](index, grad.data_ptr())
-            elif self._in_bucket(index):
-                ready = marks[0](index)
-            else:
-                return  # sparse
-            if not ready:
-                raise self._ready_twice(index)
-
-        return hook
+    def bring_in(self, index: int) -> None:
+        """A gradient that the hook found out of the ordinary, or ready a second time."""
+        if self._in_bucket(index) and not self._reducer.mark_ready(index):
+            raise self._ready_twice(index)
 
     def _sparse_hook(self, p: torch.Tensor) -> None:
-        if graph_task() != self._task:
-            self._begin()
+        if graph_task() != self._state.task:
+            self.begin_backward()
 
     def _in_bucket(self, index: int) -> bool:
         """Bring a gradient that autograd or the user put elsewhere into its bucket. False: it is sparse, and stays."""
@@ -262,7 +207,7 @@ class GradientSync:
         grad = p.grad
         assert grad is not None
         if grad is view:
-            if self._sums_again:
+            if self._state.sums_again:
                 raise self._summed_twice(index)
             return True
         if grad.layout is not torch.strided:
@@ -277,48 +222,57 @@ class GradientSync:
         if grad.shape != view.shape or grad.dtype != view.dtype or not grad.is_cpu:
             raise DcollError(
                 f"parameter {self.name_of(p)} was {view.dtype} {list(view.shape)} on cpu when DistributedOptimizer "
-                "was made; "
-                f"its gradient is now {grad.dtype} {list(grad.shape)} on {grad.device}: convert or move the model "
-                "first, "
-                "then make the optimizer"
+                f"was made; its gradient is now {grad.dtype} {list(grad.shape)} on {grad.device}: convert or "
+                "move the model first, then make the optimizer"
             )
         view.copy_(grad.detach())
         p.grad = view
         return True
 
-    def _begin(self) -> None:
+    def begin_backward(self) -> None:
         """The first hook of a backward: see to it that its end is noticed."""
         self._follow_job()
-        self._task = graph_task()
+        self._state.task = task = graph_task()
         if is_nested():
             # A backward inside a backward (reentrant checkpoint). Only the outer one's end is the end; if no hook of
             # the outer one comes any more, finish when everything is there.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_nested)
             self._begun = True
-        elif self._task != self._outer_task:
+        elif task != self._outer_task:
             if self._outer_task != _NO_BACKWARD:
                 self.discard()  # the last backward never ended: it raised
-            self._outer_task = self._task
+            self._outer_task = task
+            self._state.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
             self._begun = True
 
     def _end(self) -> None:
-        self._task = self._outer_task = _NO_BACKWARD
+        self._state.task = self._outer_task = _NO_BACKWARD
+        if self._local:
+            return
         if self._passes_left:
             self._passes_left -= 1
+            self._set_idle()
         else:
             self.finish()
 
     def _end_nested(self) -> None:
-        self._task = _NO_BACKWARD
-        if self._outer_task == _NO_BACKWARD and not self._passes_left and not self._reducer.missing():
+        self._state.task = _NO_BACKWARD
+        if self._outer_task == _NO_BACKWARD and not self._state.idle and not self._reducer.missing():
             self.finish()
+
+    def _set_idle(self) -> None:
+        self._state.idle = self._passes_left > 0 or self._local > 0
+
+    def _end_round(self) -> None:
+        self._state.task = self._outer_task = _NO_BACKWARD
+        self._passes_left = self.passes - 1
+        self._begun = False
+        self._set_idle()
 
     def finish(self) -> None:
         """Send what has not been sent, wait for all, and give every parameter its reduced gradient. Collective."""
-        self._task = self._outer_task = _NO_BACKWARD
-        self._passes_left = self.passes - 1
-        self._begun = False
+        self._end_round()
         params, reducer = self.params, self._reducer
         missing = reducer.missing()
         for i in missing:
@@ -333,7 +287,7 @@ class GradientSync:
                 self._expect_dense(i)
                 params[i].grad = self._views[i]
         self._reduced = True
-        self._sums_again = self.op is Sum and self.comm.size > 1
+        self._state.sums_again = self.op is Sum and self.comm.size > 1
         if not self._finish_sparse(unused):
             self._agree_on_order()
         if self._frozen:
@@ -341,9 +295,7 @@ class GradientSync:
 
     def discard(self) -> None:
         """End a round that was begun and will not be used. Collective if any gradient was reported."""
-        self._task = self._outer_task = _NO_BACKWARD
-        self._passes_left = self.passes - 1
-        self._begun = False
+        self._end_round()
         if len(self._reducer.missing()) < len(self.params):
             self._reducer.finish()
 
@@ -364,8 +316,7 @@ class GradientSync:
         if p.grad is not None and p.grad is not self._views[index]:
             raise DcollError(
                 f"parameter {self.name_of(p)} has a sparse gradient on rank {self.comm.rank} and a dense one on "
-                "another: "
-                "pass sparse_as_dense=True to DistributedOptimizer"
+                "another: pass sparse_as_dense=True to DistributedOptimizer"
             )
 
     def _finish_sparse(self, unused: Sequence[int]) -> bool:
@@ -399,14 +350,19 @@ class GradientSync:
 
     def after_step(self) -> None:
         """The gradients were used: adding to them starts a new sum."""
-        self._reduced = self._sums_again = False
+        self._reduced = self._state.sums_again = False
 
     def before_zero_grad(self) -> None:
         """The gradients are about to be thrown away."""
         self._follow_job()
+        if self._begun and graph_task() == self._outer_task and not self._state.idle:
+            raise AssertionError(
+                "optimizer.zero_grad() was called in the middle of backward(), while gradients are being reduced: "
+                "call it after backward() or before"
+            )
         if self._begun:
             self.discard()
-        self._reduced = self._sums_again = False
+        self._reduced = self._state.sums_again = False
         if self._frozen:
             self._thaw()
 
@@ -417,7 +373,18 @@ class GradientSync:
         if self._begun:
             raise ArgumentError("backward_passes_per_step cannot change between backward() and step()")
         self.passes = passes
-        self._passes_left = passes - 1
+        self._end_round()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up gradients on this rank alone; the next one outside reduces the sums."""
+        self._local += 1
+        self._set_idle()
+        try:
+            yield
+        finally:
+            self._local -= 1
+            self._set_idle()
 
     def wait_seconds(self) -> float:
         """Time spent waiting for communication that backward did not hide."""
@@ -428,8 +395,7 @@ class GradientSync:
     def _ready_twice(self, index: int) -> DcollError:
         return DcollError(
             f"the gradient of parameter {self.name_of(self.params[index])} became ready twice in one backward, after "
-            "it "
-            "may have been sent: with torch.utils.checkpoint pass use_reentrant=False"
+            "it may have been sent: with torch.utils.checkpoint pass use_reentrant=False"
         )
 
     def _summed_twice(self, index: int) -> DcollError:
@@ -439,9 +405,3 @@ class GradientSync:
             "sum over all ranks and would be summed again: call step() or zero_grad() in between, pass "
             "backward_passes_per_step=2 (the number of backwards per step), or use op=Average"
         )
-
-
-def _shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """The flat gradient with the parameter's shape, and its strides (channels_last) if they fit its memory."""
-    probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
-    return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)

@@ -47,6 +47,7 @@ class Lifecycle:
             return
         self._failed = comm.failure() != ""
         comm.close()
+        _C.stop_timeline(comm)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         ends_process = os.getpid() == self._pid and not hasattr(sys, "ps1") and not sys.flags.interactive

@@ -15,6 +15,11 @@ except ImportError:
     dumps = pickle.dumps
 
 
+def pickled(obj: Any) -> bytes:
+    """Pickled by cloudpickle, where that is installed: functions of scripts and lambdas too."""
+    return bytes(dumps(obj))
+
+
 def _address(data: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(data)) if data else 0
 

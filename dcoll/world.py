@@ -47,6 +47,10 @@ def init() -> None:
     WORLD.cross = Cross.of(comm)
     WORLD.comm = comm
     _C.set_job(comm)
+    from dcoll import environment, timeline  # which need this module
+
+    environment.report(comm)
+    timeline.start_from_environment(comm)
 
 
 def shutdown() -> None:

@@ -24,6 +24,12 @@ class MismatchError : public Error {
   using Error::Error;
 };
 
+// A collective that cannot go on without a rank that joined. As MismatchError: nothing was moved, the job can go on.
+class JoinedError : public MismatchError {
+ public:
+  using MismatchError::MismatchError;
+};
+
 // A deadline passed; the message names the ranks waited for. The communicator has failed.
 class TimeoutError : public Error {
  public:

@@ -28,8 +28,9 @@ struct Settings {
   bool stall_check_disable;      // neither of the two
   std::string timeline;          // the file that init() begins a timeline in; "" or "DYNAMIC": none
   bool timeline_mark_cycles;
-  std::vector<int> thread_affinity;  // per local rank: the core its background thread is bound to; empty: unbound
-  std::string log_level;             // "trace", "debug", "info", "warning", "error", "fatal"
+  // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
+  std::vector<int> thread_affinity;
+  std::string log_level;  // "trace", "debug", "info", "warning", "error", "fatal"
   bool log_hide_time;
 
   // Reads the environment, Horovod's names included (horovod_settings.h). Throws ArgumentError with name, value,

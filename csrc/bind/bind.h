@@ -20,7 +20,9 @@ void bind_errors(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_world(pybind11::module_& m);
+void bind_timeline(pybind11::module_& m);
 void bind_reducer(pybind11::module_& m);
+void bind_gradient_hook(pybind11::module_& m);
 void bind_operand(pybind11::module_& m);
 void bind_inline_all_reduce(pybind11::module_& m);
 

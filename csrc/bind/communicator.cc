@@ -71,7 +71,16 @@ class Handle {
 };
 
 std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
-  return std::make_unique<Handle>(comm, comm->submit(std::move(request)));
+  return std::make_unique<Handle>(comm, comm->submit(std::move(request), Communicator::Start::kSoon));
+}
+
+// A communicator's operations that meet by name.
+struct ByName {
+  CommPtr comm;
+};
+
+std::unique_ptr<Handle> start(const ByName& named, Request request) {
+  return std::make_unique<Handle>(named.comm, named.comm->submit_by_name(std::move(request)));
 }
 
 Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
@@ -160,9 +169,9 @@ Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_
 Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .name = std::move(name)}; }
 
 // Each collective twice: `name` returns a handle, `name`_sync runs on the calling thread and returns the result.
-template <typename... Args>
+template <typename Self, typename... Args>
 auto starts(Request (*make)(Args...)) {
-  return [make](const CommPtr& comm, Args... args) { return start(comm, make(std::move(args)...)); };
+  return [make](const Self& self, Args... args) { return start(self, make(std::move(args)...)); };
 }
 
 std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
@@ -184,7 +193,20 @@ auto runs_ragged(Request (*make)(Args...)) {
   };
 }
 
-void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
+// The last rank to join.
+int64_t join(const CommPtr& comm, const std::string& note) {
+  for (const auto& operation : comm->named_in_flight()) {
+    try {
+      wait_interruptibly(*comm, *operation, -1);
+    } catch (const Error&) {  // its handle says so to whoever waits for it
+    }
+  }
+  const auto operation = comm->submit_join(note);
+  wait_interruptibly(*comm, *operation, -1);
+  return operation->counts.front();
+}
+
+void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named) {
   using namespace py::literals;
   const auto all_reduce_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
                                                "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "");
@@ -198,20 +220,24 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm) {
   const auto define = [&comm](const char* name, auto function, const auto& args) {
     std::apply([&](const auto&... each) { comm.def(name, function, each...); }, args);
   };
-  define("allreduce", starts(all_reduce_request), all_reduce_args);
+  const auto define_start = [&](const char* name, auto make, const auto& args) {
+    define(name, starts<CommPtr>(make), args);
+    std::apply([&](const auto&... each) { named.def(name, starts<ByName>(make), each...); }, args);
+  };
+  define_start("allreduce", all_reduce_request, all_reduce_args);
   define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
-  define("adasum", starts(adasum_request),
-         std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
-                         "postscale"_a = 1.0));
-  define("broadcast", starts(broadcast_request), broadcast_args);
+  define_start("adasum", adasum_request,
+               std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
+                               "postscale"_a = 1.0));
+  define_start("broadcast", broadcast_request, broadcast_args);
   define("broadcast_sync", runs(broadcast_request), broadcast_args);
-  define("allgather", starts(all_gather_request), all_gather_args);
+  define_start("allgather", all_gather_request, all_gather_args);
   define("allgather_sync", runs_ragged(all_gather_request), all_gather_args);
-  define("reducescatter", starts(reduce_scatter_request), reduce_scatter_args);
+  define_start("reducescatter", reduce_scatter_request, reduce_scatter_args);
   define("reducescatter_sync", runs(reduce_scatter_request), reduce_scatter_args);
-  define("alltoall", starts(all_to_all_request), all_to_all_args);
+  define_start("alltoall", all_to_all_request, all_to_all_args);
   define("alltoall_sync", runs_ragged(all_to_all_request), all_to_all_args);
-  define("barrier", starts(barrier_request), std::make_tuple("name"_a = ""));
+  define_start("barrier", barrier_request, std::make_tuple("name"_a = ""));
   define("barrier_sync", runs(barrier_request), std::make_tuple("name"_a = ""));
 }
 
@@ -264,8 +290,19 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
-      .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>());
-  bind_collectives(comm);
+      .def(
+          "log",
+          [](const Communicator& self, const std::string& level, const std::string& text) {
+            self.log()(log_level_from(level), text);
+          },
+          py::arg("level"), py::arg("text"))
+      .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
+      .def("join", &join, py::arg("note") = "")
+      .def_property_readonly("by_name", [](const CommPtr& self) { return ByName{self}; });
+  py::class_<ByName> named(m, "ByName", py::is_final());
+  named.def_property_readonly("rank", [](const ByName& self) { return self.comm->rank(); })
+      .def_property_readonly("size", [](const ByName& self) { return self.comm->size(); });
+  bind_collectives(comm, named);
 }
 
 }  // namespace dcoll::bind

@@ -8,7 +8,7 @@ namespace dcoll::bind {
 namespace {
 
 struct Classes {
-  py::object root, argument, mismatch, timeout, peer, transport;
+  py::object root, argument, mismatch, joined, timeout, peer, transport;
 };
 // Immortal on purpose: errors may be raised while the interpreter shuts down.
 Classes* classes;
@@ -27,6 +27,8 @@ void translate(std::exception_ptr error) {
     std::rethrow_exception(error);
   } catch (const ArgumentError& e) {
     py::set_error(classes->argument, e.what());
+  } catch (const JoinedError& e) {
+    py::set_error(classes->joined, e.what());
   } catch (const MismatchError& e) {
     py::set_error(classes->mismatch, e.what());
   } catch (const TimeoutError& e) {
@@ -64,6 +66,8 @@ void bind_errors(py::module_& m) {
   classes->mismatch =
       make_class(m, "MismatchError",
                  "The ranks called different collectives; raised on all of them, the job can go on.", classes->root);
+  classes->joined = make_class(m, "JoinedError", "A collective that cannot go on without a rank that called join().",
+                               classes->mismatch);
   classes->timeout = make_class(m, "TimeoutError", "A deadline passed; names the ranks waited for.", classes->root);
   classes->peer = make_class(m, "PeerError", "Another rank failed, died or left; carries its words.", classes->root);
   classes->transport = make_class(m, "TransportError", "MPI, a socket or shared memory failed.", classes->root);

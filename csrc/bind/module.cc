@@ -58,7 +58,9 @@ PYBIND11_MODULE(_C, m) {
   dcoll::bind::bind_memory(m);
   dcoll::bind::bind_communicator(m);
   dcoll::bind::bind_world(m);
+  dcoll::bind::bind_timeline(m);
   dcoll::bind::bind_reducer(m);
+  dcoll::bind::bind_gradient_hook(m);
   dcoll::bind::bind_operand(m);
   dcoll::bind::bind_inline_all_reduce(m);
   bind_kernels(m);

@@ -16,10 +16,20 @@ constexpr size_t align(size_t bytes) {
   return (bytes + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment;
 }
 
-// 0 or 1 in the bucket's dtype.
+// 0 or 1 in a floating dtype. Written for each parameter in every step, so by its bits rather than by a cast.
 void write_flag(std::byte* flag, DType dtype, bool value) {
-  const float number = value ? 1.0f : 0.0f;
-  kernels::cast(flag, dtype, &number, DType::kFloat32, 1);
+  constexpr uint16_t kHalf = 0x3c00, kBrain = 0x3f80;
+  constexpr float kSingle = 1;
+  constexpr double kDouble = 1;
+  const void* one = dtype == DType::kFloat16    ? static_cast<const void*>(&kHalf)
+                    : dtype == DType::kBFloat16 ? static_cast<const void*>(&kBrain)
+                    : dtype == DType::kFloat32  ? static_cast<const void*>(&kSingle)
+                                                : static_cast<const void*>(&kDouble);
+  if (value) {
+    std::memcpy(flag, one, dtype_bytes(dtype));
+  } else {
+    std::memset(flag, 0, dtype_bytes(dtype));
+  }
 }
 
 bool is_zero(const std::byte* element, DType dtype) {
@@ -44,34 +54,74 @@ Reducer::Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> para
                           "; gradients are reduced in float16, bfloat16, float32 or float64. Leave it out.");
     }
   }
+  if (!options.groups.empty() && options.groups.size() != params_.size()) {
+    throw ArgumentError("Reducer needs a group for each parameter or none at all; got " +
+                        std::to_string(options.groups.size()) + " for " + std::to_string(params_.size()) + ".");
+  }
+  if (options.wire.has_value() && (!is_floating(*options.wire) || dtype_bytes(*options.wire) != 2)) {
+    throw ArgumentError("Gradients can be compressed to float16 or bfloat16; got " +
+                        std::string(dtype_name(*options.wire)) + ".");
+  }
   std::vector<size_t> order(params_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;  // backward runs from the last layer
   fill_buckets(order);
   observed_ = order;
 }
 
+void Reducer::append(Bucket& bucket, size_t param) const {
+  const ParamInfo& info = params_[param];
+  size_t begin = 0;
+  if (!bucket.slots.empty()) {
+    const Bucket::Slot& last = bucket.slots.back();
+    begin = align(last.offset_bytes + params_[last.param].count * dtype_bytes(info.dtype));
+  }
+  bucket.dtype = info.dtype;
+  bucket.slots.push_back({param, begin});
+}
+
 // Fills buckets greedily in the given order, one open bucket per dtype. The first bucket closed is the small one.
-void Reducer::fill_buckets(const std::vector<size_t>& order) {
+std::vector<Bucket> Reducer::by_size(const std::vector<size_t>& order) const {
   std::vector<Bucket> filled;
   std::map<DType, Bucket> open;
-  std::map<DType, size_t> open_bytes;
   for (const size_t param : order) {
     const ParamInfo& info = params_[param];
     const size_t bytes = info.count * dtype_bytes(info.dtype);
-    Bucket& bucket = open[info.dtype];
-    size_t& used = open_bytes[info.dtype];
     const size_t limit = filled.empty() ? options_.first_bucket_bytes : options_.bucket_bytes;
-    if (!bucket.slots.empty() && used + bytes > limit) {
+    Bucket& bucket = open[info.dtype];
+    append(bucket, param);
+    if (bucket.slots.size() > 1 && bucket.slots.back().offset_bytes + bytes > limit) {
+      bucket.slots.pop_back();
       filled.push_back(std::move(bucket));
       bucket = Bucket{};
-      used = 0;
+      append(bucket, param);
     }
-    bucket.dtype = info.dtype;
-    bucket.slots.push_back({param, used});
-    used = align(used + bytes);
   }
   for (auto& [dtype, bucket] : open) filled.push_back(std::move(bucket));
-  buckets_ = std::move(filled);
+  return filled;
+}
+
+// A bucket per group and dtype, in the order in which they become full.
+std::vector<Bucket> Reducer::by_group(const std::vector<size_t>& order) const {
+  struct Growing {
+    Bucket bucket;
+    size_t full_at;
+  };
+  std::map<std::pair<size_t, DType>, Growing> groups;
+  for (size_t i = 0; i < order.size(); ++i) {
+    Growing& growing = groups[{options_.groups[order[i]], params_[order[i]].dtype}];
+    append(growing.bucket, order[i]);
+    growing.full_at = i;
+  }
+  std::vector<Growing> filled;
+  for (auto& [key, growing] : groups) filled.push_back(std::move(growing));
+  std::sort(filled.begin(), filled.end(), [](const Growing& a, const Growing& b) { return a.full_at < b.full_at; });
+  std::vector<Bucket> buckets;
+  for (Growing& growing : filled) buckets.push_back(std::move(growing.bucket));
+  return buckets;
+}
+
+void Reducer::fill_buckets(const std::vector<size_t>& order) {
+  buckets_ = options_.groups.empty() ? by_size(order) : by_group(order);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].name = "bucket " + std::to_string(b);
     close_bucket(buckets_[b]);
@@ -83,9 +133,12 @@ void Reducer::fill_buckets(const std::vector<size_t>& order) {
 void Reducer::close_bucket(Bucket& bucket) {
   const Bucket::Slot& last = bucket.slots.back();
   const size_t elem = dtype_bytes(bucket.dtype);
-  bucket.flags_offset_bytes = align(last.offset_bytes + params_[last.param].count * elem);
-  bucket.count = bucket.flags_offset_bytes / elem + bucket.slots.size();
-  bucket.memory = comm_->alloc(bucket.count * elem);
+  bucket.flags_offset = align(last.offset_bytes + params_[last.param].count * elem) / elem;
+  bucket.count = bucket.flags_offset + bucket.slots.size();
+  const bool narrow = options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
+  bucket.wire_dtype = narrow ? *options_.wire : bucket.dtype;
+  bucket.wire = comm_->alloc(bucket.count * dtype_bytes(bucket.wire_dtype));
+  bucket.memory = narrow ? Memory::plain(bucket.count * elem) : bucket.wire;
 }
 
 size_t Reducer::offset_bytes(size_t param) const {
@@ -99,12 +152,37 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
   arrived_.push_back(param);
   const Place& place = place_[param];
   Bucket& bucket = buckets_[place.bucket];
-  if (gradient != nullptr) {
-    kernels::stream_copy(bucket.gradient(place.slot), gradient, params_[param].count * dtype_bytes(bucket.dtype));
-  }
-  write_flag(bucket.flag(place.slot), bucket.dtype, true);
+  if (arrived_.size() == 1) note_backward();
+  pack(bucket, place.slot, gradient);
+  write_flag(bucket.flag(place.slot), bucket.wire_dtype, true);
   if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
   return true;
+}
+
+// The first gradient of a backward.
+void Reducer::note_backward() {
+  ++backwards_;
+  Timeline& timeline = comm_->timeline();
+  if (timeline.marks_cycles()) [[unlikely]]
+    timeline.mark("backward " + std::to_string(backwards_), now_ns());
+}
+
+// Takes the gradient into its bucket: null where it was made there, so that only a compressed bucket needs it.
+void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
+  if (gradient == nullptr && !bucket.compressed()) return;
+  const ParamInfo& param = params_[bucket.slots[slot].param];
+  const size_t bytes = param.count * dtype_bytes(bucket.dtype);
+  Timeline& timeline = comm_->timeline();
+  const bool timed = timeline.on();
+  const int64_t begin = timed ? now_ns() : 0;
+  if (bucket.compressed()) {
+    const void* from = gradient != nullptr ? gradient : bucket.gradient(slot);
+    kernels::cast(bucket.slot_on_wire(slot), bucket.wire_dtype, from, bucket.dtype, param.count);
+  } else {
+    kernels::stream_copy(bucket.gradient(slot), gradient, bytes);
+  }
+  if (timed) [[unlikely]]
+    timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
 }
 
 void Reducer::submit_full() {
@@ -113,15 +191,15 @@ void Reducer::submit_full() {
 
 void Reducer::submit(Bucket& bucket) {
   bucket.operation = comm_->submit({.kind = Kind::kAllReduce,
-                                    .in = bucket.memory->data(),
-                                    .out = bucket.memory->data(),
+                                    .in = bucket.wire->data(),
+                                    .out = bucket.wire->data(),
                                     .count = bucket.count,
-                                    .dtype = bucket.dtype,
+                                    .dtype = bucket.wire_dtype,
                                     .op = options_.op,
                                     .prescale = options_.prescale,
                                     .postscale = options_.postscale,
                                     .name = bucket.name},
-                                   Communicator::Start::kInBackground, bucket.memory);
+                                   Communicator::Start::kInBackground, bucket.wire);
 }
 
 void Reducer::flush() {
@@ -130,8 +208,8 @@ void Reducer::flush() {
     for (size_t s = 0; s < bucket.slots.size(); ++s) {
       const size_t param = bucket.slots[s].param;
       if (ready_[param]) continue;
-      std::memset(bucket.gradient(s), 0, params_[param].count * dtype_bytes(bucket.dtype));
-      write_flag(bucket.flag(s), bucket.dtype, false);
+      std::memset(bucket.slot_on_wire(s), 0, params_[param].count * dtype_bytes(bucket.wire_dtype));
+      write_flag(bucket.flag(s), bucket.wire_dtype, false);
     }
     submit(bucket);
   }
@@ -159,11 +237,16 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
   for (const Bucket& bucket : buckets_) {
     try {
       wait(*bucket.operation);
+      if (bucket.compressed()) {
+        kernels::cast(bucket.memory->data(), bucket.dtype, bucket.wire->data(), bucket.wire_dtype, bucket.flags_offset);
+      }
     } catch (const Error&) {
       if (!failure) failure = std::current_exception();
     }
   }
-  wait_seconds_ += seconds_between(begin, Clock::now());
+  const auto end = Clock::now();
+  wait_seconds_ += seconds_between(begin, end);
+  if (comm_->timeline().on()) comm_->timeline().span("waiting in backward", "wait", ns_of(begin), ns_of(end));
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -172,7 +255,7 @@ std::vector<size_t> Reducer::unused_anywhere() const {
   for (const size_t param : missing()) {
     const Place& place = place_[param];
     const Bucket& bucket = buckets_[place.bucket];
-    if (is_zero(bucket.flag(place.slot), bucket.dtype)) unused.push_back(param);
+    if (is_zero(bucket.flag(place.slot), bucket.wire_dtype)) unused.push_back(param);
   }
   return unused;
 }

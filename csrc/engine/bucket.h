@@ -9,11 +9,16 @@
 // Unused parameters: behind its parameters a bucket holds one element per parameter, 1 where this rank had a gradient
 // and 0 where not. It is reduced with the rest, so after the reduction every rank knows which parameters nobody used,
 // at no extra message.
+//
+// Compressed buckets: the gradients stay what they are, and a second buffer of a 16-bit dtype, the wire, is what is
+// reduced. A gradient is cast into the wire when it is ready, instead of being copied, and all of them back when the
+// bucket has come in, so they are read and written once each way. Flags are in the wire.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +35,8 @@ struct ReducerOptions {
   size_t first_bucket_bytes = size_t{1} << 20;  // small, so that communication starts early
   double prescale = 1.0;
   double postscale = 1.0;
+  std::optional<DType> wire{};   // what gradients of more than 2 bytes per element are cast to on their way
+  std::vector<size_t> groups{};  // of each parameter: a bucket per group (and dtype). {}: by size
 };
 
 struct ParamInfo {
@@ -38,7 +45,7 @@ struct ParamInfo {
   std::string name;
 };
 
-// One bucket: its parameters in one buffer.
+// One bucket: its parameters in one buffer, in the order of the slots.
 struct Bucket {
   struct Slot {
     size_t param;
@@ -46,15 +53,20 @@ struct Bucket {
   };
   DType dtype = DType::kFloat32;
   std::vector<Slot> slots;
-  size_t flags_offset_bytes = 0;
-  size_t count = 0;  // elements, flags included
+  DType wire_dtype = DType::kFloat32;
+  size_t flags_offset = 0;  // in elements
+  size_t count = 0;         // elements, flags included
   std::shared_ptr<Memory> memory;
+  std::shared_ptr<Memory> wire;  // what is reduced: `memory`, unless the bucket is compressed
   std::string name;
   size_t ready = 0;
   std::shared_ptr<Operation> operation;  // since it was submitted
 
   std::byte* gradient(size_t slot) const { return memory->data() + slots[slot].offset_bytes; }
-  std::byte* flag(size_t slot) const { return memory->data() + flags_offset_bytes + slot * dtype_bytes(dtype); }
+  bool compressed() const { return wire_dtype != dtype; }
+  std::byte* on_wire(size_t element) const { return wire->data() + element * dtype_bytes(wire_dtype); }
+  std::byte* slot_on_wire(size_t slot) const { return on_wire(slots[slot].offset_bytes / dtype_bytes(dtype)); }
+  std::byte* flag(size_t slot) const { return on_wire(flags_offset + slot); }
 };
 
 // Not thread-safe: called by one thread at a time (from Python, under the interpreter lock).
@@ -63,6 +75,7 @@ class Reducer {
   Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options);
 
   size_t num_buckets() const { return buckets_.size(); }
+  const ParamInfo& param(size_t index) const { return params_.at(index); }
   const Bucket& bucket(size_t index) const { return buckets_.at(index); }
   size_t bucket_of(size_t param) const { return place_.at(param).bucket; }
   size_t offset_bytes(size_t param) const;
@@ -88,7 +101,12 @@ class Reducer {
     size_t slot;
   };
   void fill_buckets(const std::vector<size_t>& order);
+  std::vector<Bucket> by_size(const std::vector<size_t>& order) const;
+  std::vector<Bucket> by_group(const std::vector<size_t>& order) const;
+  void append(Bucket& bucket, size_t param) const;
   void close_bucket(Bucket& bucket);
+  void note_backward();
+  void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
   void flush();
@@ -106,6 +124,7 @@ class Reducer {
   std::vector<size_t> observed_;  // ... in the last finished one
   size_t next_ = 0;               // the next bucket to submit
   double wait_seconds_ = 0;
+  size_t backwards_ = 0;  // begun so far
 };
 
 }  // namespace dcoll

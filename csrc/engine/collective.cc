@@ -1,16 +1,16 @@
 #include "engine/collective.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
-#include <map>
 
 #include "base/error.h"
 #include "engine/adasum.h"
 #include "engine/executor.h"
 #include "engine/hierarchical_agreement.h"
 #include "engine/hierarchical_all_reduce.h"
+#include "engine/join.h"
+#include "engine/mismatch.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -43,6 +43,15 @@ const std::string& Fabric::fastest_all_reduce(size_t bytes) {
   return known;
 }
 
+// All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
+void Fabric::connect_slots() {
+  board = std::make_unique<Board>(*window);
+  slots = std::make_unique<Slots>(window, *board);
+  all_reduce = std::make_unique<NodeAllReduce>(*board, *slots);
+  pull_slots = std::make_unique<PullSlots>(window, *board);
+  slots_posted = board->post({.offset_in = pull_slots->own_offset(), .value = slots->own_offset()});
+}
+
 namespace {
 
 ReduceJob job_of(const ReduceCall& call, int size) {
@@ -55,50 +64,12 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           final_scale(call.op, call.postscale, size)};
 }
 
-// An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
-// needed (sizes of ragged collectives between nodes, the report of a mismatch).
-struct RecordExchange {
-  RecordExchange(Fabric& fabric, const void* mine, size_t bytes)
-      : own(static_cast<const std::byte*>(mine), static_cast<const std::byte*>(mine) + bytes),
-        all(bytes * fabric.size),
-        executor(*fabric.transport, fabric.schedule(Collective::kAllGather, "ring", 0),
-                 {.input = own.data(),
-                  .output = all.data(),
-                  .input_layout = Layout::even(bytes, 1),
-                  .output_layout = Layout::even(bytes * fabric.size, fabric.size)},
-                 fabric.slice_bytes) {}
-  std::vector<std::byte> own, all;
-  Executor executor;
-};
-
-constexpr size_t kDescriptionBytes = 256;
-
-std::array<char, kDescriptionBytes> description_record(const Request& request) {
-  std::array<char, kDescriptionBytes> record{};
-  const std::string text = request.describe();
-  std::memcpy(record.data(), text.data(), std::min(text.size(), kDescriptionBytes - 1));
-  return record;
-}
-
-std::string join_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
-
-std::string mismatch_text(const std::vector<std::byte>& records, int size) {
-  std::map<std::string, std::vector<int>> callers;
-  for (int rank = 0; rank < size; ++rank) {
-    callers[reinterpret_cast<const char*>(records.data() + rank * kDescriptionBytes)].push_back(rank);
-  }
-  std::vector<std::pair<std::vector<int>, std::string>> by_rank;
-  for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what);
-  std::sort(by_rank.begin(), by_rank.end());
-  std::string text = "The ranks called different collectives: ";
-  for (size_t i = 0; i < by_rank.size(); ++i) {
-    text += (i ? "; " : "") + join_ranks(by_rank[i].first) + " called " + by_rank[i].second;
-  }
-  return text + ". Nothing was moved and the job can go on; every rank must make the same calls in the same order.";
+// Shows the others the all-reduce, with the operand where it is small or must be staged.
+void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phases& phases) {
+  job.timed = phases.on;
+  phases.enter(Phase::kPack);
+  all_reduce.enter(job, fingerprint);
+  phases.enter(Phase::kAgree);
 }
 
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.
@@ -125,6 +96,26 @@ std::string choose_algorithm(Fabric& fabric, const Request& r) {
   const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
   // One rank on every node: the hierarchy's upper level is all there is.
   return algo == "auto" || algo == "hierarchical" ? fabric.fastest_all_reduce(r.count * dtype_bytes(r.dtype)) : algo;
+}
+
+// What data_phase() takes, for the timeline.
+std::string_view algorithm_name(Fabric& fabric, const Request& r) {
+  switch (r.kind) {
+    case Kind::kAllReduce:
+      return plan::find_algorithm(Collective::kAllReduce, choose_algorithm(fabric, r))->name;
+    case Kind::kBroadcast:
+      return "tree";
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+      return "ring";
+    case Kind::kAllToAll:
+      return "pairwise";
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  return "";
 }
 
 std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
@@ -194,6 +185,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     }
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       break;
   }
   if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
@@ -212,6 +204,12 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 
 }  // namespace
 
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases) {
+  if (!phases.on) return;
+  phases.enter_at(Phase::kMove, all_reduce.agreed_ns());
+  phases.name_algorithm(all_reduce.form());
+}
+
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
@@ -219,6 +217,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const bool pulls = use_pull(f, r);
   const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
+
+  if (!direct && entry.ticket == 0) op.phases.enter(Phase::kAgree);
 
   // 0. Once: where everybody's slots are.
   if (f.slots_posted != 0) {
@@ -232,8 +232,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   // 1. Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
   uint64_t ticket = entry.ticket;
   if (direct) {
-    if (!entry.all_reduce) f.all_reduce->enter(job, r.fingerprint());
+    if (!entry.all_reduce) enter(*f.all_reduce, job, r.fingerprint(), op.phases);
     co_await *f.all_reduce;
+    note_agreement(*f.all_reduce, op.phases);
     if (f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone) co_return;
     equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
   } else if (f.size > 1 && f.board != nullptr) {
@@ -257,20 +258,26 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     equal = everybody.equal();
   }
   if (!equal) {
-    const auto record = description_record(r);
-    RecordExchange calls(f, record.data(), record.size());
-    co_await calls.executor;
-    throw MismatchError(mismatch_text(calls.all, f.size));
+    Mismatch calls(f, r);
+    co_await calls.exchange();
+    Nested rest(calls.resolve(f, op));
+    co_await rest;
+    co_return;
   }
-  if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown) co_return;
+  if (r.kind == Kind::kJoin) op.counts = {f.size};  // all have joined
+  if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown || r.kind == Kind::kJoin) co_return;
 
   if (pulls) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("pull");
     Pull pull(*f.board, *f.pull_slots, op, ticket);
     co_await pull;
     co_return;
   }
 
   if (r.kind == Kind::kAllReduce && r.op == ReduceOp::kAdasum) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("adasum");
     Adasum adasum(f, r);
     co_await adasum;
     co_return;
@@ -301,13 +308,24 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
     co_await staged;
   } else if (two_levels) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm("hierarchical");
     HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
     co_await levels;
   } else {
+    op.phases.enter(Phase::kPack);
     DataPhase phase = data_phase(f, op);
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm(algorithm_name(f, r));
     Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
     co_await executor;
   }
+}
+
+Task start_collective(Fabric& fabric, Operation& operation) {
+  const Request& r = operation.request;
+  return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
+                                                       : run_collective(fabric, operation);
 }
 
 bool pulls_now(const Fabric& fabric, const Request& request) {
@@ -315,9 +333,9 @@ bool pulls_now(const Fabric& fabric, const Request& request) {
   return request.kind == Kind::kBarrier || use_pull(fabric, request);
 }
 
-bool enter_all_reduce(Fabric& fabric, const ReduceCall& call) {
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases) {
   if (fabric.slots_posted != 0 || !use_direct(fabric, call.algo, call.op)) return false;
-  fabric.all_reduce->enter(job_of(call, fabric.size), call.fingerprint());
+  enter(*fabric.all_reduce, job_of(call, fabric.size), call.fingerprint(), phases);
   return true;
 }
 

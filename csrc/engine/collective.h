@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/direct_collectives.h"
 #include "engine/hierarchy.h"
@@ -38,6 +39,10 @@ struct Fabric {
   int size = 1;
   size_t slice_bytes = 64 << 10;
   std::string algo;  // configured: "auto" or a name
+  const Log* log = nullptr;
+
+  // Where all ranks share memory: board, slots and the direct forms.
+  void connect_slots();
 
   // The schedule of this rank, built once per (collective, algorithm, root).
   std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
@@ -67,7 +72,13 @@ Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 // Begins an all-reduce in fabric.all_reduce, without a coroutine: what a synchronous call polls on its own thread, so
 // that nothing is allocated in the steady state. False, and nothing is done, where this call takes another path. If the
 // peers are late, or the data must be staged, run_collective takes over.
-bool enter_all_reduce(Fabric& fabric, const ReduceCall& call);
+bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases);
+
+// For the timeline: the all-reduce has moved on from the agreement.
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases);
+
+// What runs a queued operation: a collective, or the rounds of a join (join.h).
+Task start_collective(Fabric& fabric, Operation& operation);
 
 // Whether PullNow may be tried.
 bool pulls_now(const Fabric& fabric, const Request& request);

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "engine/cores.h"
 #include "engine/failure.h"
 
 namespace dcoll {
@@ -13,6 +14,7 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
 // How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
 constexpr double kMostGraceSeconds = 5;
+constexpr std::chrono::microseconds kNow{0};
 
 // How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
 // outnumber cores, a yield hands the core to a rank that is awake and costs one context switch, while sleeping costs
@@ -37,28 +39,22 @@ Communicator::Communicator(Members members, const Settings& settings)
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
-              1e-6) {
+              1e-6),
+      timeline_(members_.timeline != nullptr ? members_.timeline
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0)),
+      number_(timeline_->add_communicator()) {
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
   fabric_.size = members_.size;
   fabric_.algo = settings.algo;
+  fabric_.log = &log_;
   fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
   fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
-    connect_slots();
+    fabric_.connect_slots();
   if (!members_.memory_of_rank.empty()) connect_levels();
-}
-
-// All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
-void Communicator::connect_slots() {
-  fabric_.board = std::make_unique<Board>(*members_.window);
-  fabric_.slots = std::make_unique<Slots>(members_.window, *fabric_.board);
-  fabric_.all_reduce = std::make_unique<NodeAllReduce>(*fabric_.board, *fabric_.slots);
-  fabric_.pull_slots = std::make_unique<PullSlots>(members_.window, *fabric_.board);
-  fabric_.slots_posted =
-      fabric_.board->post({.offset_in = fabric_.pull_slots->own_offset(), .value = fabric_.slots->own_offset()});
 }
 
 // Some ranks share memory, on several nodes.
@@ -74,10 +70,7 @@ void Communicator::connect_levels() {
 Communicator::~Communicator() {
   stop_ = true;
   members_.transport->wake();
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    inbox_filled_.notify_all();
-  }
+  alarm_.set(kNow);
   if (thread_.joinable()) thread_.join();
 }
 
@@ -93,23 +86,29 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   request.validate(members_.size);
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
+  bool had_work = false;
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
+    had_work = pending_.load();
     inbox_.push_back(operation);
-    pending_.store(true, std::memory_order_release);
+    pending_.store(true);
   }
-  if (start == Start::kInBackground) hand_over();
+  // What comes behind other operations is found when they end: somebody sees to them already.
+  const bool at_once = start == Start::kInBackground;
+  if (at_once || (start == Start::kSoon && (!had_work || uses_names_))) hand_over(at_once ? kNow : kInAMoment);
   return operation;
 }
 
 // Lets the background thread look after what is pending, unless somebody waits and thereby drives.
-void Communicator::hand_over() {
-  {
+void Communicator::hand_over(std::chrono::microseconds delay) {
+  if (!has_thread_) {
     const std::lock_guard lock(inbox_mutex_);
     if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
-    inbox_filled_.notify_one();
   }
+  alarm_.set(delay);
   members_.transport->wake();  // whoever drives may be asleep, and must see that there is more to do
 }
 
@@ -124,12 +123,13 @@ void Communicator::wait(Operation& operation, double timeout_s) {
 bool Communicator::wait_for(Operation& operation, double timeout_s) {
   if (!operation.done.load(std::memory_order_acquire)) {
     struct Waiter {  // tells the background thread to stand back, and gives it its work back
+      // It is not woken for that: should it be asleep in the middle of an operation, it sees it when that moves.
       explicit Waiter(Communicator& c) : comm(c) {
         comm.waiters_.fetch_add(1);
-        if (comm.has_thread_.load()) comm.members_.transport->wake();
+        comm.background_turn_.store(false);
       }
       ~Waiter() {
-        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.hand_over();
+        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.hand_over(kInAMoment);
       }
       Communicator& comm;
     } waiter(*this);
@@ -149,7 +149,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
     // In the background there is only something to do while nobody else drives.
-    if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load())) return;
+    if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load() || !background_turn_.load())) return;
     const bool sleepy = idle && seconds_between(idle_since, Clock::now()) >= spin_s;
     // The ticket is drawn before the last look, so whatever happens after that look ends the sleep at once.
     const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
@@ -189,8 +189,9 @@ void Communicator::step(bool& moved) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
   bool advanced = false;
-  while (!queue_.empty() && advance_front(advanced)) {
+  while (!queue_.empty() && advance_front(queue_, fabric_, advanced)) {
   }
+  if (names_ != nullptr) advance_names(advanced);
   moved |= advanced;
   // A peer's failure counts once nothing moves any more: what that peer did before it failed is still completed.
   if (!listens || advanced) return;
@@ -201,21 +202,28 @@ void Communicator::step(bool& moved) {
 void Communicator::take_inbox() {
   if (!pending_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(inbox_mutex_);
-  for (auto& operation : inbox_) queue_.push_back(std::move(operation));
+  for (auto& operation : inbox_) {
+    if (operation->by_name) {
+      names_->submit(std::move(operation));
+    } else {
+      queue_.push_back(std::move(operation));
+    }
+  }
   inbox_.clear();
-  pending_.store(!queue_.empty(), std::memory_order_release);
+  pending_.store(!queue_.empty() || !names_idle());
 }
 
 // Advances the running operation. True when it ended and the next one may start.
-bool Communicator::advance_front(bool& moved) {
-  const std::shared_ptr<Operation> operation = queue_.front();
+bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
+  const std::shared_ptr<Operation> operation = queue.front();
   if (failed_.load(std::memory_order_acquire)) {
     finish(operation, failure_);
     return true;
   }
   try {
     if (!operation->started) {
-      operation->task = run_collective(fabric_, *operation);
+      operation->phases.number = operation->by_name ? ++named_started_ : ++started_;
+      operation->task = start_collective(fabric, *operation);
       operation->started = true;
       operation->last_moved = Clock::now();
     }
@@ -226,6 +234,7 @@ bool Communicator::advance_front(bool& moved) {
       operation->last_moved = Clock::now();
     }
     if (!ended) return false;
+    if (operation->request.kind == Kind::kJoin && &queue == &queue_) names_->join_ended();
     finish(operation, nullptr);
   } catch (const MismatchError&) {
     finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
@@ -238,33 +247,29 @@ bool Communicator::advance_front(bool& moved) {
 
 void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) {
   if (failed_.load() && operation->started) abandoned_.push_back(operation);
-  if (!queue_.empty() && queue_.front() == operation) queue_.pop_front();
-  operation->error = error;
-  operation->done.store(true, std::memory_order_release);
-  if (queue_.empty()) {
-    const std::lock_guard lock(inbox_mutex_);
-    pending_.store(!inbox_.empty(), std::memory_order_release);
+  for (Queue* queue : {&queue_, &named_queue_}) {
+    if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
+  operation->error = error;
+  if (operation->phases.on) [[unlikely]]
+    timeline_->record(number_, *operation);
+  if (operation->by_name) forget_name(*operation);
+  operation->done.store(true, std::memory_order_release);
+  if (queue_.empty()) update_pending();
   if (waiters_.load() > 1) members_.transport->wake();
 }
 
 // The watchdog, called when a look brought nothing and the driver is about to sleep. Drive lock held.
 void Communicator::watch(Clock::time_point now) {
-  if (queue_.empty() || failed_.load() || members_.size == 1) return;
-  Operation& running = *queue_.front();
-  if (!running.started) return;
+  if ((queue_.empty() && names_idle()) || failed_.load() || members_.size == 1) return;
   try {
     if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
       last_peer_check_ = now;
       members_.transport->check_peers();
-      // Ranks that trickle in are movement, though a barrier of many is looked at as a whole (arrival_tree.h).
-      std::vector<int> missing = running.task.waiting_for();
-      if (missing.size() < missing_.size()) running.last_moved = now;
-      missing_ = std::move(missing);
     }
-    const double idle = seconds_between(running.last_moved, now);
-    const double grace = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
-    if (idle > settings_.timeout_s + grace) throw TimeoutError(stall_text(running, idle));
+    if (!queue_.empty()) watch_operation(*queue_.front(), now);
+    if (!named_queue_.empty()) watch_operation(*named_queue_.front(), now);
+    if (names_ != nullptr) watch_names(now);
   } catch (...) {
     // A peer that left may have done its part first: one more look decides.
     const std::exception_ptr error = std::current_exception();
@@ -274,8 +279,18 @@ void Communicator::watch(Clock::time_point now) {
   }
 }
 
-std::string Communicator::stall_text(const Operation& operation, double seconds) const {
-  std::vector<int> missing = operation.task.waiting_for();
+void Communicator::watch_operation(Operation& running, Clock::time_point now) {
+  if (!running.started) return;
+  // Ranks that trickle in are movement, though a barrier of many is looked at as a whole (arrival_tree.h).
+  std::vector<int> missing = running.task.waiting_for();
+  if (missing.size() < running.missing) running.last_moved = now;
+  running.missing = missing.size();
+  const double idle = seconds_between(running.last_moved, now);
+  const double grace = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
+  if (idle > settings_.timeout_s + grace) throw TimeoutError(stall_text(running, idle, std::move(missing)));
+}
+
+std::string Communicator::stall_text(const Operation& operation, double seconds, std::vector<int> missing) const {
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
@@ -304,6 +319,11 @@ void Communicator::fail_with(std::exception_ptr error, bool tell_peers) {
     }
   }
   while (!queue_.empty()) finish(queue_.front(), failure_);
+  while (!named_queue_.empty()) finish(named_queue_.front(), failure_);
+  if (names_ == nullptr) return;
+  const auto waiting = names_->waiting();
+  names_->abandon();
+  for (const auto& [id, operation] : waiting) finish(operation, failure_);
 }
 
 void Communicator::fail(const std::string& text) {
@@ -318,12 +338,21 @@ std::string Communicator::failure() const {
   return failure_text_;
 }
 
+// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
+void Communicator::bind_background_thread() const {
+  if (settings_.thread_affinity.empty()) return;
+  const int core = settings_.thread_affinity.front();
+  if (const std::string error = bind_this_thread(core); !error.empty()) {
+    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
+                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
+  }
+}
+
 void Communicator::background() {
+  bind_background_thread();
   while (!stop_) {
-    {
-      std::unique_lock lock(inbox_mutex_);
-      inbox_filled_.wait(lock, [this] { return stop_ || (pending_.load() && waiters_.load() == 0); });
-    }
+    alarm_.wait();
+    background_turn_.store(true);
     drive(stop_, Spin::kNever, Clock::time_point::max());
   }
 }
@@ -346,10 +375,7 @@ void Communicator::close() {
   }
   stop_ = true;
   members_.transport->wake();
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    inbox_filled_.notify_all();
-  }
+  alarm_.set(kNow);
   if (thread_.joinable()) thread_.join();
 }
 

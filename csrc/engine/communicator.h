@@ -1,29 +1,32 @@
 // An ordered set of ranks and the collectives between them. Many can exist at once; nothing here is global.
 //
 // Threads: any thread may submit and wait. Operations run one after the other in the order submitted, which must be the
-// same on every rank. Whoever waits drives: a thread inside wait() polls the operations itself (spinning while its core
-// is its own, yielding it between looks while other ranks need it), and the background thread stands back; while nobody
-// waits, the background thread drives and sleeps on a futex whenever there is nothing to do, so that it takes no time
-// from the thread that computes.
+// same on every rank; those submitted by name have a sequence of their own (named_lane.h). Whoever waits drives: a
+// thread inside wait() polls the operations itself (spinning while its core is its own, yielding it between looks while
+// other ranks need it), and the background thread stands back; while nobody waits, the background thread drives and
+// sleeps on a futex whenever there is nothing to do, so that it takes no time from the thread that computes.
 //
 // Failure: the first failure is kept for good. It is sent to every peer (so all ranks fail with the same cause), every
 // pending operation ends with it, and every later call throws it at once.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "engine/alarm.h"
 #include "engine/collective.h"
+#include "engine/named_lane.h"
 #include "engine/operation.h"
+#include "engine/timeline.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -36,7 +39,8 @@ struct Members {
   std::vector<int> node_of_rank{0};
   std::vector<std::string> transport_of_rank{"self"};
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
+  std::shared_ptr<Window> window;      // the node's memory; null when it could not be mapped
+  std::shared_ptr<Timeline> timeline;  // of the process; null: a new one
   // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
   // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
@@ -51,12 +55,21 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if
-  // the wait ends early.
-  enum class Start { kInBackground, kByWaiter };
+  // the wait ends early. kSoon: the caller may be about to wait, so the background thread takes over in a moment.
+  enum class Start { kInBackground, kSoon, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
   // ArgumentError, or the failure of this communicator.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
+  // The same for an operation that meets those of equal kind and name on the other ranks, whatever the order in which
+  // each of them submits. ArgumentError while one of that kind and name is under way here.
+  std::shared_ptr<Operation> submit_by_name(Request request);
+  // What was submitted by name here and is not done.
+  std::vector<std::shared_ptr<Operation>> named_in_flight();
+  // From now on this rank takes part in the others' all-reduces with neutral elements, until all ranks have joined:
+  // then the operation is done, and its counts[0] the last one to join. Nothing by name may be in flight here. `note`
+  // is logged when the others go on.
+  std::shared_ptr<Operation> submit_join(const std::string& note);
   // For a caller that is about to wait: finishes the collective on its thread, if the peers are there and nothing is
   // queued, and returns null (all-reduce, which allocates nothing then) or the operation, done. Otherwise as
   // submit(kByWaiter).
@@ -83,54 +96,77 @@ class Communicator {
   const std::vector<int>& nodes() const { return members_.node_of_rank; }
   const std::vector<std::string>& transports() const { return members_.transport_of_rank; }
   const Settings& settings() const { return settings_; }
+  Timeline& timeline() const { return *timeline_; }
+  const Log& log() const { return log_; }
 
  private:
+  // When the background thread takes over what nobody waits for: longer than it takes a caller to get from submitting
+  // to waiting, in Python too, and short beside what an operation costs that is worth overlapping.
+  static constexpr std::chrono::microseconds kInAMoment{20};
   enum class Spin { kAllowed, kNever };
+  using Queue = std::deque<std::shared_ptr<Operation>>;
 
-  void connect_slots();
   void connect_levels();
   void check_open() const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   void step(bool& moved);
   void take_inbox();
-  bool advance_front(bool& moved);
+  bool advance_front(Queue& queue, Fabric& fabric, bool& moved);
+  void exchange_names(bool& moved);
+  void advance_names(bool& moved);
+  bool names_idle() const;
+  void make_names();
+  void forget_name(const Operation& operation);
+  void update_pending();
+  void watch_operation(Operation& running, Clock::time_point now);
+  void watch_names(Clock::time_point now);
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
-  void hand_over();
+  void hand_over(std::chrono::microseconds delay);
   bool may_run_on_the_spot() const;
   int polls_on_the_spot() const;
   void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
-  bool finish_now(PullNow& pull) const;
+  bool finish_now(PullNow& pull, Operation& operation) const;
+  void bind_background_thread() const;
   void say_farewell();
   void background();
-  std::string stall_text(const Operation& operation, double seconds) const;
+  std::string stall_text(const Operation& operation, double seconds, std::vector<int> missing) const;
 
   Members members_;
   Settings settings_;
   Log log_;
   Fabric fabric_;
   double spin_s_;
+  std::shared_ptr<Timeline> timeline_;
+  int number_;  // in the timeline
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
-  std::deque<std::shared_ptr<Operation>> queue_;       // the front one is running
+  Queue queue_;                                        // the front one is running
+  std::unique_ptr<NamedLane> names_;                   // made when a name is first used
+  Queue named_queue_;                                  // in the agreed order; the front one is running
+  uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
-  std::vector<int> missing_;  // the ranks waited for at that check
 
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
-  std::condition_variable inbox_filled_;
-  std::deque<std::shared_ptr<Operation>> inbox_;
+  Queue inbox_;
+  std::unordered_set<uint64_t> names_in_flight_;  // NamedLane::id_of
   std::exception_ptr failure_;
   std::string failure_text_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
+  // From an alarm until somebody waits. Otherwise a background thread woken by a peer would take the next operation
+  // from the thread that is about to wait for it, and sleep on it, again and again.
+  std::atomic<bool> background_turn_{false};
   std::atomic<bool> pending_{false};
+  std::atomic<bool> uses_names_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> has_thread_{false};
+  Alarm alarm_;         // what the background thread waits for while there is nothing for it to do
   std::thread thread_;  // started with the first operation nobody waits for
 };
 

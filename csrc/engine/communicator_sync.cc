@@ -20,8 +20,13 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
     if (may_run_on_the_spot() && pulls_now(fabric_, request)) {
       request.validate(members_.size);
       auto operation = std::make_shared<Operation>(std::move(request));
+      operation->phases.on = timeline_->on();
+      operation->phases.number = ++started_;
+      operation->phases.enter(Phase::kAgree);
       PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
-      if (finish_now(pull)) {
+      if (finish_now(pull, *operation)) {
+        if (operation->phases.on) [[unlikely]]
+          timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
       } else {
         go_on(operation, {.ticket = pull.ticket()});
@@ -34,12 +39,21 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
   {
+    Phases phases(timeline_->on());
     const std::lock_guard lock(drive_mutex_);
-    if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call)) {
-      if (poll_briefly(*fabric_.all_reduce)) return nullptr;
+    if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call, phases)) {
+      phases.number = ++started_;
+      if (poll_briefly(*fabric_.all_reduce)) {
+        if (phases.on) [[unlikely]] {
+          note_agreement(*fabric_.all_reduce, phases);
+          timeline_->record(number_, call, phases);
+        }
+        return nullptr;
+      }
       // Not everybody came at once, or there is more to do than this thread should do at a stretch: the ordinary way
       // from here.
       auto operation = std::make_shared<Operation>(Request::of(call));
+      if (phases.on) operation->phases = phases;
       go_on(operation, {.all_reduce = true});
       return operation;
     }
@@ -75,9 +89,15 @@ bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
 }
 
 // Drive lock held, so for a few microseconds only.
-bool Communicator::finish_now(PullNow& pull) const {
+bool Communicator::finish_now(PullNow& pull, Operation& operation) const {
   for (int i = 0; i < polls_on_the_spot(); ++i) {
-    if (pull.poll()) return pull.finish();
+    if (pull.poll()) {
+      if (operation.request.kind != Kind::kBarrier) {
+        operation.phases.enter(Phase::kMove);
+        operation.phases.name_algorithm("pull");
+      }
+      return pull.finish();
+    }
     pause_between_looks();
   }
   return false;

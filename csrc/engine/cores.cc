@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <thread>
@@ -108,6 +110,14 @@ std::vector<bool> own_core(std::span<const CoreClaim> claims) {
     if (claim.quota_id != 0 && ranks_under[claim.quota_id] > claim.quota_cores) own[rank] = false;
   }
   return own;
+}
+
+std::string bind_this_thread(int core) {
+  if (core >= CPU_SETSIZE) return "there are " + std::to_string(CPU_SETSIZE) + " at most";
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(core, &only);
+  return sched_setaffinity(0, sizeof only, &only) == 0 ? "" : std::strerror(errno);
 }
 
 }  // namespace dcoll

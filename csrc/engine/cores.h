@@ -20,6 +20,9 @@ struct CoreClaim {
 // Of the calling thread.
 CoreClaim own_core_claim();
 
+// Binds the calling thread to one core. The reason why not; empty: done.
+std::string bind_this_thread(int core);
+
 // By rank: whether it has a core to itself however the others are placed. A rank has none when some set of ranks it
 // belongs to may run on fewer cores than the set has ranks (two ranks bound to one core, four unbound ones on two), or
 // when its control group may use fewer cores than it has ranks.

@@ -45,6 +45,7 @@ std::vector<uint64_t> begins_of_blocks(const Request& r, int rank, int size) {
     case Kind::kAllReduce:
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       break;
   }
   return {0, 0};
@@ -107,6 +108,7 @@ bool Pull::suits(Kind kind) {
     case Kind::kAllReduce:
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       break;
   }
   return false;
@@ -185,6 +187,7 @@ void Pull::find_sources() {
     case Kind::kAllReduce:
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       break;
   }
   // Peers are taken in the order of their distance, so that no rank is everybody's first. A reduction keeps rank order.

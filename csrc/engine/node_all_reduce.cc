@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/staged.h"
+#include "engine/timeline_record.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
@@ -52,6 +53,8 @@ bool NodeAllReduce::poll(bool& moved) {
 }
 
 void NodeAllReduce::choose_form() {
+  if (job_.timed) [[unlikely]]
+    agreed_ns_ = now_ns();
   const size_t bytes = job_.bytes();
   const int mapped = board_.count_mapped(ticket_);
   if (!board_.fingerprints_equal(ticket_)) {
@@ -72,6 +75,12 @@ void NodeAllReduce::choose_form() {
   } else {
     outcome_ = Outcome::kToStage;
   }
+}
+
+const char* NodeAllReduce::form() const {
+  if (outcome_ == Outcome::kToStage) return "staged";
+  if (phase_ == Phase::kTwoShot) return "two-shot";
+  return job_.bytes() <= Board::kInlineBytes ? "inline" : "slots";
 }
 
 // All ranks fill the slots of the second post, also those that filled the first's: those will be filled again before

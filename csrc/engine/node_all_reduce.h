@@ -46,6 +46,10 @@ class NodeAllReduce final : public Pollable {
   Outcome outcome() const { return outcome_; }
   void waiting_for(std::vector<int>& ranks) const override;
 
+  // Of a timed job, once it is done: when everybody had entered, and which form the operands took.
+  int64_t agreed_ns() const { return agreed_ns_; }
+  const char* form() const;
+
   // kToStage: the post that says of each rank that operand and result are mapped, or else by which its first piece lies
   // in the slot.
   uint64_t staging_ticket() const { return ticket_; }
@@ -65,6 +69,7 @@ class NodeAllReduce final : public Pollable {
   ReduceJob job_;
   Phase phase_ = Phase::kEntered;
   Outcome outcome_ = Outcome::kNone;
+  int64_t agreed_ns_ = 0;
   uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_
   std::optional<BoardWait> everybody_;
   std::vector<const void*> sources_;  // reused by every reduce_inline

@@ -24,6 +24,8 @@ std::string_view kind_name(Kind kind) {
       return "barrier";
     case Kind::kShutdown:
       return "shutdown";
+    case Kind::kJoin:
+      return "join";
   }
   return "?";
 }
@@ -131,6 +133,7 @@ uint64_t ReduceCall::fingerprint() const {
 }
 
 uint64_t Request::fingerprint() const {
+  if (stands_for != 0) return stands_for;
   Fingerprint print;
   if (kind == Kind::kAllReduce) {
     if (splits.empty()) return reduce_call().fingerprint();
@@ -145,6 +148,24 @@ uint64_t Request::fingerprint() const {
     print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
   }
   return print.value();
+}
+
+size_t Request::bytes() const {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return count * dtype_bytes(dtype);
+    case Kind::kReduceScatter:
+      return count * row_elems * dtype_bytes(dtype);
+    case Kind::kBroadcast:
+    case Kind::kAllGather:
+    case Kind::kAllToAll:
+      return count * row_elems;
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      return 0;
+  }
+  return 0;
 }
 
 std::string Request::describe() const {
@@ -168,6 +189,7 @@ std::string Request::describe() const {
       break;
     case Kind::kBarrier:
     case Kind::kShutdown:
+    case Kind::kJoin:
       return text;
   }
   if (reduces(kind) && !algo.empty()) text += ", algo " + algo;

@@ -14,10 +14,11 @@
 #include "base/types.h"
 #include "engine/memory.h"
 #include "engine/task.h"
+#include "engine/timeline_record.h"
 
 namespace dcoll {
 
-enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown };
+enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown, kJoin };
 std::string_view kind_name(Kind kind);
 
 // The factor of a reduction's results: an average is a sum that is divided.
@@ -61,6 +62,7 @@ struct Request {
   std::string algo{};            // "" = as configured
   std::string name{};            // part of what ranks compare; "" is fine
   std::vector<size_t> splits{};  // alltoall: rows for each rank. Adasum: elements of each tensor; {} is one tensor
+  uint64_t stands_for = 0;       // a joined rank's part in what others called: their fingerprint
   size_t out_bytes = 0;  // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
 
   static Request of(const ReduceCall& call);
@@ -70,6 +72,7 @@ struct Request {
   void validate(int size) const;
   // What must be the same on every rank.
   uint64_t fingerprint() const;
+  size_t bytes() const;  // of the operand of this rank
   // "allreduce 'grad.3' (sum of 1024 float32)", for messages.
   std::string describe() const;
 };
@@ -79,8 +82,12 @@ struct Operation {
   Request request;
   std::shared_ptr<Memory> keep;  // the caller's memory, where the core owns it
   Task task;
+  bool by_name = false;
+  std::string note{};  // join: what to log on a rank that others outlast
   bool started = false;
-  Clock::time_point last_moved;
+  Clock::time_point last_moved;  // before it started: when it was submitted
+  size_t missing = 0;            // ranks waited for when the watchdog last looked
+  Phases phases{false};          // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out

@@ -24,6 +24,7 @@ struct ReduceJob {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
+  bool timed = false;  // for the timeline: note when everybody had entered
 
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };

@@ -106,6 +106,31 @@ std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
   return found;
 }
 
+// Of DCOLL_THREAD_AFFINITY's cores, one per local rank, only this rank's.
+Settings with_own_core(Settings settings, size_t local_rank, size_t local_size) {
+  if (settings.thread_affinity.empty()) return settings;
+  if (settings.thread_affinity.size() < local_size) {
+    throw ArgumentError("DCOLL_THREAD_AFFINITY names " + std::to_string(settings.thread_affinity.size()) +
+                        " cores, but this node has " + std::to_string(local_size) +
+                        " ranks. Name one core per rank, in the order of local ranks, or unset the variable.");
+  }
+  settings.thread_affinity = {settings.thread_affinity[local_rank]};
+  return settings;
+}
+
+// What takes this node's monotonic clock to that of rank 0, by the clocks of the day: as exact as those are set. Ranks
+// of a node share one clock.
+int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& nodes) {
+  if (*std::max_element(nodes.begin(), nodes.end()) == 0) return 0;
+  const auto today = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<int64_t> by_rank(nodes.size());
+  std::memcpy(by_rank.data(), all.data(), all.size());
+  const auto first = std::find(nodes.begin(), nodes.end(), nodes[static_cast<size_t>(mpi.rank())]) - nodes.begin();
+  return by_rank[static_cast<size_t>(first)] - by_rank[0];
+}
+
 // Whether this rank has a core to itself among the node's ranks.
 bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
   const CoreClaim mine = own_core_claim();
@@ -170,7 +195,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
     Endpoint alone = std::move(connect_local(1, mapped_options(settings)).front());
     members.transport = std::move(alone.transport);
     members.window = std::move(alone.window);
-    return std::make_shared<Communicator>(std::move(members), settings);
+    return std::make_shared<Communicator>(std::move(members), with_own_core(settings, 0, 1));
   }
   check_same_settings(*mpi, settings);
   members.rank = mpi->rank();
@@ -179,6 +204,8 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.node_of_rank = split_nodes(machines, settings);
   const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
+  members.timeline = std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank],
+                                                clock_shift_ns(*mpi, members.node_of_rank));
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
   Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;
@@ -206,7 +233,9 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
                            std::to_string(members.node_of_rank[members.rank]) + ", " +
                            (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "MPI only") +
                            (members.own_core ? ", own core" : ", cores shared: waits yield, then sleep"));
-  return std::make_shared<Communicator>(std::move(members), settings);
+  const auto own = std::find(local_ranks.begin(), local_ranks.end(), members.rank) - local_ranks.begin();
+  return std::make_shared<Communicator>(std::move(members),
+                                        with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
 }
 
 namespace {
@@ -252,7 +281,8 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     members.transport = std::move(endpoints[rank].transport);
     if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
     members.own_core = spacious;
-    communicators.push_back(std::make_shared<Communicator>(std::move(members), settings));
+    communicators.push_back(std::make_shared<Communicator>(
+        std::move(members), with_own_core(settings, static_cast<size_t>(rank), static_cast<size_t>(n))));
   }
   return communicators;
 }

@@ -147,6 +147,7 @@ class MappedWindow final : public Window {
   std::byte* base(int local_rank) const override;
   size_t arena_bytes() const override { return world_->layout.arena_bytes; }
   BoardEntry& board(int local_rank) override;
+  BoardEntry& lane_board(int local_rank) override;
   void notify_all() override;
   const std::vector<std::vector<int>>& groups() const override { return world_->groups; }
   ArrivalGroup& group(int group) override;

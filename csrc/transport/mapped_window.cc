@@ -34,6 +34,10 @@ BoardEntry& MappedWindow::board(int local_rank) {
   return world_->regions.at(static_cast<size_t>(local_rank))->header().board;
 }
 
+BoardEntry& MappedWindow::lane_board(int local_rank) {
+  return world_->regions.at(static_cast<size_t>(local_rank))->header().lane_board;
+}
+
 void MappedWindow::notify_all() {
   for (int peer = 0; peer < local_size(); ++peer) {
     if (peer != local_rank()) world_->regions[static_cast<size_t>(peer)]->ring();

@@ -1,6 +1,6 @@
 // The memory one rank shares with the ranks of its node, and how it is divided:
 //
-//   offset 0        RegionHeader   doorbell, state, failure notice, board entry, arrival group
+//   offset 0        RegionHeader   doorbell, state, failure notice, board entries, arrival group
 //   rings_offset    rings          one per (sender, channel): what others send to the owner of the region
 //   arena_offset    arena          Window::alloc
 //
@@ -51,6 +51,7 @@ struct RegionHeader {
 
   alignas(kLinePair) FailureNotice failure;
   alignas(kLinePair) BoardEntry board;
+  alignas(kLinePair) BoardEntry lane_board;
   alignas(kLinePair) ArrivalGroup group;  // in use where the owner is the first rank of a group
 };
 

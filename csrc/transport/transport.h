@@ -30,7 +30,12 @@ namespace dcoll {
 inline constexpr int kMaxChannels = 8;
 // Channel used by the engine's own handshakes and small exchanges, never by schedules.
 inline constexpr int kControlChannel = kMaxChannels;
-inline constexpr int kAllChannels = kMaxChannels + 1;
+// What one sequence of collectives uses. There are two: channels 0 .. kLaneChannels-1, and the same again for the lane
+// of operations that meet by name (lane.h).
+inline constexpr int kLaneChannels = kMaxChannels + 1;
+inline constexpr int kNamesChannel = 2 * kLaneChannels;  // which names are ready, and in which order they run
+inline constexpr int kNotesChannel = kNamesChannel + 1;  // what ranks ask each other about a stall
+inline constexpr int kAllChannels = 2 * kLaneChannels + 2;
 
 class Transport {
  public:

@@ -70,6 +70,7 @@ class Window {
   virtual std::byte* base(int local_rank) const = 0;  // of that rank's arena, in this process's address space
   virtual size_t arena_bytes() const = 0;             // the same on every rank
   virtual BoardEntry& board(int local_rank) = 0;
+  virtual BoardEntry& lane_board(int local_rank) = 0;  // of the second sequence of collectives (lane.h)
   // Wakes every peer that sleeps in Transport::wait. Call after completing a post on the board (the last arriver does:
   // nobody can go on before, so waking anybody earlier only costs system calls and context switches).
   virtual void notify_all() = 0;

@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from dcoll.runner import hosts, launchers
+from dcoll.runner import config, hosts, launchers, options
 from dcoll.runner.hosts import UsageError
-from dcoll.runner.options import parser
 
 # Passed on to every rank beside what the launcher passes on by itself.
 _EXPORTED_PREFIXES = ("DCOLL_", "HOROVOD_", "OMP_", "KMP_", "MKL_", "TORCH", "PYTHON", "CUDA_VISIBLE_DEVICES")
 _EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_LOG_LEVELS = {"trace": "debug", "fatal": "error"}  # Horovod's levels that dcoll has under another name
 
 
 def physical_cores() -> int:
@@ -40,11 +38,7 @@ def job_from(args: argparse.Namespace) -> launchers.Job:
     ranks = args.num_proc or sum(host.slots for host in named)
     if named:
         named = hosts.fit(named, ranks)
-    settings = {}
-    if args.fusion_threshold_mb:
-        settings["DCOLL_BUCKET_MB"] = f"{args.fusion_threshold_mb:g}"
-    if args.log_level:
-        settings["DCOLL_LOG_LEVEL"] = _LOG_LEVELS.get(args.log_level, args.log_level)
+    settings = options.settings(args)
     if "OMP_NUM_THREADS" not in os.environ:
         # torch would otherwise start a thread per core in every rank, and the ranks would fight for the cores.
         here = [host.slots for host in named if hosts.is_local(host.name)] if named else [ranks]
@@ -130,8 +124,16 @@ def check_build() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The program; returns its exit status: the job's own, or 2 for a command line that cannot be used."""
-    p = parser()
+    argv = sys.argv[1:] if argv is None else argv
+    p = options.parser()
     args = p.parse_args(argv)
+    if args.config_file is not None:
+        try:
+            args.notes.clear()  # they come again
+            args = p.parse_args([*config.options_of(args.config_file), *argv])
+        except UsageError as error:
+            print(f"dcollrun: {error}", file=sys.stderr)
+            return 2
     if args.version:
         from dcoll import _C
 

@@ -144,7 +144,8 @@ def _hydra(mpirun: Mpirun, job: Job) -> list[str]:
             "ssh",
         ]  # the options travel in the environment, see environment()
     for name, value in sorted(job.exported.items()):
-        words += ["-genv", name, value]
+        # What begins with _ is secret: the environment, which is passed on too, is not in the process list.
+        words += [] if name.startswith("_") else ["-genv", name, value]
     return words
 
 

@@ -10,11 +10,9 @@ NOT_NEEDED = {
     "--disable-cache": "dcollrun caches nothing",
     "--cycle-time-ms": "there is no cycle: a collective starts when it is called",
     "--cache-capacity": "buckets need no negotiation, so there is no cache of responses",
-    "--hierarchical-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
     "--no-hierarchical-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
     "--hierarchical-allgather": "dcoll chooses the algorithm",
     "--no-hierarchical-allgather": "dcoll chooses the algorithm",
-    "--torus-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
     "--no-torus-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
     "--autotune": "the cost model chooses, and buckets follow the order in which gradients become ready",
     "--no-autotune": "there is no autotuning",
@@ -28,13 +26,8 @@ NOT_NEEDED = {
     "--no-mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
     "--num-nccl-streams": "dcoll does not use NCCL",
     "--tcp": "dcoll does not use NCCL; --mpi-args chooses MPI's network",
-    "--thread-affinity": "dcoll's background thread sleeps while the rank computes, and needs no core of its own",
     "--gloo-timeout-seconds": "dcoll does not use Gloo; DCOLL_TIMEOUT is the deadline of a wait",
     "--start-timeout": "dcoll's ranks meet within a fixed 60 s, or say who is missing",
-    "--log-with-timestamp": "dcoll's messages carry no time; --prefix-output-with-timestamp adds it",
-    "--log-without-timestamp": "dcoll's messages carry no time",
-    "--log-hide-timestamp": "dcoll's messages carry no time",
-    "--no-log-hide-timestamp": "dcoll's messages carry no time",
 }
 WITH_VALUE = frozenset(
     [
@@ -46,7 +39,6 @@ WITH_VALUE = frozenset(
         "--autotune-bayes-opt-max-samples",
         "--autotune-gaussian-process-noise",
         "--num-nccl-streams",
-        "--thread-affinity",
         "--gloo-timeout-seconds",
         "--start-timeout",
     ]
@@ -57,7 +49,6 @@ _FIXED_RANKS = "the ranks of a job are those that mpirun starts; use -np, -H and
 REFUSED = {
     "--gloo": "dcoll runs on MPI; leave the option out",
     "--jsrun": "start the script with jsrun itself; dcoll finds its ranks through MPI",
-    "--config-file": "write the options on the command line, or export the DCOLL_* variables",
     "--host-discovery-script": _FIXED_RANKS,
     "--min-np": _FIXED_RANKS,
     "--min-num-proc": _FIXED_RANKS,
@@ -93,10 +84,51 @@ def _megabytes(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB above 0")
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB from 0 on")
     return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _cores(text: str) -> str:
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of cores, one per rank of a host, like 2,6")
+    return text
+
+
+def _switch(group: Any, dest: str, on: list[str], off: list[str], help: str) -> None:
+    """Options that say yes, and others that say no; None when neither is given."""
+    both = group.add_mutually_exclusive_group()
+    both.add_argument(*on, dest=dest, action="store_const", const=True, help=help)
+    both.add_argument(*off, dest=dest, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
+def settings(args: argparse.Namespace) -> dict[str, str]:
+    """The DCOLL_* variables that the options set for all ranks."""
+    given = {
+        "DCOLL_BUCKET_MB": args.fusion_threshold_mb,
+        "DCOLL_ALGO": "hierarchical" if args.hierarchical_allreduce else None,
+        "DCOLL_THREAD_AFFINITY": args.thread_affinity,
+        "DCOLL_TIMELINE": args.timeline_filename,
+        "DCOLL_TIMELINE_MARK_CYCLES": args.timeline_mark_cycles,
+        "DCOLL_STALL_CHECK_DISABLE": None if args.stall_check is None else not args.stall_check,
+        "DCOLL_STALL_CHECK_TIME": args.stall_check_warning_time_seconds,
+        "DCOLL_STALL_SHUTDOWN_TIME": args.stall_check_shutdown_time_seconds,
+        "DCOLL_LOG_LEVEL": args.log_level,
+        "DCOLL_LOG_HIDE_TIME": args.log_hide_time,
+    }
+    return {name: f"{value:g}" if isinstance(value, bool | float) else value for name, value in given.items()
+            if value is not None}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-cb", "--check-build", action="store_true", help="print what is built in, and which MPI is found")
     p.add_argument("-np", "-n", "--num-proc", type=_positive, metavar="N", help="number of ranks")
     p.add_argument("--verbose", action="store_true", help="print the launcher's command line")
+    p.add_argument("--config-file", type=Path, metavar="FILE", help="horovodrun's YAML file of options")
     p.add_argument("--dry-run", action="store_true", help="print the launcher's command line and start nothing")
 
     where = p.add_argument_group("hosts")
@@ -133,7 +166,21 @@ def parser() -> argparse.ArgumentParser:
     mpi.add_argument("--mpi-args", type=shlex.split, default=[], metavar="ARGS", help="more arguments for mpirun")
 
     core = p.add_argument_group("dcoll")
-    core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB", help="DCOLL_BUCKET_MB")
+    core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB",
+                      help="DCOLL_BUCKET_MB; 0: one bucket per parameter")  # fmt: skip
+    core.add_argument("--hierarchical-allreduce", "--torus-allreduce", action="store_true",
+                      help="DCOLL_ALGO=hierarchical")  # fmt: skip
+    core.add_argument("--thread-affinity", type=_cores, metavar="CORE,...",
+                      help="DCOLL_THREAD_AFFINITY: a core per rank of a host, for its background thread")  # fmt: skip
+    core.add_argument("--timeline-filename", metavar="FILE", help="DCOLL_TIMELINE; with {rank}: a file of every rank")
+    _switch(core, "timeline_mark_cycles", on=["--timeline-mark-cycles"], off=["--no-timeline-mark-cycles"],
+            help="DCOLL_TIMELINE_MARK_CYCLES=1")  # fmt: skip
+    _switch(core, "stall_check", on=["--stall-check"], off=["--no-stall-check"], help="DCOLL_STALL_CHECK_DISABLE=0")
+    core.add_argument("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="DCOLL_STALL_CHECK_TIME")
+    core.add_argument("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S",
+                      help="DCOLL_STALL_SHUTDOWN_TIME")  # fmt: skip
+    _switch(core, "log_hide_time", on=["--log-hide-timestamp", "--log-without-timestamp"],
+            off=["--no-log-hide-timestamp", "--log-with-timestamp"], help="DCOLL_LOG_HIDE_TIME=1")  # fmt: skip
     levels = ["trace", "debug", "info", "warning", "error", "fatal"]
     core.add_argument("--log-level", type=str.lower, metavar="LEVEL", choices=levels, help="DCOLL_LOG_LEVEL")
 

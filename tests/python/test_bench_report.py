@@ -163,7 +163,13 @@ def test_exposed_and_hidden_come_from_paired_rounds():
     assert rows["dcoll"]["exposed_share"] == pytest.approx((0.1 / 1.1 + 0.1 / 2.1) / 2)
     assert rows["dcoll"]["tokens_per_second"] == pytest.approx(100)
     text = overlap.overlap_table(rows)
-    assert "| dcoll | 2100.0 | 100 | 100.0 | 6.9% | 400.0 | 75% | 0.0 |" in text
+    assert "| dcoll | 2100.0 | 100 | 100.0 | 6.9% | 400.0 | 75% (75% to 75%) | 0.0 |" in text
+    # What is lost may be more than communication takes, and noise may gain: neither is cut off.
+    turns["dcoll"] = [one(1.5, 0.4), one(1.9, 0.4), None]
+    (lost, gained) = overlap.summarize(turns, tokens=210)["dcoll"]["hidden_quartiles"]
+    assert (lost, gained) == (pytest.approx(0.125), pytest.approx(0.875))
+    turns["dcoll"] = [one(1.8, 0.4), None, None]
+    assert overlap.summarize(turns, tokens=210)["dcoll"]["hidden_share"] == pytest.approx(-1.0)
     assert "| none | 1500.0 | 140 | - | - | - | - | - |" in text
 
 

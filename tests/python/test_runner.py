@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dcoll.runner import cli, hosts, launchers, options
+from dcoll.runner import cli, config, hosts, launchers, options
 from dcoll.runner.hosts import Host, UsageError
 from dcoll.runner.launchers import Mpirun
 
@@ -122,7 +122,7 @@ def test_variables_that_matter_are_exported(monkeypatch: pytest.MonkeyPatch) -> 
     assert job.exported["DCOLL_SPIN_US"] == "7"
     assert "SECRET_TOKEN" not in job.exported
     assert job.exported["DCOLL_BUCKET_MB"] == "12.5"
-    assert job.exported["DCOLL_LOG_LEVEL"] == "debug"
+    assert job.exported["DCOLL_LOG_LEVEL"] == "trace"
     assert job.exported["OMP_NUM_THREADS"] == "2"  # 4 cores for 2 ranks
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert cli.job_from(options.parser().parse_args(args)).exported["OMP_NUM_THREADS"] == "3"
@@ -170,11 +170,99 @@ def test_unusable_command_lines_say_what_to_write(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [("-np", "0", "x"), ("-np", "two", "x"), ("--fusion-threshold-mb", "0", "x")])
+@pytest.mark.parametrize("argv", [("-np", "0", "x"), ("-np", "two", "x"), ("--fusion-threshold-mb", "-1", "x")])
 def test_numbers_are_checked(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(list(argv))
     assert "is not a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "setting", "value"),
+    [
+        (["--fusion-threshold-mb", "0"], "DCOLL_BUCKET_MB", "0"),
+        (["--hierarchical-allreduce"], "DCOLL_ALGO", "hierarchical"),
+        (["--torus-allreduce"], "DCOLL_ALGO", "hierarchical"),
+        (["--thread-affinity", "2,6"], "DCOLL_THREAD_AFFINITY", "2,6"),
+        (["--timeline-filename", "t.json"], "DCOLL_TIMELINE", "t.json"),
+        (["--timeline-mark-cycles"], "DCOLL_TIMELINE_MARK_CYCLES", "1"),
+        (["--no-timeline-mark-cycles"], "DCOLL_TIMELINE_MARK_CYCLES", "0"),
+        (["--stall-check"], "DCOLL_STALL_CHECK_DISABLE", "0"),
+        (["--no-stall-check"], "DCOLL_STALL_CHECK_DISABLE", "1"),
+        (["--stall-check-warning-time-seconds", "30"], "DCOLL_STALL_CHECK_TIME", "30"),
+        (["--stall-check-shutdown-time-seconds", "0"], "DCOLL_STALL_SHUTDOWN_TIME", "0"),
+        (["--log-level", "FATAL"], "DCOLL_LOG_LEVEL", "fatal"),
+        (["--log-hide-timestamp"], "DCOLL_LOG_HIDE_TIME", "1"),
+        (["--log-without-timestamp"], "DCOLL_LOG_HIDE_TIME", "1"),
+        (["--log-with-timestamp"], "DCOLL_LOG_HIDE_TIME", "0"),
+    ],
+)
+def test_options_become_settings(argv: list[str], setting: str, value: str) -> None:
+    found = options.settings(options.parser().parse_args(["-np", "2", *argv, "train.py"]))
+    assert found == {setting: value}
+
+
+CONFIG = """\
+# of the cluster
+verbose: true
+params:
+    fusion-threshold-mb: 32   # MiB
+    cycle-time-ms: 5
+    hierarchical_allreduce: yes
+timeline:
+    filename: "a # b.json"
+    mark-cycles: false
+stall-check:
+    enabled: no
+    warning-time-seconds: ~
+logging:
+    level: INFO
+"""
+
+
+def test_a_config_file_is_read_and_the_command_line_counts_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    found = options.settings(options.parser().parse_args([*config.options_of(file), "--log-level", "error", "x"]))
+    assert found == {
+        "DCOLL_BUCKET_MB": "32", "DCOLL_ALGO": "hierarchical", "DCOLL_TIMELINE": "a # b.json",
+        "DCOLL_TIMELINE_MARK_CYCLES": "0", "DCOLL_STALL_CHECK_DISABLE": "1", "DCOLL_LOG_LEVEL": "error",
+    }  # fmt: skip
+    monkeypatch.setattr(launchers, "find_mpirun", lambda: OPEN_MPI_5)
+    assert cli.main(["-np", "2", "--config-file", str(file), "--dry-run", "train.py"]) == 0
+    told = capsys.readouterr()
+    assert "-x DCOLL_TIMELINE " in told.err
+    assert told.err.count("--cycle-time-ms needs nothing here") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n", "line 1: '- a' is not 'key: value'"),
+        ("params:\n  fusion: 3\n", "line 2: no option 'params.fusion'; allowed are cache-capacity, cycle-time-ms"),
+        ("other:\n  x: 3\n", "no option 'other.x'; allowed are the sections autotune"),
+        ("timeline:\n  mark-cycles: perhaps\n", "line 2: mark-cycles is 'perhaps', but must be true or false"),
+    ],
+)
+def test_a_wrong_config_file_says_where(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    assert cli.main(["-np", "2", "--config-file", str(file), "train.py"]) == 2
+    assert message in capsys.readouterr().err
+    assert cli.main(["-np", "2", "--config-file", str(tmp_path / "missing"), "train.py"]) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_what_is_secret_stays_out_of_the_process_list() -> None:
+    job = cli.job_from(options.parser().parse_args(["-np", "2", "x"]))
+    job.exported["_SECRET"] = "1234"
+    for mpirun in (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL):
+        assert "1234" not in " ".join(mpirun.command(job))
+        assert launchers.environment(mpirun, job)["_SECRET"] == "1234"
 
 
 @pytest.mark.parametrize(

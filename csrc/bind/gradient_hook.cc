@@ -1,0 +1,206 @@
+// GradientHook: what autograd calls when the gradient of a parameter is complete, for every parameter in every
+// backward. In C, because a model may have a thousand small parameters, and a Python function that does the same takes
+// several microseconds each.
+//
+// It does the usual things: a gradient that autograd has just made is copied into its bucket, the parameter's .grad
+// becomes the view of it, and the Reducer is told. Everything else goes to the methods begin_backward() and
+// bring_in(index) of the object that owns the hooks (dcoll.gradients.GradientSync).
+#include <pybind11/pybind11.h>
+#include <structmember.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "bind/bind.h"
+#include "bind/operand.h"
+#include "engine/bucket.h"
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+// What the hooks of one owner share; the owner sets it.
+struct HookState {
+  std::shared_ptr<Reducer> reducer;  // null: bring_in() is always called
+  long long task = -2;               // the backward that runs, by autograd's number; -2 is none
+  bool idle = false;                 // gradients stay where they are: more backward passes follow
+  bool sums_again = false;           // reducing a sum once more would be wrong
+};
+
+struct GradientHook {
+  PyObject_HEAD;
+  vectorcallfunc call;
+  PyObject* owner;
+  PyObject* views;       // list, by index
+  PyObject* graph_task;  // tells the number of the backward that runs on this thread
+  std::shared_ptr<HookState>* state;
+  size_t index;
+  bool row_major;  // the view is
+};
+
+GradientHook* cast(PyObject* self) { return reinterpret_cast<GradientHook*>(self); }
+
+PyObject* kGrad = nullptr;
+PyObject* kBegin = nullptr;
+PyObject* kBringIn = nullptr;
+
+// False: a Python error is set.
+bool is_running(const GradientHook& self, bool& running) {
+  PyObject* number = PyObject_CallNoArgs(self.graph_task);
+  if (number == nullptr) return false;
+  running = PyLong_AsLongLong(number) == (*self.state)->task;
+  Py_DECREF(number);
+  return PyErr_Occurred() == nullptr;
+}
+
+// Whether the gradient can be taken as it lies in memory: of the parameter's dtype and number of elements, row-major as
+// the view is. That it has the same shape is torch's to find, when it becomes .grad.
+bool is_usual(const GradientHook& self, PyObject* gradient, const Reducer& reducer, Operand& operand) {
+  if (!self.row_major || !read_operand(gradient, Access::kRead, operand)) return false;
+  const ParamInfo& info = reducer.param(self.index);
+  return operand.dtype == info.dtype && operand.count == info.count;
+}
+
+PyObject* bring_in(const GradientHook& self) {
+  PyObject* index = PyLong_FromSize_t(self.index);
+  if (index == nullptr) return nullptr;
+  PyObject* result = PyObject_CallMethodOneArg(self.owner, kBringIn, index);
+  Py_DECREF(index);
+  return result;
+}
+
+PyObject* take(const GradientHook& self, PyObject* param) {
+  HookState& state = **self.state;
+  if (state.reducer == nullptr) return bring_in(self);
+  const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(param, kGrad));
+  if (!gradient) return nullptr;
+  // Borrowed; a reference of our own, because setting .grad may run anything.
+  const auto view = py::reinterpret_borrow<py::object>(PyList_GetItem(self.views, static_cast<Py_ssize_t>(self.index)));
+  if (!view) return nullptr;
+  const void* from = nullptr;
+  if (gradient.ptr() == view.ptr()) {
+    if (state.sums_again) return bring_in(self);
+  } else {
+    Operand operand;
+    if (!is_usual(self, gradient.ptr(), *state.reducer, operand)) return bring_in(self);
+    if (PyObject_SetAttr(param, kGrad, view.ptr()) != 0) {
+      PyErr_Clear();  // bring_in() says what is wrong with it
+      return bring_in(self);
+    }
+    from = operand.data;
+  }
+  try {
+    if (state.reducer->mark_ready(self.index, from)) Py_RETURN_NONE;
+  } catch (...) {
+    set_error(std::current_exception());
+    return nullptr;
+  }
+  return bring_in(self);  // ready twice: it raises
+}
+
+PyObject* vectorcall(PyObject* object, PyObject* const* args, size_t nargsf, PyObject*) {
+  const GradientHook& self = *cast(object);
+  if (PyVectorcall_NARGS(nargsf) != 1) {
+    PyErr_SetString(PyExc_TypeError, "a GradientHook takes the parameter");
+    return nullptr;
+  }
+  bool running = false;
+  if (!is_running(self, running)) return nullptr;
+  if (!running) {
+    PyObject* none = PyObject_CallMethodNoArgs(self.owner, kBegin);
+    if (none == nullptr) return nullptr;
+    Py_DECREF(none);
+  }
+  if ((*self.state)->idle) Py_RETURN_NONE;
+  return take(self, args[0]);
+}
+
+// --- the type --------------------------------------------------------------------------------------------------------
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  GradientHook& self = *cast(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self.owner);
+  Py_VISIT(self.views);
+  Py_VISIT(self.graph_task);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  GradientHook& self = *cast(object);
+  Py_CLEAR(self.owner);
+  Py_CLEAR(self.views);
+  Py_CLEAR(self.graph_task);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  delete cast(object)->state;
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"owner", "views", "graph_task", "state", "index", "row_major", nullptr};
+  PyObject *owner, *views, *graph_task, *state;
+  Py_ssize_t index = 0;
+  int row_major = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OOnp:GradientHook", const_cast<char**>(names), &owner, &PyList_Type,
+                                  &views, &graph_task, &state, &index, &row_major) == 0) {
+    return nullptr;
+  }
+  std::shared_ptr<HookState> shared;
+  try {
+    shared = py::cast<std::shared_ptr<HookState>>(py::handle(state));
+  } catch (const py::cast_error&) {
+    PyErr_Format(PyExc_TypeError, "expected a dcoll._C.HookState, got %R", state);
+    return nullptr;
+  }
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  GradientHook& self = *cast(object);
+  self.call = vectorcall;
+  self.owner = Py_NewRef(owner);
+  self.views = Py_NewRef(views);
+  self.graph_task = Py_NewRef(graph_task);
+  self.state = new std::shared_ptr<HookState>(std::move(shared));
+  self.index = static_cast<size_t>(index);
+  self.row_major = row_major != 0;
+  return object;
+}
+
+PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr},
+                         {nullptr, 0, 0, 0, nullptr}};
+PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                       {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                       {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                       {Py_tp_members, members},
+                       {0, nullptr}};
+PyType_Spec spec = {"dcoll._C.GradientHook", sizeof(GradientHook), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+
+}  // namespace
+
+void bind_gradient_hook(py::module_& m) {
+  kGrad = PyUnicode_InternFromString("grad");
+  kBegin = PyUnicode_InternFromString("begin_backward");
+  kBringIn = PyUnicode_InternFromString("bring_in");
+  if (kGrad == nullptr || kBegin == nullptr || kBringIn == nullptr) throw py::error_already_set();
+  py::class_<HookState, std::shared_ptr<HookState>>(m, "HookState", py::is_final())
+      .def(py::init<>())
+      .def_readwrite("reducer", &HookState::reducer)
+      .def_readwrite("task", &HookState::task)
+      .def_readwrite("idle", &HookState::idle)
+      .def_readwrite("sums_again", &HookState::sums_again);
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw py::error_already_set();
+  m.add_object("GradientHook", py::reinterpret_steal<py::object>(type));
+}
+
+}  // namespace dcoll::bind

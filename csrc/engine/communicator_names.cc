@@ -1,0 +1,113 @@
+// What a communicator does for operations that meet by name (named_lane.h).
+#include "base/error.h"
+#include "engine/communicator.h"
+
+namespace dcoll {
+
+std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
+  request.validate(members_.size);
+  if (request.name.empty()) throw ArgumentError(request.describe() + " needs a name to meet the other ranks by.");
+  auto operation = std::make_shared<Operation>(std::move(request));
+  operation->by_name = true;
+  operation->last_moved = Clock::now();
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
+  make_names();
+  bool had_work = false;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    check_open();
+    if (!names_in_flight_.insert(NamedLane::id_of(operation->request)).second) {
+      throw ArgumentError(operation->request.describe() +
+                          ": an operation of this kind and name is still under way on this rank. Wait for it first "
+                          "(dcoll.synchronize), or give each operation in flight a name of its own.");
+    }
+    had_work = pending_.load();
+    inbox_.push_back(operation);
+    pending_.store(true);
+  }
+  // The other ranks hear of it at once, from this thread: then nobody need be woken for it.
+  if (drive_mutex_.try_lock()) {
+    const std::lock_guard lock(drive_mutex_, std::adopt_lock);
+    bool moved = false;
+    take_inbox();
+    exchange_names(moved);
+  } else {
+    members_.transport->wake();
+  }
+  if (!had_work) hand_over(kInAMoment);
+  return operation;
+}
+
+void Communicator::make_names() {
+  if (uses_names_) return;
+  const std::lock_guard lock(drive_mutex_);
+  if (names_ == nullptr) names_ = std::make_unique<NamedLane>(fabric_);
+  uses_names_ = true;
+}
+
+std::vector<std::shared_ptr<Operation>> Communicator::named_in_flight() {
+  const std::lock_guard lock(drive_mutex_);
+  take_inbox();
+  std::vector<std::shared_ptr<Operation>> found;
+  for (const auto& operation : named_queue_) {
+    if (operation->by_name) found.push_back(operation);
+  }
+  if (names_ == nullptr) return found;
+  for (const auto& [id, operation] : names_->waiting()) found.push_back(operation);
+  return found;
+}
+
+std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
+  make_names();
+  auto operation = std::make_shared<Operation>(Request{.kind = Kind::kJoin});
+  operation->note = note;
+  const std::lock_guard driving(drive_mutex_);
+  const std::lock_guard lock(inbox_mutex_);
+  check_open();
+  names_->join();
+  inbox_.push_back(operation);
+  pending_.store(true);
+  return operation;
+}
+
+bool Communicator::names_idle() const { return names_ == nullptr || (named_queue_.empty() && names_->idle()); }
+
+void Communicator::forget_name(const Operation& operation) {
+  const std::lock_guard lock(inbox_mutex_);
+  names_in_flight_.erase(NamedLane::id_of(operation.request));
+}
+
+void Communicator::update_pending() {
+  const std::lock_guard lock(inbox_mutex_);
+  pending_.store(!queue_.empty() || !inbox_.empty() || !names_idle());
+}
+
+// Drive lock held.
+void Communicator::exchange_names(bool& moved) {
+  if (failed_.load(std::memory_order_acquire)) return;
+  try {
+    names_->exchange(named_queue_, moved);
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
+}
+
+void Communicator::advance_names(bool& moved) {
+  if (named_queue_.empty() && names_->asleep()) return;
+  exchange_names(moved);
+  while (!named_queue_.empty() && advance_front(named_queue_, names_->fabric(), moved)) {
+  }
+  if (queue_.empty()) update_pending();
+}
+
+// Drive lock held. Rank 0 knows who is missing; the others leave it a second to say so.
+void Communicator::watch_names(Clock::time_point now) {
+  const double limit = settings_.timeout_s + (members_.rank == 0 ? 0 : 1);
+  for (const auto& [id, operation] : names_->waiting()) {
+    const double idle = seconds_between(operation->last_moved, now);
+    if (idle > limit) throw TimeoutError(stall_text(*operation, idle, names_->waits_for(id)));
+  }
+}
+
+}  // namespace dcoll

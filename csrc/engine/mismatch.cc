@@ -1,0 +1,119 @@
+#include "engine/mismatch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "engine/join.h"
+
+namespace dcoll {
+namespace {
+
+std::string join_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+void copy_text(const std::string& text, char* to, size_t bytes) {
+  std::memcpy(to, text.data(), std::min(text.size(), bytes - 1));
+}
+
+}  // namespace
+
+RecordExchange::RecordExchange(Fabric& fabric, const void* mine, size_t bytes)
+    : own(static_cast<const std::byte*>(mine), static_cast<const std::byte*>(mine) + bytes),
+      all(bytes * fabric.size),
+      executor(*fabric.transport, fabric.schedule(plan::Collective::kAllGather, "ring", 0),
+               {.input = own.data(),
+                .output = all.data(),
+                .input_layout = Layout::even(bytes, 1),
+                .output_layout = Layout::even(bytes * fabric.size, fabric.size)},
+               fabric.slice_bytes) {}
+
+Call Call::of(const Request& r) {
+  Call call;
+  copy_text(r.describe(), call.words, kWords);
+  copy_text(r.algo, call.algo, kAlgoName);
+  call.fingerprint = r.fingerprint();
+  call.count = r.count;
+  call.prescale = r.prescale;
+  call.postscale = r.postscale;
+  call.kind = r.kind;
+  call.dtype = r.dtype;
+  call.op = r.op;
+  return call;
+}
+
+Request Call::stand_in() const {
+  return {.kind = kind,
+          .count = count,
+          .dtype = dtype,
+          .op = op,
+          .prescale = prescale,
+          .postscale = postscale,
+          .algo = algo,
+          .stands_for = fingerprint};
+}
+
+Mismatch::Mismatch(Fabric& fabric, const Request& request)
+    : size_(fabric.size), records_([&]() -> RecordExchange {
+        const Call mine = Call::of(request);
+        return RecordExchange(fabric, &mine, sizeof mine);
+      }()) {}
+
+Call Mismatch::call_of(int rank) const {
+  Call call;
+  std::memcpy(&call, records_.all.data() + static_cast<size_t>(rank) * sizeof call, sizeof call);
+  return call;
+}
+
+std::string Mismatch::text() const {
+  std::map<std::string, std::vector<int>> callers;
+  for (int rank = 0; rank < size_; ++rank) callers[call_of(rank).words].push_back(rank);
+  std::vector<std::pair<std::vector<int>, std::string>> by_rank;
+  for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what);
+  std::sort(by_rank.begin(), by_rank.end());
+  std::string text;
+  for (size_t i = 0; i < by_rank.size(); ++i) {
+    text += (i ? "; " : "") + join_ranks(by_rank[i].first) + " called " + by_rank[i].second;
+  }
+  return text;
+}
+
+Task Mismatch::resolve(Fabric& fabric, Operation& operation) const {
+  const bool in_join = operation.request.kind == Kind::kJoin;
+  std::vector<int> joined;
+  int example = -1;  // a rank that has not joined
+  bool alike = true;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (call_of(rank).kind == Kind::kJoin) {
+      joined.push_back(rank);
+    } else if (example < 0) {
+      example = rank;
+    } else {
+      alike = alike && call_of(rank).fingerprint == call_of(example).fingerprint;
+    }
+  }
+  const Call call = call_of(example);
+  // Adasum has no neutral element per tensor, and the ranks that go on would no longer be a power of two.
+  const bool all_reduce = call.kind == Kind::kAllReduce && call.op != ReduceOp::kAdasum;
+  if (!joined.empty() && alike && all_reduce) {
+    return in_join ? contribute_nothing(fabric, call) : run_collective(fabric, operation);
+  }
+  if (in_join) return nothing_to_do();  // the others' error, not this rank's
+  if (!joined.empty() && alike) {
+    throw JoinedError("The ranks cannot do this while some have joined: " + text() +
+                      ". A rank that joined contributes to allreduce alone, but not with op=Adasum. Nothing was moved "
+                      "and the job can go on; "
+                      "call the others before dcoll.join(), or after it.");
+  }
+  const bool by_name = operation.by_name;
+  throw MismatchError("The ranks called different collectives: " + text() +
+                      ". Nothing was moved and the job can go on; " +
+                      (by_name ? "every rank must ask for the same under one name."
+                               : "every rank must make the same calls in the same order."));
+}
+
+}  // namespace dcoll

@@ -1,0 +1,57 @@
+// What happens when the handshake finds that the ranks called different things: they show each other what they called.
+// It is everybody's MismatchError, unless ranks have joined (join.h): then the others go on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/collective.h"
+#include "engine/executor.h"
+#include "engine/operation.h"
+#include "engine/task.h"
+
+namespace dcoll {
+
+// An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
+// needed (sizes of ragged collectives between nodes, the report of a mismatch).
+struct RecordExchange {
+  RecordExchange(Fabric& fabric, const void* mine, size_t bytes);
+  std::vector<std::byte> own, all;
+  Executor executor;
+};
+
+// What one rank called, as it travels: the words for a message, and what a joined rank needs to take part.
+struct Call {
+  static constexpr size_t kWords = 256, kAlgoName = 32;
+  static Call of(const Request& request);
+  Request stand_in() const;  // an all-reduce of the same fingerprint, without memory
+
+  char words[kWords] = {};
+  char algo[kAlgoName] = {};
+  uint64_t fingerprint = 0;
+  uint64_t count = 0;
+  double prescale = 1.0, postscale = 1.0;
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+};
+
+class Mismatch {
+ public:
+  Mismatch(Fabric& fabric, const Request& request);
+  Executor& exchange() { return records_.executor; }
+  // Once exchanged: how the operation goes on here. Throws MismatchError, or JoinedError where it is only that ranks
+  // have joined and this collective cannot go on without them.
+  Task resolve(Fabric& fabric, Operation& operation) const;
+
+ private:
+  Call call_of(int rank) const;
+  std::string text() const;
+
+  int size_;
+  RecordExchange records_;
+};
+
+}  // namespace dcoll

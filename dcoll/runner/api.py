@@ -1,0 +1,186 @@
+"""dcoll.run(): a function on several ranks, from a Python program that is none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dcoll.errors import ArgumentError, DcollError
+
+_FIXED_RANKS = "the ranks of a job are those that mpirun starts: give num_proc and hosts, or hostfile"
+
+
+def run(
+    func: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call func(*args, **kwargs) on num_proc ranks that dcollrun starts, and return their results in rank order.
+
+    The function, which calls dcoll.init() itself, its arguments and its results are pickled, by cloudpickle where that
+    is installed. An exception on a rank ends the job; DcollError names the rank and the exception. hosts: as dcollrun's
+    -H. mpi_args: more arguments for mpirun, in one string. executable: the Python of the ranks. The other arguments are
+    horovod.run's, to be left out: they choose between things that are fixed here.
+    """
+    fixed = {
+        "min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots, "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range, "host_discovery_script": host_discovery_script, "min_np": min_np,
+        "max_np": max_np,
+    }  # fmt: skip
+    for name, value in fixed.items():
+        if value is not None:
+            raise ArgumentError(f"run() got {name}={value!r}, but {_FIXED_RANKS}; leave {name} out")
+    if use_gloo:
+        raise ArgumentError("run() got use_gloo=True, but dcoll runs on MPI; leave it out")
+    if use_mpi is False:
+        raise ArgumentError("run() got use_mpi=False, but dcoll runs on MPI; leave it out")
+    if hosts is not None and hostfile is not None:
+        raise ArgumentError("run() got hosts= and hostfile=, which say the same thing: pass one of them")
+    if start_timeout is not None or disable_cache is not None:
+        warnings.warn(
+            "start_timeout= and disable_cache= need nothing here: ranks meet within 60 s, and nothing is cached",
+            stacklevel=2,
+        )
+    ranks = num_proc if np is None else np
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ArgumentError(f"run() got num_proc={ranks!r}, but a job has at least 1 rank")
+    given = {
+        "-H": hosts, "--hostfile": hostfile, "-p": ssh_port, "-i": ssh_identity_file,
+        "--output-filename": output_filename, "--network-interfaces": network_interfaces or network_interface,
+        "--mpi-args": mpi_args,
+    }  # fmt: skip
+    options = [
+        f"{name}={value}" if name.startswith("--") else f"{name}{value}" for name, value in given.items() if value
+    ]
+    options += ["--verbose"] if verbose else []
+    return _Job(ranks, options, executable or sys.executable).run(_pickled((func, tuple(args), kwargs or {})))
+
+
+def _pickled(what: Any) -> bytes:
+    from dcoll.objects import pickled
+
+    try:
+        return pickled(what)
+    except Exception as error:  # whatever pickling raised
+        raise ArgumentError(
+            f"the function and its arguments cannot be pickled ({type(error).__name__}: {error}); "
+            "`pip install cloudpickle` for functions of scripts and lambdas"
+        ) from error
+
+
+class _Job:
+    """Hands the function to the ranks and takes their results, over connections that both sides authenticate."""
+
+    def __init__(self, ranks: int, options: list[str], executable: str) -> None:
+        self._ranks = ranks
+        self._options = options
+        self._executable = executable
+        self._results: dict[int, Any] = {}
+        self._errors: dict[int, str] = {}
+        self._broken: Exception | None = None
+
+    def run(self, task: bytes) -> list[Any]:
+        from multiprocessing.connection import Client, Listener
+
+        from dcoll.runner import cli, launchers, options
+        from dcoll.runner.hosts import UsageError
+
+        command = [self._executable, "-m", "dcoll.runner.task"]
+        try:
+            job = cli.job_from(options.parser().parse_args(["-np", str(self._ranks), *self._options, *command]))
+            mpirun = launchers.find_mpirun()
+        except UsageError as error:
+            raise ArgumentError(f"run(): {error}") from None
+        key = os.urandom(32)
+        with tempfile.TemporaryDirectory(prefix="dcoll-run-") as folder:
+            inside = str(Path(folder) / "socket")
+            listener = Listener(("", 0) if job.remote else inside, authkey=key)
+            address = f"{_names_of_this_host()}:{listener.address[1]}" if job.remote else inside
+            job.exported |= {"_DCOLL_RUN_ADDRESS": address, "_DCOLL_RUN_KEY": key.hex()}
+            job.exported["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+            server = threading.Thread(target=self._serve, args=(listener, task), daemon=True)
+            server.start()
+            try:
+                status = cli.run(mpirun.command(job), launchers.environment(mpirun, job))
+            finally:
+                own = ("localhost", listener.address[1]) if job.remote else inside
+                with Client(own, authkey=key) as last:  # the server waits for a connection: this one ends it
+                    last.send(("end",))
+                server.join()
+                listener.close()
+        return self._outcome(status)
+
+    def _serve(self, listener: Any, task: bytes) -> None:
+        from multiprocessing import AuthenticationError
+
+        while True:
+            try:
+                with listener.accept() as peer:
+                    what, *rest = peer.recv()
+                    if what == "end":
+                        return
+                    if what == "task":
+                        peer.send_bytes(task)
+                    elif what == "error":
+                        self._errors[rest[0]] = rest[1]
+                    else:
+                        self._results[rest[0]] = peer.recv_bytes()
+            except (OSError, EOFError, AuthenticationError) as error:
+                self._broken = error
+
+    def _outcome(self, status: int) -> list[Any]:
+        import pickle
+
+        if self._errors:
+            rank = min(self._errors)
+            raise DcollError(f"run(): rank {rank}: {self._errors[rank]} (its output has the traceback)")
+        missing = [rank for rank in range(self._ranks) if rank not in self._results]
+        if missing:
+            why = f"; a connection failed: {self._broken}" if self._broken else ""
+            raise DcollError(
+                f"run(): the job ended with exit status {status} without a result of "
+                f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}{why}"
+            )
+        return [pickle.loads(self._results[rank]) for rank in range(self._ranks)]
+
+
+def _names_of_this_host() -> str:
+    """Under which the ranks on other hosts may find this one, separated by commas."""
+    import socket
+
+    name = socket.gethostname()
+    found = [socket.getfqdn(), name]
+    with contextlib.suppress(OSError):
+        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)]
+    return ",".join(dict.fromkeys(found))
