@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+
+#include "base/error.h"
 
 namespace dcoll {
 
@@ -79,36 +82,88 @@ void BoardWait::waiting_for(std::vector<int>& ranks) const {
   }
 }
 
-Dissemination::Dissemination(Transport& transport, uint64_t fingerprint)
-    : transport_(transport), state_{fingerprint, fingerprint} {}
+Dissemination::Dissemination(Transport& transport, uint64_t fingerprint, std::span<const std::byte> operand)
+    : transport_(transport),
+      state_{fingerprint, fingerprint},
+      bytes_(operand.size()),
+      operands_(operand.size() * static_cast<size_t>(transport.size())) {
+  if (bytes_ > 0) std::memcpy(operands_.data(), operand.data(), bytes_);
+}
+
+bool Dissemination::carries(size_t bytes, int size, size_t message_bytes) {
+  // What a rank receives in all, beyond which an algorithm that moves fewer bytes is faster; and the longest message,
+  // which should leave at once (Open MPI sends up to 64 KiB without asking the receiver).
+  constexpr size_t kMostBytes = size_t{64} << 10, kEagerBytes = size_t{60} << 10;
+  const size_t ranks = static_cast<size_t>(size);
+  return bytes > 0 && bytes <= kMostBytes / ranks &&
+         sizeof(State) + (ranks + 1) / 2 * bytes <= std::min(message_bytes, kEagerBytes);
+}
 
 int Dissemination::peer(int sign) const {
   const int size = transport_.size();
   return ((transport_.rank() + sign * distance_) % size + size) % size;
 }
 
+size_t Dissemination::passed_on() const {
+  return static_cast<size_t>(std::min(distance_, transport_.size() - distance_)) * bytes_;
+}
+
+bool Dissemination::tell() {
+  const size_t riding = equal() ? passed_on() : 0;
+  std::byte* room = transport_.acquire_send(peer(+1), kControlChannel, sizeof(State) + riding);
+  if (room == nullptr) return false;
+  std::memcpy(room, &state_, sizeof(State));
+  if (riding > 0) std::memcpy(room + sizeof(State), operands_.data(), riding);
+  transport_.commit_send(peer(+1), kControlChannel);
+  return true;
+}
+
+bool Dissemination::hear() {
+  const std::byte* message = transport_.front(peer(-1), kControlChannel);
+  if (message == nullptr) return false;
+  const size_t length = transport_.front_bytes(peer(-1), kControlChannel);
+  if (length < sizeof(State)) {
+    throw TransportError("rank " + std::to_string(peer(-1)) + " sent " + std::to_string(length) +
+                         " bytes where a handshake of at least " + std::to_string(sizeof(State)) +
+                         " was expected. Run the same dcoll version on every rank");
+  }
+  State theirs;
+  std::memcpy(&theirs, message, sizeof(State));
+  state_.least = std::min(state_.least, theirs.least);
+  state_.greatest = std::max(state_.greatest, theirs.greatest);
+  if (equal() && bytes_ > 0) {
+    const size_t riding = passed_on();
+    if (length != sizeof(State) + riding) {
+      throw TransportError("rank " + std::to_string(peer(-1)) + " sent " + std::to_string(length - sizeof(State)) +
+                           " bytes of operands with its handshake where " + std::to_string(riding) +
+                           " were expected. Run the same dcoll version with the same DCOLL_* settings on every rank");
+    }
+    std::memcpy(operands_.data() + static_cast<size_t>(distance_) * bytes_, message + sizeof(State), riding);
+  }
+  transport_.pop(peer(-1), kControlChannel);
+  return true;
+}
+
 bool Dissemination::poll(bool& moved) {
   while (distance_ < transport_.size()) {
-    if (!posted_) posted_ = transport_.post_recv(peer(-1), kControlChannel, nullptr, sizeof(State));
+    if (!posted_) {
+      posted_ = transport_.post_recv_up_to(peer(-1), kControlChannel, transport_.max_message_bytes());
+    }
     if (!told_) {
-      std::byte* room = transport_.acquire_send(peer(+1), kControlChannel, sizeof(State));
-      if (room == nullptr) return false;
-      std::memcpy(room, &state_, sizeof(State));
-      transport_.commit_send(peer(+1), kControlChannel);
+      if (!tell()) return false;
       told_ = moved = true;
     }
-    const std::byte* message = posted_ ? transport_.front(peer(-1), kControlChannel) : nullptr;
-    if (message == nullptr) return false;
-    State theirs;
-    std::memcpy(&theirs, message, sizeof(State));
-    transport_.pop(peer(-1), kControlChannel);
-    state_.least = std::min(state_.least, theirs.least);
-    state_.greatest = std::max(state_.greatest, theirs.greatest);
+    if (!posted_ || !hear()) return false;
     distance_ *= 2;
     told_ = posted_ = false;
     moved = true;
   }
   return true;
+}
+
+const std::byte* Dissemination::operand(int rank) const {
+  const int size = transport_.size();
+  return operands_.data() + static_cast<size_t>((transport_.rank() - rank + size) % size) * bytes_;
 }
 
 void Dissemination::waiting_for(std::vector<int>& ranks) const {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/arrival_tree.h"
@@ -80,12 +81,23 @@ class BoardWait final : public Pollable {
 // The same by messages, for ranks that share no memory: the dissemination barrier of Hensgen, Finkel and Manber ("Two
 // algorithms for barrier synchronization", 1988), carrying the least and the greatest fingerprint seen. ceil(log2 n)
 // rounds; in round k rank r tells r + 2^k. Min and max are idempotent, so n need not be a power of two.
+//
+// Small operands ride along: in round k a rank passes on all the operands it holds, so that at the end everybody has
+// everybody's (J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
+// systems", 1997, section 3). Lengths may differ where the calls do, so every message says how long it is; once a rank
+// has seen two fingerprints it passes on no operands any more.
 class Dissemination final : public Pollable {
  public:
-  Dissemination(Transport& transport, uint64_t fingerprint);
+  // `operand` has one length on all ranks whose fingerprints are equal. It must live until poll() returned true.
+  Dissemination(Transport& transport, uint64_t fingerprint, std::span<const std::byte> operand = {});
+  // Whether operands of `bytes` may ride in messages of at most `message_bytes`.
+  static bool carries(size_t bytes, int size, size_t message_bytes);
+
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
   bool equal() const { return state_.least == state_.greatest; }
+  // Of any rank, when all were equal.
+  const std::byte* operand(int rank) const;
 
  private:
   struct State {
@@ -93,10 +105,16 @@ class Dissemination final : public Pollable {
     uint64_t greatest;
   };
   int peer(int sign) const;
+  // In this round a rank passes on this much: its own operand and those of the ranks just behind it.
+  size_t passed_on() const;
+  bool tell();
+  bool hear();
 
   Transport& transport_;
   State state_;
-  int distance_ = 1;  // 2^k
+  const size_t bytes_;               // of one operand
+  std::vector<std::byte> operands_;  // of this rank, the one behind it, and so on
+  int distance_ = 1;                 // 2^k
   bool told_ = false;
   bool posted_ = false;
 };

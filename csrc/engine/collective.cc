@@ -11,6 +11,7 @@
 #include "engine/hierarchical_all_reduce.h"
 #include "engine/join.h"
 #include "engine/mismatch.h"
+#include "engine/rider.h"
 #include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
@@ -253,9 +254,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     equal = everybody.equal();
     ticket = everybody.ticket();
   } else if (f.size > 1) {
-    Dissemination everybody(*f.transport, r.fingerprint());
+    const Rider rider(r, f.algo, f.size, f.slice_bytes);
+    Dissemination everybody(*f.transport, r.fingerprint(), rider.operand());
     co_await everybody;
     equal = everybody.equal();
+    if (equal && rider.arrive(everybody, op)) co_return;
   }
   if (!equal) {
     Mismatch calls(f, r);
@@ -284,7 +287,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
 
   // 2. Ragged collectives: how many rows come from whom.
-  if (r.kind == Kind::kAllGather) {
+  if (r.kind == Kind::kAllGather && op.counts.empty()) {  // else they came with the handshake
     const auto rows = static_cast<int64_t>(r.count);
     RecordExchange sizes(f, &rows, sizeof rows);
     co_await sizes.executor;
@@ -317,7 +320,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     DataPhase phase = data_phase(f, op);
     op.phases.enter(Phase::kMove);
     op.phases.name_algorithm(algorithm_name(f, r));
-    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes);
+    // Over shared memory a slice is there at once; on a network several must be under way.
+    const size_t lanes = f.board != nullptr ? 1 : Executor::most_lanes(*phase.schedule);
+    Executor executor(*f.transport, phase.schedule, phase.binding, f.slice_bytes, lanes);
     co_await executor;
   }
 }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "engine/cores.h"
 #include "engine/failure.h"
+#include "engine/stall.h"
 
 namespace dcoll {
 namespace {
@@ -23,6 +24,12 @@ constexpr std::chrono::microseconds kNow{0};
 // this gets all of the core.
 constexpr double kSpinUs = 2000;
 constexpr double kYieldUs = 1000;
+// Where a sleep ends with the message and looking takes the core from the kernel that brings it
+// (Transport::sleeps_well).
+constexpr double kSocketSpinUs = 50;
+
+// A rank that waits in vain says so this long before it gives up, in seconds.
+double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
 std::string join(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -144,7 +151,8 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
 
 // Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
 void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
-  const double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
   Clock::time_point idle_since = Clock::now();
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
@@ -286,13 +294,19 @@ void Communicator::watch_operation(Operation& running, Clock::time_point now) {
   if (missing.size() < running.missing) running.last_moved = now;
   running.missing = missing.size();
   const double idle = seconds_between(running.last_moved, now);
-  const double grace = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
-  if (idle > settings_.timeout_s + grace) throw TimeoutError(stall_text(running, idle, std::move(missing)));
+  if (idle > settings_.timeout_s - grace(settings_.timeout_s) && stall_told_ < running.last_moved) {
+    stall_told_ = now;
+    members_.transport->post_stall(missing);
+  }
+  const double longer =
+      running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
+  if (idle > settings_.timeout_s + longer) throw TimeoutError(stall_text(running, idle, std::move(missing)));
 }
 
 std::string Communicator::stall_text(const Operation& operation, double seconds, std::vector<int> missing) const {
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(2 * grace(settings_.timeout_s)));
+  missing = culprits(members_.rank, std::move(missing), members_.transport->stall_notes(), since);
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
          " s, waiting for " + (missing.empty() ? "the network" : join(missing)) + " of " +
          std::to_string(members_.size) +

@@ -150,6 +150,7 @@ class Communicator {
   uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
+  Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
   Queue inbox_;

@@ -12,7 +12,7 @@ using plan::Step;
 using plan::StepOp;
 
 Executor::Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding,
-                   size_t slice_bytes)
+                   size_t slice_bytes, size_t lanes)
     : transport_(transport),
       schedule_(std::move(schedule)),
       binding_(std::move(binding)),
@@ -21,35 +21,37 @@ Executor::Executor(Transport& transport, std::shared_ptr<const plan::Schedule> s
       slice_elems_(std::max<size_t>(1, slice_bytes / elem_bytes_ / schedule_->longest_range)),
       rounds_((std::max(binding_.input_layout.longest(), binding_.output_layout.longest()) + slice_elems_ - 1) /
               slice_elems_),
-      channels_(schedule_->channels.size()) {
+      lanes_(std::max<size_t>(1, std::min({lanes, rounds_, most_lanes(*schedule_)}))),
+      channels_(schedule_->channels.size() * lanes_) {
   if (schedule_->work) work_ = std::make_unique_for_overwrite<std::byte[]>(binding_.input_layout.total() * elem_bytes_);
-  for (size_t c = 0; c < channels_.size(); ++c) {
-    const plan::Channel& program = schedule_->channels[c];
-    ChannelState& state = channels_[c];
-    state.send_on = static_cast<int>(plan::send_channel(program, static_cast<uint32_t>(c)));
+  const size_t per_lane = schedule_->channels.size();
+  for (size_t i = 0; i < channels_.size(); ++i) {
+    const size_t lane = i / per_lane, channel = i % per_lane;
+    const plan::Channel& program = schedule_->channels[channel];
+    ChannelState& state = channels_[i];
+    state.program = &program;
+    state.receive_on = static_cast<int>(i);
+    state.send_on = static_cast<int>(lane * per_lane + plan::send_channel(program, static_cast<uint32_t>(channel)));
+    state.at.round = state.posted.round = program.steps.empty() ? rounds_ : lane;
     if (program.scratch) state.scratch = std::make_unique<std::byte[]>(slice_elems_ * elem_bytes_);
-    if (program.steps.empty()) state.at.round = state.posted.round = rounds_;
   }
 }
 
 bool Executor::poll(bool& moved) {
   bool all_done = true;
-  for (size_t c = 0; c < channels_.size(); ++c) {
-    all_done &= run_channel(static_cast<int>(c), moved);
-  }
+  for (ChannelState& state : channels_) all_done &= run_channel(state, moved);
   return all_done && pins_released();
 }
 
 // Advances one channel until it would block. True when the channel has run all its rounds.
-bool Executor::run_channel(int channel, bool& moved) {
-  ChannelState& state = channels_[channel];
-  const plan::Channel& program = schedule_->channels[channel];
+bool Executor::run_channel(ChannelState& state, bool& moved) {
+  const plan::Channel& program = *state.program;
   while (!finished(state.at)) {
     const Step& step = program.steps[state.at.step];
     const size_t bytes = range_bytes(step, state.at.round);
     if (bytes > 0) {  // both sides know when a slice is empty; then nothing is sent
-      post_receives(channel);
-      if (!run_step(channel, step, state, bytes)) return false;
+      post_receives(state);
+      if (!run_step(step, state, bytes)) return false;
       moved = true;
     }
     next(state.at, program);
@@ -58,18 +60,18 @@ bool Executor::run_channel(int channel, bool& moved) {
 }
 
 // One step on one slice. False when it must wait; then nothing happened that would be repeated.
-bool Executor::run_step(int channel, const Step& step, ChannelState& state, size_t bytes) {
+bool Executor::run_step(const Step& step, ChannelState& state, size_t bytes) {
   switch (step.op) {
     case StepOp::kSend:
       return run_send(state, step.src, step.src_chunk, step, bytes);
     case StepOp::kRecv:
     case StepOp::kRecvReduce:
-      return receive_into(channel, step, state);
+      return receive_into(step, state);
     case StepOp::kRecvSend:
     case StepOp::kRecvReduceSend:
-      if (step.dst == BufferId::kNone) return run_fused_forward(channel, step, state, bytes);
+      if (step.dst == BufferId::kNone) return run_fused_forward(step, state, bytes);
       if (!state.reduced) {
-        if (!receive_into(channel, step, state)) return false;
+        if (!receive_into(step, state)) return false;
         state.reduced = true;
       }
       if (!run_send(state, step.dst, step.chunk, step, bytes)) return false;
@@ -102,10 +104,10 @@ bool Executor::run_send(const ChannelState& state, BufferId buffer, uint32_t chu
 }
 
 // recv_send and recv_reduce_send without a local copy: the result is composed in the transport's memory.
-bool Executor::run_fused_forward(int channel, const Step& step, const ChannelState& state, size_t bytes) {
+bool Executor::run_fused_forward(const Step& step, const ChannelState& state, size_t bytes) {
   std::byte* room = transport_.acquire_send(step.to, state.send_on, bytes);
   if (room == nullptr) return false;
-  const std::byte* message = transport_.front(step.peer, channel);
+  const std::byte* message = transport_.front(step.peer, state.receive_on);
   if (message == nullptr) return false;
   for (uint32_t part = 0; part < step.count; ++part) {
     const size_t len = part_bytes(step, part, state.at.round);
@@ -114,21 +116,21 @@ bool Executor::run_fused_forward(int channel, const Step& step, const ChannelSta
     message += len;
   }
   transport_.commit_send(step.to, state.send_on);
-  transport_.pop(step.peer, channel);
+  transport_.pop(step.peer, state.receive_on);
   return true;
 }
 
 // The receiving half of a step: the message, combined with src where the step reduces, is stored to dst.
-bool Executor::receive_into(int channel, const Step& step, const ChannelState& state) {
+bool Executor::receive_into(const Step& step, const ChannelState& state) {
   if (!may_write_range(state, step)) return false;
-  const std::byte* message = transport_.front(step.peer, channel);
+  const std::byte* message = transport_.front(step.peer, state.receive_on);
   if (message == nullptr) return false;
   for (uint32_t part = 0; part < step.count; ++part) {
     const size_t len = part_bytes(step, part, state.at.round);
     if (len > 0) combine(target(state, step, part), state, step, part, message, len);
     message += len;
   }
-  transport_.pop(step.peer, channel);
+  transport_.pop(step.peer, state.receive_on);
   return true;
 }
 
@@ -163,11 +165,10 @@ bool Executor::run_local(const Step& step, const ChannelState& state) {
   return true;
 }
 
-// Posts receives ahead of the step being executed, so that the medium can deliver early. Only the current step's
-// receive may land in the caller's memory: further ahead, earlier steps may still need what is there.
-void Executor::post_receives(int channel) {
-  ChannelState& state = channels_[channel];
-  const plan::Channel& program = schedule_->channels[channel];
+// Posts receives ahead of the step being executed, so that the medium can deliver early: into the caller's memory where
+// nothing is in the way, else into the transport's.
+void Executor::post_receives(ChannelState& state) {
+  const plan::Channel& program = *state.program;
   auto before = [](const Cursor& a, const Cursor& b) {
     return a.round < b.round || (a.round == b.round && a.step < b.step);
   };
@@ -176,22 +177,50 @@ void Executor::post_receives(int channel) {
     const Step& step = program.steps[state.posted.step];
     const size_t bytes = plan::receives(step.op) ? range_bytes(step, state.posted.round) : 0;
     if (bytes > 0) {
+      // Places are found for the round of state.at.
+      const bool stores = (step.op == StepOp::kRecv || step.op == StepOp::kRecvSend) && step.dst != BufferId::kNone &&
+                          state.posted.round == state.at.round;
+      auto* dst = stores ? const_cast<std::byte*>(in_one_piece(state, step.dst, step.chunk, step.count)) : nullptr;
       const bool current = !before(state.at, state.posted);
-      const bool store = current && step.op == StepOp::kRecv && step.dst != BufferId::kNone;
-      // Current, so state.at is its round.
-      auto* dst = store ? const_cast<std::byte*>(in_one_piece(state, step.dst, step.chunk, step.count)) : nullptr;
-      if (dst != nullptr && !may_write(dst, bytes)) return;
-      if (!transport_.post_recv(step.peer, channel, dst, bytes)) return;
+      if (dst != nullptr && !may_write(dst, bytes)) {
+        if (current) return;  // into its place or not at all
+        dst = nullptr;
+      }
+      if (dst != nullptr && !current && !may_land(state, dst, bytes)) dst = nullptr;
+      if (!transport_.post_recv(step.peer, state.receive_on, dst, bytes)) return;
     }
     next(state.posted, program);
   }
 }
 
-// Steps to the following (round, step).
-void Executor::next(Cursor& cursor, const plan::Channel& program) {
+// Whether the message of step state.posted may be written to its place before the steps up to it are done. They must
+// not use that memory. And what the proof lets them learn from messages must be known already when this message comes:
+// it is if they receive from the same peer, who sends this message later.
+bool Executor::may_land(const ChannelState& state, const std::byte* begin, size_t bytes) const {
+  const std::vector<Step>& steps = state.program->steps;
+  for (size_t i = state.at.step; i < state.posted.step; ++i) {
+    if (plan::receives(steps[i].op) && steps[i].peer != steps[state.posted.step].peer) return false;
+    if (touches(state, steps[i], begin, bytes)) return false;
+  }
+  return true;
+}
+
+bool Executor::touches(const ChannelState& state, const Step& step, const std::byte* begin, size_t bytes) const {
+  for (uint32_t part = 0; part < step.count; ++part) {
+    const size_t used = part_bytes(step, part, state.at.round);
+    for (const std::byte* other :
+         {source(state, step, part), static_cast<const std::byte*>(target(state, step, part))}) {
+      if (other != nullptr && begin < other + used && other < begin + bytes) return true;
+    }
+  }
+  return false;
+}
+
+// Steps to the following (round, step) of the lane.
+void Executor::next(Cursor& cursor, const plan::Channel& program) const {
   if (++cursor.step == program.steps.size()) {
     cursor.step = 0;
-    ++cursor.round;
+    cursor.round += lanes_;
   }
 }
 
@@ -289,10 +318,9 @@ bool Executor::pins_released() {
 }
 
 void Executor::waiting_for(std::vector<int>& ranks) const {
-  for (size_t c = 0; c < channels_.size(); ++c) {
-    const ChannelState& state = channels_[c];
+  for (const ChannelState& state : channels_) {
     if (finished(state.at)) continue;
-    const Step& step = schedule_->channels[c].steps[state.at.step];
+    const Step& step = state.program->steps[state.at.step];
     const bool sending = step.op == StepOp::kSend || state.reduced;
     ranks.push_back(sending ? plan::destination(step) : step.peer);
   }

@@ -1,7 +1,13 @@
 // Runs one rank's Schedule over a transport: each channel is a cursor (round, step) that moves on whenever the message
 // it waits for has arrived and the slot it sends through is free. Nothing here knows which algorithm it runs.
+//
+// Lanes: with L lanes every channel of the schedule is run by L cursors, of which the i-th runs rounds i, i + L, ... on
+// transport channels of its own. So L slices are under way where one would wait for its answer. What is proved of the
+// schedule (plan/verify.h) holds for each lane: it is the schedule run for some of the rounds, with FIFOs and scratch
+// of its own; and lanes share no memory, because slices of different rounds are different memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,8 +33,14 @@ struct Binding {
 
 class Executor final : public Pollable {
  public:
-  // slice_bytes: at most the transport's max_message_bytes(), and the same on every rank.
-  Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding, size_t slice_bytes);
+  // slice_bytes: at most the transport's max_message_bytes(). It and `lanes` are the same on every rank; the schedule's
+  // channels times `lanes` are at most kMaxChannels.
+  Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding, size_t slice_bytes,
+           size_t lanes = 1);
+  // As many lanes as there are transport channels for.
+  static size_t most_lanes(const plan::Schedule& schedule) {
+    return std::max<size_t>(1, kMaxChannels / std::max<size_t>(1, schedule.channels.size()));
+  }
 
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
@@ -38,11 +50,14 @@ class Executor final : public Pollable {
     size_t round = 0;
     size_t step = 0;
   };
+  // One channel of the schedule in one lane.
   struct ChannelState {
+    const plan::Channel* program = nullptr;
     Cursor at;                             // the step being executed
     Cursor posted;                         // receives before this one are posted
     bool reduced = false;                  // a fused step has done its receive half and waits for room to send
-    int send_on = 0;                       // the channel its messages are posted on
+    int receive_on = 0;                    // the transport's channel its messages come on
+    int send_on = 0;                       // and the one they are posted on
     std::unique_ptr<std::byte[]> scratch;  // one slice
   };
   // Memory of ours that a transport may still read: (peer, channel) must have sent `ticket` messages before we write
@@ -55,14 +70,16 @@ class Executor final : public Pollable {
     uint64_t ticket;
   };
 
-  bool run_channel(int channel, bool& moved);
-  bool run_step(int channel, const plan::Step& step, ChannelState& state, size_t bytes);
+  bool run_channel(ChannelState& state, bool& moved);
+  bool run_step(const plan::Step& step, ChannelState& state, size_t bytes);
   bool run_send(const ChannelState& state, plan::BufferId buffer, uint32_t chunk, const plan::Step& step, size_t bytes);
-  bool run_fused_forward(int channel, const plan::Step& step, const ChannelState& state, size_t bytes);
-  bool receive_into(int channel, const plan::Step& step, const ChannelState& state);
+  bool run_fused_forward(const plan::Step& step, const ChannelState& state, size_t bytes);
+  bool receive_into(const plan::Step& step, const ChannelState& state);
   bool run_local(const plan::Step& step, const ChannelState& state);
-  void post_receives(int channel);
-  static void next(Cursor& cursor, const plan::Channel& program);
+  void post_receives(ChannelState& state);
+  bool may_land(const ChannelState& state, const std::byte* begin, size_t bytes) const;
+  bool touches(const ChannelState& state, const plan::Step& step, const std::byte* begin, size_t bytes) const;
+  void next(Cursor& cursor, const plan::Channel& program) const;
   bool finished(const Cursor& cursor) const;
 
   // Part `part` of a step's range: how long it is, and where.
@@ -89,8 +106,9 @@ class Executor final : public Pollable {
   size_t elem_bytes_;
   size_t slice_elems_;
   size_t rounds_;
-  std::unique_ptr<std::byte[]> work_;  // cut like the input; where the schedule uses it
-  std::vector<ChannelState> channels_;
+  size_t lanes_;
+  std::unique_ptr<std::byte[]> work_;   // cut like the input; where the schedule uses it
+  std::vector<ChannelState> channels_;  // lane by lane
   std::vector<Pin> pins_;
 };
 

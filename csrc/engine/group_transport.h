@@ -35,6 +35,12 @@ class GroupTransport final : public Transport {
   bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
     return whole_.post_recv(ranks_[peer], shifted(channel), dst, bytes);
   }
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override {
+    return whole_.post_recv_up_to(ranks_[peer], shifted(channel), bytes);
+  }
+  size_t front_bytes(int peer, int channel) const override {
+    return whole_.front_bytes(ranks_[peer], shifted(channel));
+  }
   const std::byte* front(int peer, int channel) override { return whole_.front(ranks_[peer], shifted(channel)); }
   void pop(int peer, int channel) override { whole_.pop(ranks_[peer], shifted(channel)); }
 

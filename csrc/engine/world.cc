@@ -131,15 +131,19 @@ int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& nodes) {
   return by_rank[static_cast<size_t>(first)] - by_rank[0];
 }
 
-// Whether this rank has a core to itself among the node's ranks.
-bool has_own_core(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+// Whether this rank has a core to itself among the machine's ranks, which may be more than the node's: containers share
+// cores, though not memory.
+bool has_own_core(MpiBackend& mpi) {
   const CoreClaim mine = own_core_claim();
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<CoreClaim> claims(local_ranks.size());
+  std::vector<CoreClaim> claims;
   size_t own = 0;
-  for (size_t i = 0; i < local_ranks.size(); ++i) {
-    std::memcpy(&claims[i], all.data() + static_cast<size_t>(local_ranks[i]) * sizeof mine, sizeof mine);
-    if (local_ranks[i] == mpi.rank()) own = i;
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    CoreClaim theirs;
+    std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
+    if (theirs.machine != mine.machine) continue;
+    if (rank == mpi.rank()) own = claims.size();
+    claims.push_back(theirs);
   }
   return own_core(claims)[own];
 }
@@ -217,7 +221,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& set
   members.transport_of_rank[members.rank] = "self";
   // Without peers' memory, the window is this rank's own.
   members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
-  members.own_core = has_own_core(*mpi, ranks_like(machines, members.rank));
+  members.own_core = has_own_core(*mpi);
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {

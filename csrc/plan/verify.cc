@@ -74,6 +74,11 @@ void check_header(const Program& program) {
       throw Violation(who + "cuts input and output into " + text(s.input_chunks) + " and " + text(s.output_chunks) +
                       " chunks, rank 0 into " + text(in) + " and " + text(out));
     }
+    // Lanes of an executor number their channels behind each other's (engine/executor.h).
+    if (s.channels.size() != program.schedules[0].channels.size()) {
+      throw Violation(who + "has " + text(static_cast<uint32_t>(s.channels.size())) + " channels, rank 0 has " +
+                      text(static_cast<uint32_t>(program.schedules[0].channels.size())));
+    }
     if (s.longest_range != program.schedules[0].longest_range) {
       throw Violation(who + "says that its longest range is of " + text(s.longest_range) + " chunks, rank 0 of " +
                       text(program.schedules[0].longest_range) + ": slices would differ in length");
@@ -164,7 +169,7 @@ class Compiler {
     if (sends(step.op)) {
       const uint32_t to = destination(step), on = send_channel(channel, index);
       require(to < program_.n && to != rank, "sends to a rank that does not exist, or to itself");
-      require(on < kMaxScheduleChannels, "sends on a channel number that does not exist");
+      require(on < program_.schedules[rank].channels.size(), "sends on a channel number that does not exist");
       compiled.out_fifo = fifo(rank, to, on);
       Fifo& f = program_.fifos[compiled.out_fifo];
       require(f.writer == kNoFifo || f.writer == process, "another channel of this rank feeds the same FIFO");

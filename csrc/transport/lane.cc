@@ -28,6 +28,10 @@ class LaneTransport final : public Transport {
   bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
     return main_.post_recv(peer, shifted(channel), dst, bytes);
   }
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override {
+    return main_.post_recv_up_to(peer, shifted(channel), bytes);
+  }
+  size_t front_bytes(int peer, int channel) const override { return main_.front_bytes(peer, shifted(channel)); }
   const std::byte* front(int peer, int channel) override { return main_.front(peer, shifted(channel)); }
   void pop(int peer, int channel) override { main_.pop(peer, shifted(channel)); }
 

@@ -174,11 +174,19 @@ MappedTransport::PostedRecv& MappedTransport::posted_recv(size_t index, uint64_t
 }
 
 bool MappedTransport::post_recv(int peer, int channel, void* dst, size_t bytes) {
+  return expect(peer, channel, {dst, bytes, /*exact=*/true});
+}
+
+bool MappedTransport::post_recv_up_to(int peer, int channel, size_t bytes) {
+  return expect(peer, channel, {nullptr, bytes, /*exact=*/false});
+}
+
+bool MappedTransport::expect(int peer, int channel, const PostedRecv& wanted) {
   const size_t i = index(peer, channel);
-  check_length(bytes);
+  check_length(wanted.bytes);
   Incoming& in = incoming_[i];
   if (in.expected - in.popped >= static_cast<uint64_t>(world_->layout.slots)) return false;
-  posted_recv(i, in.expected) = {dst, bytes};
+  posted_recv(i, in.expected) = wanted;
   ++in.expected;
   return true;
 }
@@ -193,17 +201,19 @@ const std::byte* MappedTransport::front(int peer, int channel) {
   if (stamp_sequence(stamp) != static_cast<uint32_t>(in.popped + 1)) return nullptr;
   const PostedRecv& wanted = posted_recv(i, in.popped);
   // Also the bounds check: post_recv admitted no length that does not fit a slot.
-  if (stamp_bytes(stamp) != wanted.bytes) {
-    throw TransportError(peer_name(peer) + " sent " + std::to_string(stamp_bytes(stamp)) + " bytes on channel " +
+  const size_t bytes = stamp_bytes(stamp);
+  if (wanted.exact ? bytes != wanted.bytes : bytes > wanted.bytes) {
+    throw TransportError(peer_name(peer) + " sent " + std::to_string(bytes) + " bytes on channel " +
                          std::to_string(channel) + " where local rank " + std::to_string(rank()) + " expected " +
                          std::to_string(wanted.bytes) + ": the ranks disagree about the operation");
   }
-  const std::byte* data = payload(slot, wanted.bytes);
+  const std::byte* data = payload(slot, bytes);
   if (wanted.dst != nullptr) {
-    std::memcpy(wanted.dst, data, wanted.bytes);
+    std::memcpy(wanted.dst, data, bytes);
     data = static_cast<const std::byte*>(wanted.dst);
   }
   in.front = data;
+  in.front_bytes = bytes;
   return data;
 }
 

@@ -83,7 +83,9 @@ class MappedTransport final : public Transport {
   uint64_t sent(int peer, int channel) override { return posted(peer, channel); }
 
   bool post_recv(int peer, int channel, void* dst, size_t bytes) override;
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override;
   const std::byte* front(int peer, int channel) override;
+  size_t front_bytes(int peer, int channel) const override { return incoming_[index(peer, channel)].front_bytes; }
   void pop(int peer, int channel) override;
 
   void progress() override {}
@@ -112,14 +114,17 @@ class MappedTransport final : public Transport {
     uint64_t expected = 0;
     size_t slot = 0;                   // popped % slots
     const std::byte* front = nullptr;  // what front() returned, until pop()
+    size_t front_bytes = 0;
   };
   struct PostedRecv {
     void* dst;
     size_t bytes;
+    bool exact;  // else at most so many
   };
 
   size_t index(int peer, int channel) const;
   void check_length(size_t bytes) const;
+  bool expect(int peer, int channel, const PostedRecv& wanted);
   bool has_room(int peer, int channel, Outgoing& out);
   SlotHeader& slot_at(std::byte* ring, size_t slot) const;
   void publish(int peer, Outgoing& out, size_t bytes);

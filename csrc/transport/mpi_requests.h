@@ -25,6 +25,7 @@ struct Operation {
   enum class Kind : uint8_t { kSend, kReceive, kNoticeSend, kNoticeReceive };
   Kind kind = Kind::kSend;
   bool done = false;
+  bool exact = true;  // receives: a message of `bytes`; else of at most so many, and `bytes` becomes its length
   int peer = 0;
   int channel = 0;
   Link* link = nullptr;  // null for notices
@@ -87,13 +88,12 @@ class RequestSet {
   };
 
   bool empty() const { return requests_.empty(); }
-  // True when this is all there is.
-  bool only(const Operation& op) const { return operations_.size() == 1 && operations_[0] == &op; }
+  size_t size() const { return requests_.size(); }
   void add(MPI_Request request, Operation& operation) {
     requests_.push_back(request);
     operations_.push_back(&operation);
   }
-  // Asks MPI once about all of them. What completed leaves the set; the result is valid until the next call.
+  // Asks MPI about all of them. What completed leaves the set; the result is valid until the next call.
   const std::vector<Completed>& test();
   // Cancels the receives, helps the rest along until `limit` has passed, and lets go of what is left then, keeping the
   // transport's own memory that MPI may still read or write. True when nothing was left.

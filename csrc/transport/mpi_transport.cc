@@ -2,10 +2,8 @@
 //
 // Sends go out of the caller's memory (MPI_Isend), receives are posted ahead into their destination (MPI_Irecv), so the
 // library may move the bytes without a copy. FIFO order is MPI's own: messages of one (sender, communicator, tag) do
-// not overtake. Failure notices travel on a second communicator, where a receive from any source is always posted.
+// not overtake. Notices travel on a second communicator (mpi_notices.h).
 #include "transport/mpi_transport.h"
-
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,7 +12,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "transport/futex.h"
+#include "transport/mpi_events.h"
+#include "transport/mpi_notices.h"
 #include "transport/mpi_requests.h"
 
 namespace dcoll {
@@ -23,15 +22,14 @@ namespace {
 
 using std::chrono::microseconds;
 
-// A notice fits the eager limit of every MPI we know, so it leaves without the receiver's help.
-constexpr size_t kMaxNoticeBytes = 2000;
-// While nothing but the failure receive is outstanding, only every 16th progress() asks MPI: a message that never comes
-// must not cost a library call per loop.
+// While nothing but the receives of notices is outstanding, only every 16th progress() asks MPI: a message that never
+// comes must not cost a library call per loop.
 constexpr uint32_t kIdlePollStride = 16;
-// wait(): first give the core away, then sleep, longer and longer.
-constexpr uint32_t kYields = 32;
+// wait(), where nothing announces messages: longer and longer.
 constexpr microseconds kShortestNap{20};
 constexpr microseconds kLongestNap{100};
+// Where messages are announced. Not longer, so that one that came another way for once does not wait for ever.
+constexpr microseconds kLongestSleep{2000};
 // How long close() helps what is outstanding to finish before it lets go of it.
 constexpr std::chrono::milliseconds kCloseLimit{500};
 
@@ -51,17 +49,24 @@ class MpiTransport final : public Transport {
   uint64_t posted(int peer, int channel) const override;
   uint64_t sent(int peer, int channel) override { return link(peer, channel).sent; }
   bool post_recv(int peer, int channel, void* dst, size_t bytes) override;
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override;
   const std::byte* front(int peer, int channel) override;
+  size_t front_bytes(int peer, int channel) const override;
   void pop(int peer, int channel) override;
   void progress() override;
   uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
   void wait(uint32_t ticket, microseconds limit) override;
+  bool sleeps_well() const override { return events_.any() && trust_.earned(); }
   void wake() override;
   // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports; a silent death is
   // found by the engine's deadline, or by mpirun, which ends the job.
   void check_peers() override {}
   void post_failure(const std::string& text) override;
-  std::string poll_failure() override { return notice_text_; }
+  std::string poll_failure() override { return notices_->failure(); }
+  void post_stall(const std::vector<int>& waits_for) override {
+    if (!closed_) notices_->post_stall(waits_for);
+  }
+  std::vector<StallNote> stall_notes() const override { return notices_->stalls(); }
 
   // Ends everything outstanding without waiting for peers longer than kCloseLimit.
   void close() noexcept;
@@ -75,12 +80,11 @@ class MpiTransport final : public Transport {
     if (room) rooms_.push_back(std::move(room));
   }
   void start_send(Link& to, Operation operation);
-  void post_notice_receive();
+  bool start_receive(int peer, int channel, void* dst, size_t bytes, bool exact);
   void finish(const RequestSet::Completed& completed);
   void finish_receive(Operation& operation, const MPI_Status& status);
 
   MPI_Comm messages_ = MPI_COMM_NULL;
-  MPI_Comm notices_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
   size_t max_message_bytes_;
@@ -93,12 +97,10 @@ class MpiTransport final : public Transport {
   RequestSet requests_;
   uint32_t idle_polls_ = 0;
 
-  Operation notice_receive_;
-  std::vector<std::byte> notice_room_;
-  std::string notice_text_;              // received
-  std::vector<std::byte> own_notice_;    // posted; read by the sends. A vector, because moving it keeps its address
-  std::vector<Operation> notice_sends_;  // one per peer
+  std::unique_ptr<MpiNotices> notices_;
 
+  const MpiEvents events_;
+  EventTrust trust_;
   std::atomic<uint32_t> wakes_{0};
   std::atomic<uint32_t> naps_{0};  // waits since something last completed
 };
@@ -109,7 +111,7 @@ std::mutex open_transports_lock;
 std::vector<MpiTransport*> open_transports;
 
 MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots)
-    : max_message_bytes_(max_message_bytes), slots_(slots), notice_room_(kMaxNoticeBytes) {
+    : max_message_bytes_(max_message_bytes), slots_(slots) {
   if (max_message_bytes == 0 || max_message_bytes > static_cast<size_t>(INT_MAX) || slots < 1) {
     throw ArgumentError("MPI messages of " + std::to_string(max_message_bytes) + " bytes in " + std::to_string(slots) +
                         " slots are not possible: 1 to " + std::to_string(INT_MAX) +
@@ -118,9 +120,8 @@ MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots)
   check_mpi(MPI_Comm_rank(parent, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(parent, &size_), "MPI_Comm_size");
   check_mpi(MPI_Comm_dup(parent, &messages_), "MPI_Comm_dup");
-  check_mpi(MPI_Comm_dup(parent, &notices_), "MPI_Comm_dup");
   links_.resize(static_cast<size_t>(size_) * kAllChannels);
-  post_notice_receive();
+  notices_ = std::make_unique<MpiNotices>(parent, requests_);
   const std::lock_guard lock(open_transports_lock);
   open_transports.push_back(this);
 }
@@ -222,6 +223,14 @@ uint64_t MpiTransport::posted(int peer, int channel) const {
 }
 
 bool MpiTransport::post_recv(int peer, int channel, void* dst, size_t bytes) {
+  return start_receive(peer, channel, dst, bytes, /*exact=*/true);
+}
+
+bool MpiTransport::post_recv_up_to(int peer, int channel, size_t bytes) {
+  return start_receive(peer, channel, nullptr, bytes, /*exact=*/false);
+}
+
+bool MpiTransport::start_receive(int peer, int channel, void* dst, size_t bytes, bool exact) {
   check_length(peer, channel, bytes);
   Link& from = link(peer, channel);
   if (from.receives.full()) return false;
@@ -231,6 +240,7 @@ bool MpiTransport::post_recv(int peer, int channel, void* dst, size_t bytes) {
   fresh.channel = channel;
   fresh.link = &from;
   fresh.bytes = bytes;
+  fresh.exact = exact;
   if (dst == nullptr) fresh.room = take_room();
   fresh.data = dst ? static_cast<std::byte*>(dst) : fresh.room.get();
   Operation& op = from.receives.push(std::move(fresh));
@@ -251,6 +261,11 @@ const std::byte* MpiTransport::front(int peer, int channel) {
   return from.receives.front().data;
 }
 
+size_t MpiTransport::front_bytes(int peer, int channel) const {
+  const std::unique_ptr<Link>& place = links_[index(peer, channel)];
+  return place && place->receives.size() > 0 ? place->receives.front().bytes : 0;
+}
+
 void MpiTransport::pop(int peer, int channel) {
   if (front(peer, channel) == nullptr) {
     throw ArgumentError("pop of a message from rank " + std::to_string(peer) + " on channel " +
@@ -261,11 +276,12 @@ void MpiTransport::pop(int peer, int channel) {
 
 void MpiTransport::progress() {
   if (requests_.empty()) return;
-  if (requests_.only(notice_receive_) && ++idle_polls_ % kIdlePollStride != 0) return;
+  if (requests_.size() <= MpiNotices::kListening && ++idle_polls_ % kIdlePollStride != 0) return;
   // All completions are booked before the first error is thrown, so that the state stays consistent for close().
   std::string first_error;
   for (const RequestSet::Completed& completed : requests_.test()) {
     naps_.store(0, std::memory_order_relaxed);
+    if (completed.operation->kind == Operation::Kind::kReceive) trust_.message_found();
     try {
       finish(completed);
     } catch (const Error& error) {
@@ -292,21 +308,17 @@ void MpiTransport::finish(const RequestSet::Completed& completed) {
       finish_receive(op, completed.status);
       return;
     case Operation::Kind::kNoticeSend:
-      return;  // best effort: a peer that cannot be told is gone, and will be missed elsewhere
-    case Operation::Kind::kNoticeReceive: {
-      check_mpi(completed.code, about(op));
-      int bytes = 0;
-      MPI_Get_count(&completed.status, MPI_BYTE, &bytes);
-      notice_text_.assign(reinterpret_cast<const char*>(notice_room_.data()), static_cast<size_t>(bytes));
-      broken_ = true;
+    case Operation::Kind::kNoticeReceive:
+      notices_->finish(completed);
+      if (!notices_->failure().empty()) broken_ = true;
       return;
-    }
   }
 }
 
 void MpiTransport::finish_receive(Operation& op, const MPI_Status& status) {
   int bytes = 0;
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), about(op));
+  if (!op.exact) op.bytes = static_cast<size_t>(bytes);  // no longer than posted: MPI reports truncation as an error
   if (static_cast<size_t>(bytes) != op.bytes) {
     throw TransportError("rank " + std::to_string(op.peer) + " sent " + std::to_string(bytes) + " bytes on channel " +
                          std::to_string(op.channel) + " where " + std::to_string(op.bytes) +
@@ -315,57 +327,28 @@ void MpiTransport::finish_receive(Operation& op, const MPI_Status& status) {
   op.done = true;
 }
 
-// MPI offers nothing to sleep on, so this only gives time away in small portions; the caller polls again after each. It
-// runs without the owner's lock and therefore calls no MPI.
+// MPI offers nothing to sleep on. This sleeps on the sockets it listens to where messages come that way (mpi_events.h),
+// and otherwise gives time away in small portions; the caller polls again after each. It runs without the owner's lock
+// and therefore calls no MPI.
 void MpiTransport::wait(uint32_t ticket, microseconds limit) {
   if (limit.count() <= 0 || wakes_.load(std::memory_order_acquire) != ticket) return;
-  const uint32_t naps = naps_.fetch_add(1, std::memory_order_relaxed);
-  if (naps < kYields) {
-    sched_yield();
-    return;
+  microseconds sleep = kLongestSleep;
+  if (!trust_.earned()) {
+    const uint32_t naps = naps_.fetch_add(1, std::memory_order_relaxed);
+    sleep = std::min(kLongestNap, kShortestNap + microseconds(naps));
   }
-  const microseconds nap = std::min({limit, kLongestNap, kShortestNap + microseconds(naps - kYields)});
-  futex_wait(wakes_, ticket, nap);
+  trust_.waited(events_.wait(std::min(limit, sleep)));
 }
 
 void MpiTransport::wake() {
   wakes_.fetch_add(1, std::memory_order_release);
-  futex_wake_all(wakes_);
-}
-
-void MpiTransport::post_notice_receive() {
-  notice_receive_.kind = Operation::Kind::kNoticeReceive;
-  notice_receive_.peer = -1;
-  notice_receive_.bytes = kMaxNoticeBytes;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Irecv(notice_room_.data(), static_cast<int>(kMaxNoticeBytes), MPI_BYTE, MPI_ANY_SOURCE, 0, notices_,
-                      &request),
-            "MPI receive of failure notices");
-  requests_.add(request, notice_receive_);
+  events_.wake();
 }
 
 void MpiTransport::post_failure(const std::string& text) {
-  if (closed_ || !notice_sends_.empty()) return;
+  if (closed_) return;
   broken_ = true;
-  size_t bytes = std::min(text.size(), kMaxNoticeBytes);
-  while (bytes < text.size() && bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80)
-    --bytes;  // UTF-8
-  const std::string notice = bytes == 0 ? "unknown failure" : text.substr(0, bytes);
-  const auto* characters = reinterpret_cast<const std::byte*>(notice.data());
-  own_notice_.assign(characters, characters + notice.size());
-  notice_sends_.resize(static_cast<size_t>(size_));
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    Operation& op = notice_sends_[static_cast<size_t>(peer)];
-    op.kind = Operation::Kind::kNoticeSend;
-    op.peer = peer;
-    MPI_Request request = MPI_REQUEST_NULL;
-    // An error is not reported: the peer that cannot be reached may be the failure itself, the others still must hear.
-    if (MPI_Isend(own_notice_.data(), static_cast<int>(own_notice_.size()), MPI_BYTE, peer, 0, notices_, &request) ==
-        MPI_SUCCESS) {
-      requests_.add(request, op);
-    }
-  }
+  notices_->post_failure(text);
 }
 
 void MpiTransport::close() noexcept {
@@ -373,16 +356,11 @@ void MpiTransport::close() noexcept {
   closed_ = true;
   int finalized = 0;
   if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
-  const bool clean = requests_.abandon(kCloseLimit);
-  if (clean && !broken_) {
-    MPI_Comm_free(&messages_);
-    MPI_Comm_free(&notices_);
-    return;
-  }
   // After a failure the communicators stay: freed, their identity could be given to a new one, which a late message of
-  // the old one would then reach. The buffers that notices still use stay with them.
-  keep_forever(std::move(notice_room_));
-  keep_forever(std::move(own_notice_));
+  // the old one would then reach.
+  const bool clean = requests_.abandon(kCloseLimit) && !broken_;
+  if (clean) MPI_Comm_free(&messages_);
+  notices_->close(clean);
 }
 
 }  // namespace

@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::microseconds;
 
-// MPI cannot be slept on, so a rank with peers of both kinds sleeps on its local doorbell for a short while and then
-// looks at MPI. The interval doubles while nothing arrives: short in the middle of a collective, cheap in long idle
-// times.
+// Nothing can be slept on that both media wake. A rank with peers of both kinds sleeps on the one it last looked at in
+// vain, for a short while, and then looks at both. The interval doubles while nothing arrives: short in the middle of a
+// collective, cheap in long idle times.
 constexpr microseconds kShortestSleep{50};
 constexpr microseconds kLongestSleep{200};
 
@@ -67,10 +67,19 @@ class Router final : public Transport {
     const Route& from = checked_route(peer);
     return from.medium->post_recv(from.peer, channel, dst, bytes);
   }
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override {
+    const Route& from = checked_route(peer);
+    return from.medium->post_recv_up_to(from.peer, channel, bytes);
+  }
+  size_t front_bytes(int peer, int channel) const override {
+    const Route& from = checked_route(peer);
+    return from.medium->front_bytes(from.peer, channel);
+  }
   const std::byte* front(int peer, int channel) override {
     const Route& from = checked_route(peer);
     const std::byte* data = from.medium->front(from.peer, channel);
     if (data != nullptr) sleep_us_.store(kShortestSleep.count(), std::memory_order_relaxed);
+    if (data == nullptr) missed_remote_.store(from.medium == remote_.get(), std::memory_order_relaxed);
     return data;
   }
   void pop(int peer, int channel) override {
@@ -82,17 +91,22 @@ class Router final : public Transport {
     for_each([](Transport& medium) { medium.progress(); });
   }
 
-  // The ticket is that of the one medium slept on.
+  // The ticket is that of one medium. The other's is drawn late, so a wake-up may be missed: the sleep is short.
   uint32_t prepare_wait() override { return sleeps_on_->prepare_wait(); }
   void wait(uint32_t ticket, microseconds limit) override {
-    if (sleeps_on_ == local_.get() && remote_used_) {
-      const auto sleep = sleep_us_.load(std::memory_order_relaxed);
-      sleep_us_.store(std::min<int64_t>(2 * sleep, kLongestSleep.count()), std::memory_order_relaxed);
-      limit = std::min(limit, microseconds(sleep));
+    if (sleeps_on_ == remote_.get() || !remote_used_) return sleeps_on_->wait(ticket, limit);
+    const auto sleep = sleep_us_.load(std::memory_order_relaxed);
+    sleep_us_.store(std::min<int64_t>(2 * sleep, kLongestSleep.count()), std::memory_order_relaxed);
+    limit = std::min(limit, microseconds(sleep));
+    if (missed_remote_.load(std::memory_order_relaxed)) {
+      remote_->wait(remote_->prepare_wait(), limit);
+    } else {
+      local_->wait(ticket, limit);
     }
-    sleeps_on_->wait(ticket, limit);
   }
-  void wake() override { sleeps_on_->wake(); }
+  void wake() override {
+    for_each([](Transport& medium) { medium.wake(); });
+  }
 
   void check_peers() override {
     for_each([](Transport& medium) { medium.check_peers(); });
@@ -105,6 +119,12 @@ class Router final : public Transport {
     if (failure_.empty() && local_) failure_ = local_->poll_failure();
     if (failure_.empty() && remote_) failure_ = remote_->poll_failure();
     return failure_;
+  }
+  void post_stall(const std::vector<int>& waits_for) override {
+    if (remote_) remote_->post_stall(waits_for);
+  }
+  std::vector<StallNote> stall_notes() const override {
+    return remote_ ? remote_->stall_notes() : std::vector<StallNote>{};
   }
 
  private:
@@ -133,7 +153,9 @@ class Router final : public Transport {
   bool remote_used_ = false;
   Transport* sleeps_on_ = nullptr;
   std::string failure_;
-  std::atomic<int64_t> sleep_us_{kShortestSleep.count()};  // wait() runs without the owner's lock
+  // Hints, relaxed: wait() runs without the owner's lock.
+  std::atomic<int64_t> sleep_us_{kShortestSleep.count()};
+  std::atomic<bool> missed_remote_{false};
 };
 
 void check_local(int rank, int size, const Transport* local, const std::vector<int>& local_ranks) {

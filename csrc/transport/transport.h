@@ -24,6 +24,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "base/clock.h"
 
 namespace dcoll {
 
@@ -36,6 +39,13 @@ inline constexpr int kLaneChannels = kMaxChannels + 1;
 inline constexpr int kNamesChannel = 2 * kLaneChannels;  // which names are ready, and in which order they run
 inline constexpr int kNotesChannel = kNamesChannel + 1;  // what ranks ask each other about a stall
 inline constexpr int kAllChannels = 2 * kLaneChannels + 2;
+
+// A rank's word that it waits in vain, so that others do not take it for the cause of their own waiting.
+struct StallNote {
+  int rank = 0;
+  std::vector<int> waits_for;
+  Clock::time_point heard;
+};
 
 class Transport {
  public:
@@ -60,8 +70,12 @@ class Transport {
 
   // False when too many receives are posted already. dst == nullptr: keep the bytes in the transport's memory.
   virtual bool post_recv(int peer, int channel, void* dst, size_t bytes) = 0;
+  // The same for a message whose length only its sender knows: at most `bytes`, into the transport's memory.
+  virtual bool post_recv_up_to(int peer, int channel, size_t bytes) = 0;
   // The oldest posted receive's bytes (dst, if one was given), or nullptr while they have not all arrived.
   virtual const std::byte* front(int peer, int channel) = 0;
+  // How many bytes front() returned.
+  virtual size_t front_bytes(int peer, int channel) const = 0;
   virtual void pop(int peer, int channel) = 0;
 
   // Moves things along where the medium needs it (MPI). Cheap when there is nothing to do.
@@ -72,6 +86,9 @@ class Transport {
   // called (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
   virtual uint32_t prepare_wait() = 0;
   virtual void wait(uint32_t ticket, std::chrono::microseconds limit) = 0;
+  // Whether a wait() now ends with the message, so that looking again and again only takes the core from whoever brings
+  // it: the kernel, where messages come over sockets.
+  virtual bool sleeps_well() const { return false; }
   // Ends a wait() of this rank's from another thread of this process. Needs no lock.
   virtual void wake() = 0;
 
@@ -83,6 +100,11 @@ class Transport {
   virtual void post_failure(const std::string& text) = 0;
   // A peer's failure text, or an empty string. Cheap: called in every progress loop.
   virtual std::string poll_failure() = 0;
+
+  // Stalls: tells everybody, best effort, that this rank waits in vain for these; and the latest word of each other
+  // rank. Only media whose ranks cannot see for themselves who has come so far.
+  virtual void post_stall(const std::vector<int>& /*waits_for*/) {}
+  virtual std::vector<StallNote> stall_notes() const { return {}; }
 };
 
 }  // namespace dcoll

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 
 #include "base/error.h"
@@ -304,6 +305,62 @@ TEST(a_failure_wakes_ranks_that_sleep) {
       CHECK_THROWS(run(comm, {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}), PeerError, "out of luck");
     });
   }
+}
+
+namespace {
+
+// All ranks show `fingerprint(rank)` and let `bytes(rank)` ride along; `see` looks at what came of it.
+void disseminate(int n, size_t slot_bytes, const std::function<uint64_t(int)>& fingerprint,
+                 const std::function<size_t(int)>& bytes, const std::function<void(int, const Dissemination&)>& see) {
+  auto ends = connect_local(n, {.arena_bytes = 1 << 16, .slot_bytes = slot_bytes, .slots = 2});
+  on_threads(n, [&](int rank) {
+    Transport& transport = *ends[static_cast<size_t>(rank)].transport;
+    for (int run = 0; run < 3; ++run) {
+      const std::vector<std::byte> operand(bytes(rank), static_cast<std::byte>(rank + 1));
+      Dissemination everybody(transport, fingerprint(rank), operand);
+      wait_for(transport, everybody, 3);
+      see(rank, everybody);
+    }
+  });
+}
+
+}  // namespace
+
+TEST(operands_ride_on_the_handshake) {
+  for (int n = 1; n <= 9; ++n) {
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{24}}) {
+      disseminate(
+          n, 512, [](int) { return uint64_t{7}; }, [&](int) { return bytes; },
+          [&](int, const Dissemination& everybody) {
+            CHECK(everybody.equal());
+            for (int peer = 0; peer < n; ++peer) {
+              for (size_t i = 0; i < bytes; ++i) {
+                CHECK_EQ(static_cast<int>(everybody.operand(peer)[i]), peer + 1);
+              }
+            }
+          });
+    }
+  }
+}
+
+TEST(a_mismatch_is_seen_by_all_whatever_rides) {
+  for (int n = 2; n <= 9; ++n) {
+    for (int odd = 0; odd < n; odd += 2) {
+      disseminate(
+          n, 512, [&](int rank) { return uint64_t{7} + (rank == odd ? 1 : 0); },
+          [&](int rank) { return rank == odd ? size_t{0} : size_t{24}; },
+          [](int, const Dissemination& everybody) { CHECK(!everybody.equal()); });
+    }
+  }
+}
+
+TEST(what_may_ride) {
+  constexpr size_t kKiB = 1024;
+  CHECK(!Dissemination::carries(0, 4, 64 * kKiB));
+  CHECK(Dissemination::carries(16 * kKiB, 4, 64 * kKiB));
+  CHECK(!Dissemination::carries(16 * kKiB + 1, 4, 64 * kKiB));
+  CHECK(!Dissemination::carries(512, 4, kKiB));  // two of them and the fingerprints are too long for a message
+  CHECK(Dissemination::carries(504, 4, kKiB));
 }
 
 TEST_MAIN

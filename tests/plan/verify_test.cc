@@ -433,6 +433,8 @@ TEST(a_proof_may_not_lean_on_messages_of_other_chunks) {
 TEST(two_channels_may_not_feed_one_fifo) {
   auto all = by_hand();
   all[1].channels.resize(2);
+  expect_fault(all, "rank 1: has 2 channels, rank 0 has 1");
+  all[0].channels.resize(2);
   all[1].channels[1].send_on = 0;
   all[1].channels[1].steps = {send(in(0), 0)};
   expect_fault(all, "another channel of this rank feeds the same FIFO");

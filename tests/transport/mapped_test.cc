@@ -335,6 +335,24 @@ TEST(length_mismatch_names_peer_channel_and_lengths) {
   CHECK_THROWS(ends[1].transport->front(0, 3), TransportError, "expected 7");
 }
 
+TEST(a_length_only_the_sender_knows) {
+  auto ends = connect_local(2, small(64, 2));
+  Transport& a = *ends[0].transport;
+  Transport& b = *ends[1].transport;
+  for (const size_t bytes : {1, 33, 40}) {
+    CHECK(b.post_recv_up_to(0, 0, 40));
+    send(a, 1, 0, message(bytes, bytes));
+    const std::byte* data = nullptr;
+    poll_until([&] { return (data = b.front(0, 0)) != nullptr; });
+    CHECK_EQ(b.front_bytes(0, 0), bytes);
+    CHECK(is_message(data, bytes, bytes));
+    b.pop(0, 0);
+  }
+  CHECK(b.post_recv_up_to(0, 0, 40));
+  send(a, 1, 0, message(1, 41));
+  CHECK_THROWS(poll_until([&] { return b.front(0, 0) != nullptr; }), TransportError, "sent 41 bytes");
+}
+
 TEST(nonsense_written_by_a_peer_is_rejected) {
   const MappedOptions options = small(64, 2);
   const RegionLayout layout(2, options);

@@ -254,6 +254,38 @@ TEST(wrong_lengths_name_the_peer) {
   }
 }
 
+TEST(lengths_only_the_sender_knows) {
+  const auto t = mpi().make_transport(64, kSlots);
+  const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
+  for (const size_t bytes : {1, 17, 64}) {
+    const auto out = message(t->rank(), next, 0, 1, bytes);
+    CHECK(t->post_recv_up_to(previous, 0, 64));
+    CHECK(t->post_send(next, 0, out.data(), bytes));
+    CHECK(equal(receive(*t, previous, 0), message(previous, t->rank(), 0, 1, bytes)));
+    CHECK_EQ(t->front_bytes(previous, 0), bytes);
+    t->pop(previous, 0);
+    progress_until(*t, "the send", [&] { return t->sent(next, 0) == t->posted(next, 0); });
+  }
+  mpi().barrier();
+}
+
+TEST(a_stalled_rank_says_so_to_all) {
+  const auto t = mpi().make_transport(16, kSlots);
+  const auto begin = Clock::now();
+  for (int again = 1; again <= 3; ++again) {
+    t->post_stall({t->rank(), again});
+    progress_until(*t, "the others' words", [&] {
+      int heard = 0;
+      for (const StallNote& note : t->stall_notes()) {
+        heard += note.waits_for == std::vector<int>{note.rank, again} && note.heard >= begin;
+      }
+      return heard == t->size() - 1;
+    });
+    CHECK_EQ(t->stall_notes().size(), static_cast<size_t>(t->size() - 1));
+    mpi().barrier();
+  }
+}
+
 TEST(impossible_arguments_are_refused) {
   CHECK_THROWS(mpi().make_transport(0, 1), ArgumentError, "at least 1 slot");
   const auto t = mpi().make_transport(16, kSlots);

@@ -1,0 +1,45 @@
+#include "engine/rider.h"
+
+#include <cstring>
+
+#include "kernels/reduce.h"
+
+namespace dcoll {
+
+Rider::Rider(const Request& r, std::string_view algo, int size, size_t message_bytes) : size_(size) {
+  if (r.kind == Kind::kAllGather && Dissemination::carries(sizeof rows_, size, message_bytes)) {
+    rows_ = static_cast<int64_t>(r.count);
+    operand_ = std::as_bytes(std::span(&rows_, 1));
+    return;
+  }
+  if (r.kind != Kind::kAllReduce || r.op == ReduceOp::kAdasum) return;
+  // Everybody adds everybody's operands in rank order: the algorithm "direct".
+  if (!r.algo.empty()) algo = r.algo;
+  const size_t bytes = r.count * dtype_bytes(r.dtype);
+  if ((algo != "auto" && algo != "direct") || !Dissemination::carries(bytes, size, message_bytes)) return;
+  const void* from = r.in;
+  if (r.prescale != 1.0) {
+    scaled_.resize(bytes);
+    kernels::scale(scaled_.data(), r.in, r.count, r.dtype, r.prescale);
+    from = scaled_.data();
+  }
+  operand_ = {static_cast<const std::byte*>(from), bytes};
+}
+
+bool Rider::arrive(const Dissemination& everybody, Operation& operation) const {
+  if (operand_.empty()) return false;
+  const Request& r = operation.request;
+  if (r.kind == Kind::kAllGather) {
+    operation.counts.resize(static_cast<size_t>(size_));
+    for (int rank = 0; rank < size_; ++rank) {
+      std::memcpy(&operation.counts[static_cast<size_t>(rank)], everybody.operand(rank), sizeof rows_);
+    }
+    return false;
+  }
+  std::vector<const void*> operands;
+  for (int rank = 0; rank < size_; ++rank) operands.push_back(everybody.operand(rank));
+  kernels::reduce_n(r.out, operands, r.count, r.dtype, r.op, final_scale(r.op, r.postscale, size_));
+  return true;
+}
+
+}  // namespace dcoll

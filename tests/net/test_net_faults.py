@@ -1,0 +1,97 @@
+"""A host that cannot be reached in the middle of an all-reduce: named by the others, or forgotten once it is back."""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import netlab
+import pytest
+
+Hosts = Callable[[int], netlab.Lab]
+pytestmark = pytest.mark.mpi
+
+TIMEOUT_S = 5
+"""DCOLL_TIMEOUT of the jobs."""
+LIMIT_S = 40.0
+"""How long a line of output may take, on a busy machine."""
+
+
+class Job:
+    """A job on the hosts of a lab, and its lines of output as they come."""
+
+    def __init__(self, lab: netlab.Lab) -> None:
+        self.lab = lab
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.seen: list[str] = []
+        command = [*lab.launcher("1"), sys.executable, str(Path(__file__).parent / "cut.py")]
+        env = os.environ | {"DCOLL_TIMEOUT": str(TIMEOUT_S), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip())
+
+    def expect(self, *parts: str) -> str:
+        """The next line with all these parts."""
+        end = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                line = self.lines.get(timeout=max(end - time.monotonic(), 0.01))
+            except queue.Empty:
+                pytest.fail(f"no line with {parts} came within {LIMIT_S} s; these did: {self.seen[-20:]}")
+            self.seen.append(line)
+            if all(part in line for part in parts):
+                return line
+
+    def skip_to_now(self) -> None:
+        while not self.lines.empty():
+            self.seen.append(self.lines.get())
+
+    def link(self, what: str, host: str) -> None:
+        assert netlab.main(["--lab", self.lab.name, what, host]) == 0
+
+
+@contextmanager
+def job(lab: netlab.Lab) -> Iterator[Job]:
+    running = Job(lab)
+    try:
+        yield running
+    finally:
+        running.link("heal", "h2")
+        running.process.terminate()  # mpirun ends its ranks, kill would leave them
+        try:
+            running.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+
+
+def test_a_cut_in_the_middle(hosts: Hosts) -> None:
+    with job(hosts(3)) as running:
+        running.expect("right")
+        # Healed in time: the all-reduces under way are completed, and right.
+        running.link("cut", "h2")
+        time.sleep(1)
+        running.link("heal", "h2")
+        running.skip_to_now()
+        for _ in range(4):
+            running.expect("right")
+        # Not healed: who can still speak names the rank that cannot be reached.
+        running.link("cut", "h2")
+        for _ in range(2):
+            line = running.expect("failed after")
+            assert line.startswith(("[0]", "[1]")), line
+            assert "TimeoutError" in line, line
+            assert "waiting for rank 2 of 3" in line, line
+        running.link("heal", "h2")
+        running.expect("[2] failed after")
+        assert not [line for line in running.seen if "wrong" in line]
