@@ -1,0 +1,31 @@
+"""One machine treated as several nodes (DCOLL_NODES): collectives on two levels, and who is named when a rank dies."""
+
+import checks_collectives
+import pytest
+from mpirun import expect, is_open_mpi, names_of_checks, run_checks
+from test_mpi_faults import fault
+
+pytestmark = pytest.mark.mpi
+
+LAYOUTS = [(3, "0,1,1"), (4, "0,1")]
+"""A node of one rank beside one of two; two of two, round-robin."""
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_collectives))
+@pytest.mark.parametrize(("n", "nodes"), LAYOUTS, ids=str)
+def test_collectives(n: int, nodes: str, check: str) -> None:
+    expect(run_checks("checks_collectives", n, (("DCOLL_NODES", nodes),)), check)
+
+
+def test_a_killed_rank_is_named_on_every_node() -> None:
+    options = ("--continuous",) if is_open_mpi() else ("-disable-auto-cleanup",)
+    done = fault("killed", 3, *options, DCOLL_NODES="0,1,1")
+    for rank in (0, 2):  # rank 0 is on the other node, and rank 1 led its own
+        assert f"[{rank}] PeerError after" in done.stdout, done.text
+    assert "rank 1" in done.stdout, done.text
+
+
+def test_nodes_are_numbers() -> None:
+    done = fault("caught", 2, DCOLL_NODES="0,x")
+    assert done.returncode != 0
+    assert "DCOLL_NODES='0,x' is not valid: allowed are numbers like 0,0,1,1" in done.stderr, done.text
