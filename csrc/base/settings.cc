@@ -28,7 +28,8 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_CALIBRATE", "auto", "auto, off, force",
                 "constants of the cost model between nodes: auto measures them once and keeps them, force measures "
                 "them in every job, off takes the built-in ones"},
-    SettingInfo{"DCOLL_CACHE_DIR", "", "a folder", "where measured constants are kept; unset: ~/.cache/dcoll"},
+    SettingInfo{"DCOLL_CACHE_DIR", "", "a folder, empty = the user's cache",
+                "where measured constants are kept; unset: ~/.cache/dcoll"},
     SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4 on one node, 25 on several",
                 "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},

@@ -12,8 +12,9 @@ def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_all_candidates_are_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     text = explained(capsys, "--bytes", "16M", "--nodes", "4")
-    for collective, name, _ in _C.plan.algorithms():
-        assert (f"\n  {name} " in text) == (collective == "all_reduce")
+    candidates = {name for collective, name, _ in _C.plan.algorithms() if collective == "all_reduce"}
+    for name in {name for _, name, _ in _C.plan.algorithms()}:
+        assert (f"\n  {name} " in text) == (name in candidates)
     assert "16 MiB on 4 ranks" in text
     assert "built in, not measured" in text
 
@@ -26,7 +27,7 @@ def test_a_slower_link_is_predicted_to_take_longer(capsys: pytest.CaptureFixture
 
     # 2 (n-1)/n S at 1 Gbit/s are 201 ms.
     assert 200e3 < best_us("1gbit") < 230e3
-    assert 9.5 < best_us("1gbit") / best_us("10gbit") < 10.5
+    assert 8 < best_us("1gbit") / best_us("10gbit") < 10.5
 
 
 def test_two_levels(capsys: pytest.CaptureFixture[str]) -> None:
