@@ -43,6 +43,7 @@ from dcoll.collectives import (
     reducescatter,
     reducescatter_async,
 )
+from dcoll.compression import Compression
 from dcoll.errors import (
     ArgumentError,
     DcollError,
@@ -109,6 +110,7 @@ __all__ = [
     "Adasum",
     "ArgumentError",
     "Average",
+    "Compression",
     "DcollError",
     "DistributedOptimizer",
     "Handle",
