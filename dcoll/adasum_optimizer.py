@@ -37,7 +37,7 @@ class _Flat:
         self.deltas = self._views(self.delta_buffer)
 
     def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        parts = buffer.split(self.elements)
+        parts = torch.split(buffer, self.elements)
         return [shaped_like(part, p) for part, p in zip(parts, self.params, strict=True)]
 
     def begin(self) -> None:

@@ -166,10 +166,9 @@ def DistributedOptimizer(
         raise ArgumentError("got both bucket_mb= and groups=, which say the same thing in two ways: pass one")
     names = Names(optimizer, named_parameters)
     comm = communicator_of(process_set)
+    present = functools.partial(_present, process_set) if comm is not None else _nobody
     if comm is None:  # no member
-        comm, present = _C.connect_local(1)[0], _nobody
-    else:
-        present = functools.partial(_present, process_set)
+        comm = _C.connect_local(1)[0]
     if op is Adasum and comm.size > 1:
         return _wrap(
             optimizer, DistributedAdasum, DeltaSync(present, names, compression, backward_passes_per_step), check_sync
@@ -201,7 +200,7 @@ def _present(process_set: Any) -> _C.Communicator | None:
     return comm
 
 
-def _nobody() -> None:
+def _nobody() -> _C.Communicator | None:
     return None
 
 

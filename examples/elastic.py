@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batch-size", type=int, default=32, help="pictures per rank and step")
     parser.add_argument("--epochs", type=int, default=4, help="passes over the training set")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one rank")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate of one rank")
     parser.add_argument("--batches-per-commit", type=int, default=5, help="steps between commits")
     parser.add_argument("--fail-at", type=int, default=-1, metavar="STEP", help="fail once, in this step of all")
     return parser.parse_args()

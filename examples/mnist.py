@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batch-size", type=int, default=32, help="pictures per rank and step")
     parser.add_argument("--epochs", type=int, default=10, help="passes over the training set")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one rank")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate of one rank")
     parser.add_argument("--momentum", type=float, default=0.5, help="of SGD")
     parser.add_argument("--seed", type=int, default=42, help="of the weights and the order of the pictures")
     parser.add_argument("--log-interval", type=int, default=10, help="steps between lines")
