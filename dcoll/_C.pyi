@@ -65,6 +65,9 @@ class Buffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
+def hash_memory(blocks: Sequence[tuple[int, int]]) -> list[int]:
+    """A 64-bit hash, as a signed number, of each (address, number of bytes)."""
+
 @final
 class Handle:
     def poll(self) -> bool:

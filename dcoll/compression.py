@@ -7,6 +7,7 @@ buckets while they are in the cache anyway; a class of the user's is called for 
 from typing import Any, ClassVar
 
 from dcoll import _C
+from dcoll.errors import ArgumentError
 
 
 class Compressor:
@@ -52,6 +53,8 @@ def _narrow(tensor: Any, name: str) -> tuple[Any, Any]:
         return tensor.to(getattr(torch, name)), tensor.dtype
     if tensor.dtype.kind != "f" or tensor.itemsize <= 2:
         return tensor, None
+    if name == "bfloat16":
+        raise ArgumentError("NumPy has no bfloat16: use Compression.fp16, or pass torch.as_tensor(array)")
     return tensor.astype(name), tensor.dtype
 
 

@@ -1,5 +1,6 @@
 """DistributedOptimizer: any torch optimizer, stepping on gradients that are averaged over all ranks."""
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,9 +9,13 @@ from typing import Any
 import torch
 
 from dcoll import _C, collective, world
+from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
+from dcoll.check_sync import check_tensors
+from dcoll.compression import Compression
 from dcoll.errors import ArgumentError
 from dcoll.gradients import GradientSync
-from dcoll.ops import Average, ReduceOp
+from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
+from dcoll.optimizer_arguments import Names, bucket_settings, communicator_of, find_duplicates, groups_of
 
 
 class _Distributed:
@@ -19,6 +24,8 @@ class _Distributed:
     _dcoll: GradientSync
     _dcoll_wrapped: torch.optim.Optimizer
     _dcoll_skip: bool
+    _dcoll_check: int
+    _dcoll_steps: int
 
     def synchronize(self) -> None:
         """Reduce gradients that are not reduced yet. After backward() they are, and this does nothing."""
@@ -32,6 +39,12 @@ class _Distributed:
             yield
         finally:
             self._dcoll_skip = before
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up gradients on this rank alone; the next one outside reduces the sums."""
+        with self._dcoll.no_sync():
+            yield
 
     def communication_seconds(self) -> float:
         """Seconds spent so far waiting for communication that backward() did not hide."""
@@ -47,6 +60,11 @@ class _Distributed:
             self._dcoll.before_step()
         result = super().step(self._synced(closure) if closure is not None else None)  # type: ignore[misc]
         self._dcoll.after_step()
+        self._dcoll_steps += 1
+        if self._dcoll_check and self._dcoll_steps % self._dcoll_check == 0:
+            params = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
+            names = [self._dcoll.name_of(p) for p in params]
+            check_tensors(self._dcoll.comm, names, params, f"after step {self._dcoll_steps}")
         return result
 
     def _synced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -90,25 +108,35 @@ def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return cls.__new__(cls)
 
 
-_classes: dict[type, type] = {}
+_classes: dict[tuple[type, type], type] = {}
 
 
-def _distributed_class(base: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    if base not in _classes:
-        attributes = {"__doc__": base.__doc__, "__module__": base.__module__}
-        _classes[base] = type(base.__name__, (_Distributed, base), attributes)
-    return _classes[base]
+def _distributed_class(adds: type, base: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    if (adds, base) not in _classes:
+        attributes = {
+            "__doc__": base.__doc__,
+            "__module__": base.__module__,
+            "__reduce__": _Distributed.__reduce__,
+            "find_duplicates": staticmethod(find_duplicates),
+        }
+        _classes[adds, base] = type(base.__name__, (adds, base), attributes)
+    return _classes[adds, base]
 
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    *,
-    op: ReduceOp = Average,
+    compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
-    bucket_mb: float | None = None,
-    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = None,
+    *,
+    bucket_mb: float | None = None,
+    check_sync: int = 0,
 ) -> Any:
     """Wrap `optimizer` so that every rank steps on the gradients of all ranks. Make it the same way on every rank.
 
@@ -117,98 +145,91 @@ def DistributedOptimizer(
     schedulers work as in one process. Use the result from then on, and build schedulers on it.
 
     named_parameters: model.named_parameters(), for messages.
-    op: dcoll.Average or dcoll.Sum.
+    compression: dcoll.Compression.none, fp16 or bf16, or a class derived from dcoll.compression.Compressor: what
+        gradients are on their way.
     backward_passes_per_step: backward passes added up locally before their gradients are reduced.
-    bucket_mb: how much is reduced at once, in MiB (default: DCOLL_BUCKET_MB).
-    sparse_as_dense: reduce sparse gradients as dense ones instead of gathering their entries.
+    op: dcoll.Average, dcoll.Sum or dcoll.Adasum. With Adasum each rank steps by itself, and the steps are combined.
     gradient_predivide_factor: divide by this before the sum and by size() / this after it, against overflow.
+    num_groups: deprecated; see groups.
+    groups: what is reduced together: a number of groups of consecutive parameters, or lists of parameters, those in
+        none being by themselves. By default, what becomes ready one after the other, up to bucket_mb.
+    sparse_as_dense: reduce sparse gradients as dense ones instead of gathering their entries.
+    process_set: the ranks among which gradients are reduced (default: all). On others the optimizer works alone.
+    bucket_mb: how much is reduced at once, in MiB (default: DCOLL_BUCKET_MB).
+    check_sync: every so many steps, raise an error if parameters differ between ranks, naming the first (0: never).
     """
-    if isinstance(optimizer, _Distributed):
-        raise ArgumentError("the optimizer is a DistributedOptimizer already: pass the plain one, once")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError(f"got a {type(optimizer).__name__}, but optimizer must be a torch.optim.Optimizer")
+    _check_arguments(optimizer, op, compression, gradient_predivide_factor, check_sync)
     if bucket_mb is not None and not bucket_mb >= 0:
         raise ArgumentError(f"bucket_mb is {bucket_mb}, but must be 0 (a bucket per parameter) or more MiB")
-    names = _Names(optimizer, named_parameters)
-    comm = world.communicator()
-    default_mb, first_mb = _bucket_settings(comm)
+    group_of = groups_of(optimizer, num_groups, groups)
+    if group_of is not None and bucket_mb is not None:
+        raise ArgumentError("got both bucket_mb= and groups=, which say the same thing in two ways: pass one")
+    names = Names(optimizer, named_parameters)
+    comm = communicator_of(process_set)
+    present = functools.partial(_present, process_set) if comm is not None else _nobody
+    if comm is None:  # no member
+        comm = _C.connect_local(1)[0]
+    if op is Adasum and comm.size > 1:
+        return _wrap(
+            optimizer, DistributedAdasum, DeltaSync(present, names, compression, backward_passes_per_step), check_sync
+        )
+    default_mb, first_mb = bucket_settings(comm)
     bucket_mb = default_mb if bucket_mb is None else bucket_mb
     sync = GradientSync(
         comm,
         (p for group in optimizer.param_groups for p in group["params"]),
         names,
-        op,
+        Average if op is Adasum else op,  # of one rank
         backward_passes_per_step,
         int(bucket_mb * (1 << 20)),
         int(min(first_mb, bucket_mb) * (1 << 20)),
         gradient_predivide_factor,
         sparse_as_dense,
-        lambda: world.WORLD.comm,
+        present,
+        compression,
+        group_of or (lambda _: []),
     )
-    cls = _distributed_class(type(optimizer))
+    wrapper = _wrap(optimizer, _Distributed, sync, check_sync)
+    weakref.finalize(wrapper, sync.release).atexit = False
+    return wrapper
+
+
+def _present(process_set: Any) -> _C.Communicator | None:
+    """The communicator now: another one after shutdown() and init()."""
+    comm: _C.Communicator | None = world.WORLD.comm if process_set is None else process_set.comm
+    return comm
+
+
+def _nobody() -> _C.Communicator | None:
+    return None
+
+
+def _wrap(optimizer: torch.optim.Optimizer, adds: type, sync: Any, check_sync: int) -> Any:
+    cls = _distributed_class(adds, type(optimizer))
     wrapper: Any = cls.__new__(cls)
     # Everything but `step`, which a scheduler made for the wrapped optimizer has replaced in it.
     wrapper.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapper._dcoll = sync
     wrapper._dcoll_wrapped = optimizer
     wrapper._dcoll_skip = False
-    weakref.finalize(wrapper, sync.release).atexit = False
+    wrapper._dcoll_check = check_sync
+    wrapper._dcoll_steps = 0
     return wrapper
 
 
-def _bucket_settings(comm: _C.Communicator) -> tuple[float, float]:
-    """DCOLL_BUCKET_MB and DCOLL_FIRST_BUCKET_MB."""
-    now = {name: float(value) for name, _, _, _, value in _C.settings() if name.endswith("BUCKET_MB")}
-    bucket_mb = now["DCOLL_BUCKET_MB"]
-    if bucket_mb < 0:
-        # A collective inside a node costs microseconds, so buckets are small: each is reduced while it is in the cache,
-        # and little is left to do when backward ends. Between nodes larger messages make up for the latency.
-        bucket_mb = 4.0 if comm.num_nodes == 1 else 25.0
-    return bucket_mb, now["DCOLL_FIRST_BUCKET_MB"]
-
-
-class _Names:
-    """What to call a parameter in messages."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-    ) -> None:
-        pairs = [] if named_parameters is None else list(named_parameters)
-        if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-            raise ArgumentError("named_parameters should be pairs of name and parameter: model.named_parameters()")
-        names = [name for name, _ in pairs]
-        duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        if duplicates:
-            raise ArgumentError(
-                f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
-            )
-        self._groups = optimizer.param_groups
-        self._given: dict[int, str] = {}
-        for name, p in pairs:
-            self._given.setdefault(id(p), name)
-        self._keep_alive = [p for _, p in pairs]  # an id is only a name while its object lives
-        if named_parameters is None:
-            for g, group in enumerate(optimizer.param_groups):
-                self._given.update((id(p), f"param.{g}.{i}") for i, p in enumerate(group["params"]))
-            return
-        unnamed = [
-            f"group {g} parameter {i} {list(p.shape)}"
-            for g, group in enumerate(optimizer.param_groups)
-            for i, p in enumerate(group["params"])
-            if id(p) not in self._given
-        ]
-        if unnamed:
-            raise ArgumentError(
-                "named_parameters was specified, but one or more model parameters were not named: "
-                f"{'; '.join(unnamed)}. Pass the names of all parameters of the optimizer, or none."
-            )
-
-    def __call__(self, param: torch.Tensor) -> str:
-        given = self._given.get(id(param))
-        if given is not None:
-            return given
-        for g, group in enumerate(self._groups):
-            for i, p in enumerate(group["params"]):
-                if p is param:
-                    return f"param.{g}.{i}"
-        return f"param {list(param.shape)}"
+def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float, check_sync: int) -> None:
+    if isinstance(optimizer, _Distributed | DistributedAdasum):
+        raise ArgumentError("the optimizer is a DistributedOptimizer already: pass the plain one, once")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"got a {type(optimizer).__name__}, but optimizer must be a torch.optim.Optimizer")
+    if op not in (Average, Sum, Adasum):
+        raise wrong_op(op, (Average, Sum, Adasum))
+    if predivide != 1.0 and op is not Average:
+        raise ArgumentError("gradient_predivide_factor not supported with op != Average")
+    if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
+        raise ArgumentError(
+            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16 or bf16, or a class with "
+            "compress() and decompress()"
+        )
+    if isinstance(check_sync, bool) or not isinstance(check_sync, int) or check_sync < 0:
+        raise ArgumentError(f"check_sync is {check_sync!r}, but must be a number of steps, or 0 for never")

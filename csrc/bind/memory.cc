@@ -1,11 +1,28 @@
 // Buffer: the core's memory through Python's buffer protocol.
+#include <pybind11/stl.h>
+
+#include "base/memory_hash.h"
 #include "bind/bind.h"
 
 namespace py = pybind11;
 
 namespace dcoll::bind {
+namespace {
+
+// As signed numbers, which every library of tensors has.
+std::vector<int64_t> hash_all(const std::vector<std::pair<uintptr_t, size_t>>& blocks) {
+  const py::gil_scoped_release unlocked;
+  std::vector<int64_t> hashes;
+  for (const auto& [address, bytes] : blocks) {
+    hashes.push_back(static_cast<int64_t>(hash_memory(reinterpret_cast<const void*>(address), bytes)));
+  }
+  return hashes;
+}
+
+}  // namespace
 
 void bind_memory(py::module_& m) {
+  m.def("hash_memory", &hash_all, py::arg("blocks"));
   py::class_<Memory, std::shared_ptr<Memory>>(m, "Buffer", py::buffer_protocol(), py::is_final())
       .def_buffer([](Memory& memory) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(memory.data()), static_cast<py::ssize_t>(memory.bytes()));

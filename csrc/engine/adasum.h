@@ -4,9 +4,9 @@
 //   Adasum(a, b) = (1 - a.b / (2 |a|^2)) a  +  (1 - a.b / (2 |b|^2)) b
 //
 // orthogonal ones are added, equal ones averaged. It is applied along a binary tree of the ranks, tensor by tensor:
-// each has factors of its own (section 3.6), also where several travel in one buffer.
+// each has factors of its own, also where several travel in one buffer.
 //
-// The tree is recursive vector-halving, distance-doubling (Algorithm 1, section 4.2.1), for 8 ranks:
+// The tree is recursive vector-halving, distance-doubling (the paper's AdasumRVH), for 8 ranks:
 //
 //   distance 1    01 23 45 67    partners share their piece: each takes one half, gives the other away
 //   distance 2    0-2 1-3 4-6 5-7    ... of that half

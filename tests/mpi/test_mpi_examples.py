@@ -114,3 +114,16 @@ def test_demo_fails_below_the_required_accuracy():
     assert done.returncode == 1
     assert "is not above 97%" in done.stderr
     assert re.search(r"^ +2 +1 +128 +\d+\.\d\d% +[\d,]+ +\d+\.\d\dx$", done.stdout, re.MULTILINE)
+
+
+def test_horovods_scripts():
+    text = mpirun("examples/mnist.py", "--epochs", "1")
+    assert re.search(r"Test set: Average loss: \d\.\d+, Accuracy: \d+\.\d+%", text)
+    text = mpirun("examples/synthetic_benchmark.py", "--num-iters", "2", "--num-batches-per-iter", "1",
+                  "--num-warmup-batches", "1", "--batch-size", "2", "--width", "4", "--use-adasum",
+                  "--fp16-allreduce")  # fmt: skip
+    assert "Number of ranks: 2" in text
+    assert re.search(r"^Total img/sec on 2 rank\(s\): \d+", text, re.MULTILINE)
+    text = mpirun("examples/elastic.py", "--epochs", "1", "--fail-at", "12")
+    assert "back to epoch 0 batch 10" in text
+    assert "epoch 1/1: accuracy" in text

@@ -1,0 +1,124 @@
+"""What DistributedOptimizer costs a training step, beside no communication and torch's DDP over Gloo, in turns.
+
+    mpirun -n 2 python bench/optimizer.py
+    mpirun -n 2 python bench/optimizer.py --model eighty
+
+small   1,000 parameters of 32 elements: what is left is the cost of each parameter, in microseconds.
+eighty  80 parameters, 10.5 MB of gradients, about 10 ms of computing a step.
+
+Kinds take turns, some steps each, so that what the machine does meanwhile meets all of them. The times are of the
+slowest rank; a figure is the median over the turns, and of differences the median of the differences within a turn.
+"""  # fmt: skip
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import dcoll as hvd
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="The cost of a training step with DistributedOptimizer, DDP-Gloo and no communication.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", choices=("small", "eighty"), default="small", help="which model; see above")
+    parser.add_argument("--turns", type=int, default=15, help="how often each kind has its turn")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a turn")
+    parser.add_argument("--batch", type=int, default=4, help="rows per rank, of the model of 80 parameters")
+    return parser.parse_args()
+
+
+class Small(nn.Module):
+    """Each parameter is used once, by one addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.ParameterList([nn.Parameter(torch.zeros(32)) for _ in range(1000)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for w in self.w:
+            x = x + w
+        return x.sum()
+
+
+class Eighty(nn.Module):
+    """40 layers of 256 x 256 with biases: 80 parameters, 10.5 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(40)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).sum()
+
+
+def join_gloo() -> None:
+    port = 0
+    if hvd.rank() == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    address = f"tcp://127.0.0.1:{hvd.broadcast_object(port, root_rank=0)}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size())
+
+
+def make_step(kind: str, args: argparse.Namespace) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model: nn.Module = Small() if args.model == "small" else Eighty()
+    x = torch.randn(32) if args.model == "small" else torch.randn(args.batch, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    if kind == "ddp-gloo":
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    elif kind == "dcoll":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+    return step
+
+
+def turn(step: Callable[[], None], steps: int) -> float:
+    """Milliseconds of a step, of the slowest rank."""
+    hvd.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    mine = (time.perf_counter() - begin) / steps * 1e3
+    return float(hvd.allreduce(torch.tensor([mine], dtype=torch.float64), op=hvd.Max))
+
+
+def main() -> None:
+    args = parse_arguments()
+    hvd.init()
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_getaffinity") and hvd.rank() == 0:
+        print(f"# {hvd.size()} ranks, {len(os.sched_getaffinity(0))} core(s) for rank 0, torch {torch.__version__}")
+    join_gloo()
+    steps = {kind: make_step(kind, args) for kind in ("none", "dcoll", "ddp-gloo")}
+    for step in steps.values():
+        turn(step, 3)
+    times: dict[str, list[float]] = {kind: [] for kind in steps}
+    for _ in range(args.turns):
+        for kind, step in steps.items():
+            times[kind].append(turn(step, args.steps))
+    if hvd.rank() == 0:
+        count = 1000 if args.model == "small" else 80
+        print(f"{'kind':>10} {'ms/step':>9} {'over none':>10} {'us/parameter':>13}")
+        for kind, measured in times.items():
+            over = statistics.median(a - b for a, b in zip(measured, times["none"], strict=True))
+            print(f"{kind:>10} {statistics.median(measured):9.3f} {over:10.3f} {over * 1e3 / count:13.3f}", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
