@@ -158,7 +158,8 @@ def grouped_allreduce(
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
     if compression is Compression.none:
-        return _reduce_group(tensors, process_set, options)
+        plain: list[T] = _reduce_group(tensors, process_set, options)
+        return plain
     pairs = [compression.compress(tensor) for tensor in tensors]
     results = _reduce_group([sent for sent, _ in pairs], process_set, options)
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]

@@ -66,9 +66,11 @@ def test_the_core_knows_neither_python_nor_torch_nor_mpi() -> None:
 
 
 def test_files_can_be_read_in_one_sitting() -> None:
+    """The compiled module's one stub file is as long as that module's interface, and is looked up, not read."""
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines())
         for path in sources("csrc", "dcoll", "tests", "bench", "examples", "cmake")
+        if path.suffix != ".pyi"
     }
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
 
