@@ -17,5 +17,5 @@ def test_serialized_is_enough() -> None:
 def test_less_is_refused(level: str) -> None:
     done = launch(1, str(HERE / "threads.py"), level)
     assert done.returncode == 0, done.text
-    assert f"refused: MPI was initialized with MPI_THREAD_{level.upper()} before dcoll.init()" in done.stdout, done.text
+    assert f"MPI was initialized with MPI_THREAD_{level.upper()} before dcoll.init()" in done.stdout, done.text
     assert "mpi4py.rc.thread_level = 'multiple'" in done.stdout, done.text

@@ -15,7 +15,7 @@ import dcoll as hvd  # noqa: E402
 
 try:
     hvd.init()
-except hvd.TransportError as error:
+except hvd.DcollError as error:
     print(f"refused: {error}", flush=True)
 else:
     # Calls of this thread and of the background thread, in turns.
