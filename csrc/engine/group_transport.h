@@ -42,6 +42,8 @@ class GroupTransport final : public Transport {
   uint32_t prepare_wait() override { return whole_.prepare_wait(); }
   void wait(uint32_t ticket, std::chrono::microseconds limit) override { whole_.wait(ticket, limit); }
   void wake() override { whole_.wake(); }
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override { whole_.doze(ticket, limit); }
+  bool alert(bool on) override { return whole_.alert(on); }
   void check_peers() override { whole_.check_peers(); }
   void post_failure(const std::string& text) override { whole_.post_failure(text); }
   std::string poll_failure() override { return whole_.poll_failure(); }
