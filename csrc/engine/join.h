@@ -9,8 +9,6 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
-#include <vector>
 
 #include "engine/mismatch.h"
 #include "engine/operation.h"
@@ -28,18 +26,5 @@ Task run_join(Fabric& fabric, Operation& operation);
 // A joined rank's part in an all-reduce of the others.
 Task contribute_nothing(Fabric& fabric, Call call);
 Task nothing_to_do();
-
-// A whole collective, awaited by another coroutine.
-class Nested final : public Pollable {
- public:
-  explicit Nested(Task task) : task_(std::move(task)) {}
-  bool poll(bool& moved) override { return task_.advance(moved); }
-  void waiting_for(std::vector<int>& ranks) const override {
-    for (const int rank : task_.waiting_for()) ranks.push_back(rank);
-  }
-
- private:
-  Task task_;
-};
 
 }  // namespace dcoll

@@ -95,6 +95,7 @@ class Nested final : public Pollable {
     const std::vector<int> missing = task_.waiting_for();
     ranks.insert(ranks.end(), missing.begin(), missing.end());
   }
+  bool waits_indirectly() const override { return task_.waits_indirectly(); }
 
  private:
   Task task_;
