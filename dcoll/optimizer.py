@@ -16,6 +16,7 @@ from dcoll.errors import ArgumentError
 from dcoll.gradients import GradientSync
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
 from dcoll.optimizer_arguments import Names, bucket_settings, communicator_of, find_duplicates, groups_of
+from dcoll.process_sets import global_process_set
 
 
 class _Distributed:
@@ -133,7 +134,7 @@ def DistributedOptimizer(
     num_groups: int = 0,
     groups: int | list[list[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
-    process_set: Any = None,
+    process_set: Any = global_process_set,
     *,
     bucket_mb: float | None = None,
     check_sync: int = 0,
@@ -196,7 +197,8 @@ def DistributedOptimizer(
 
 def _present(process_set: Any) -> _C.Communicator | None:
     """The communicator now: another one after shutdown() and init()."""
-    comm: _C.Communicator | None = world.WORLD.comm if process_set is None else process_set.comm
+    whole = process_set is None or process_set is global_process_set
+    comm: _C.Communicator | None = world.WORLD.comm if whole else process_set.comm
     return comm
 
 

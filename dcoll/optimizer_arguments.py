@@ -8,6 +8,7 @@ import torch
 
 from dcoll import _C, world
 from dcoll.errors import ArgumentError
+from dcoll.process_sets import global_process_set
 
 Groups = Callable[[Sequence[torch.Tensor]], list[int]]
 
@@ -103,7 +104,7 @@ def _evenly(count: int, groups: int) -> list[int]:
 
 def communicator_of(process_set: Any) -> _C.Communicator | None:
     """The communicator of a process set, None being all ranks; None: this rank is not in it."""
-    if process_set is None:
+    if process_set is None or process_set is global_process_set:
         return world.communicator()
     if process_set.included() is None:
         raise ArgumentError(f"{process_set} is not known to this job: add it on all ranks first")

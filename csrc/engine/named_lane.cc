@@ -92,7 +92,7 @@ void NamedLane::tell(int peer, bool& moved) {
   while (!to.outbox.empty() || !to.joins_told) {
     std::byte* room = names_->acquire_send(peer, kNamesChannel, sizeof(Message));
     if (room == nullptr) return;
-    Message message{.joins = joins_};
+    Message message{.joined = static_cast<uint16_t>(is_joined()), .joins = joins_};
     while (message.count < Message::kNames && !to.outbox.empty()) {
       message.ids[message.count++] = to.outbox.front();
       to.outbox.pop_front();
@@ -120,6 +120,7 @@ void NamedLane::hear(int peer, Queue& running, bool& moved) {
 
 void NamedLane::take(int peer, const Message& message, Queue& running) {
   const uint32_t count = std::min(message.count, Message::kNames);
+  peers_[peer].joins_ended = message.joins - message.joined;
   for (uint32_t i = 0; i < count; ++i) {
     if (decides()) {
       ready(peer, message.ids[i]);
@@ -148,6 +149,9 @@ bool NamedLane::all_ready(const std::vector<bool>& ready_ranks) const {
 }
 
 void NamedLane::order_what_is_ready(Queue& running) {
+  for (const Peer& peer : peers_) {
+    if (peer.joins_ended > joins_ended_) return;
+  }
   for (const uint64_t id : std::exchange(changed_, {})) {
     const auto found = ready_.find(id);
     if (found == ready_.end() || !all_ready(found->second)) continue;

@@ -12,7 +12,8 @@
 // uses no names pays nothing.
 //
 // A rank that joined (join.h) is ready for every name. It tells rank 0 how often it has joined by now; rank 0 takes the
-// ranks with more joins than have ended for joined.
+// ranks with more joins than have ended for joined. A join ends on each rank in its own time: while rank 0 is behind
+// another rank in that, it does not know who has joined, and orders nothing.
 //
 // All functions are called under the communicator's drive lock.
 #pragma once
@@ -61,9 +62,10 @@ class NamedLane {
 
  private:
   struct Message {
-    static constexpr uint32_t kNames = 5;
-    uint32_t count = 0;
-    uint32_t joins = 0;  // of the sender
+    static constexpr uint16_t kNames = 5;
+    uint16_t count = 0;
+    uint16_t joined = 0;  // whether the sender is in its last join now
+    uint32_t joins = 0;   // of the sender
     uint64_t ids[kNames] = {};
   };
   // What there is to tell a peer, and whether its next message is expected.
@@ -73,6 +75,7 @@ class NamedLane {
     bool expecting = false;
     size_t lacks = 0;    // rank 0: own names that this peer has not submitted
     uint32_t joins = 0;  // rank 0: how often it has joined
+    uint32_t joins_ended = 0;
   };
   using Queue = std::deque<std::shared_ptr<Operation>>;
 

@@ -111,3 +111,5 @@ TEST(a_folder_that_cannot_be_written_is_said) {
   CHECK(complaint.find("DCOLL_CACHE_DIR") != std::string::npos);
   std::filesystem::remove(folder());
 }
+
+TEST_MAIN

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dcoll.optimizer import _bucket_settings
+from dcoll.optimizer_arguments import bucket_settings
 
 
 def bucket_mb(num_nodes: int) -> float:
-    return _bucket_settings(SimpleNamespace(num_nodes=num_nodes))[0]  # type: ignore[arg-type]
+    return bucket_settings(SimpleNamespace(num_nodes=num_nodes))[0]  # type: ignore[arg-type]
 
 
 def test_small_inside_a_node_larger_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -141,18 +142,27 @@ def test_the_background_thread_is_bound_to_its_core(
     core = min(os.sched_getaffinity(0))
     monkeypatch.setenv("DCOLL_THREAD_AFFINITY", f"{core},1023")
     masks: list[set[int]] = []
+    turns = [threading.Event(), threading.Event()]
+
+    def threads() -> set[int]:
+        return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
     def body(comm: _C.Communicator) -> None:
-        before = {int(task.name) for task in Path("/proc/self/task").iterdir()} if comm.rank == 0 else set()
-        handle = collective.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
-        if comm.rank == 0:
-            for _ in range(500):
-                new = {int(task.name) for task in Path("/proc/self/task").iterdir()} - before
-                masks[:] = [os.sched_getaffinity(thread) for thread in new]
-                if {core} in masks:
-                    break
-                time.sleep(0.01)
-        handle.wait()
+        for first in (0, 1):  # starts what its peer does not yet take part in, so that its background thread has to
+            if comm.rank == first:
+                before = threads()
+                handle = collective.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
+                for _ in range(500):
+                    new = [os.sched_getaffinity(thread) for thread in threads() - before]
+                    if new and (first == 1 or {core} in new):
+                        break
+                    time.sleep(0.01)
+                masks.extend(new)
+                turns[first].set()
+            else:
+                turns[first].wait()
+                handle = collective.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
+            handle.wait()
 
     local_ranks.run_ranks(2, body)
     assert {core} in masks

@@ -81,7 +81,7 @@ def test_it_refuses_what_cannot_work() -> None:
     with pytest.raises(TypeError, match="Communicator"):
         _C.set_job(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="operator"):
-        _C.InlineAllReduce(print, (0, 5), False)
+        _C.InlineAllReduce(print, (0, 6), False)
     with pytest.raises(ValueError, match="operator"):
         _C.InlineAllReduce(print, (0, 0), False)
     with pytest.raises(TypeError):
@@ -95,7 +95,7 @@ def test_errors_are_those_of_the_function(function: object, job: None) -> None:
         function(torch.ones(1), opp=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'tensor'"):
         function()
-    with pytest.raises(ValueError, match=r"op is 1, but must be one of dcoll\.Sum"):
+    with pytest.raises(ValueError, match=r"op is 1, but must be one of dcoll\.Average"):
         function(torch.ones(1), op=1)
     with pytest.raises(ValueError, match=r"sparse.*to_dense"):
         function(torch.ones(1).to_sparse())
