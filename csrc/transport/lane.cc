@@ -28,6 +28,10 @@ class LaneTransport final : public Transport {
   bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
     return main_.post_recv(peer, shifted(channel), dst, bytes);
   }
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override {
+    return main_.post_recv_up_to(peer, shifted(channel), bytes);
+  }
+  size_t front_bytes(int peer, int channel) const override { return main_.front_bytes(peer, shifted(channel)); }
   const std::byte* front(int peer, int channel) override { return main_.front(peer, shifted(channel)); }
   void pop(int peer, int channel) override { main_.pop(peer, shifted(channel)); }
 
@@ -35,6 +39,8 @@ class LaneTransport final : public Transport {
   uint32_t prepare_wait() override { return main_.prepare_wait(); }
   void wait(uint32_t ticket, std::chrono::microseconds limit) override { main_.wait(ticket, limit); }
   void wake() override { main_.wake(); }
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override { main_.doze(ticket, limit); }
+  bool alert(bool on) override { return main_.alert(on); }
   void check_peers() override { main_.check_peers(); }
   void post_failure(const std::string& text) override { main_.post_failure(text); }
   std::string poll_failure() override { return main_.poll_failure(); }
