@@ -40,11 +40,12 @@ class Handle:
     def __del__(self) -> None:
         # Dropped without wait(): the core still writes to the tensors, so they must outlive it.
         if not self._waited and not self._core.poll():
-            _unfinished[:] = [kept for kept in _unfinished if not kept[0].poll()]
-            _unfinished.append((self._core, self._memory, self._result))
+            _unfinished[:] = [kept for kept in _unfinished if not kept[-1].poll()]
+            _unfinished.append((self._memory, self._result, self._core))
 
 
-_unfinished: list[tuple[_C.Handle, Any, Any]] = []
+# The core's handle last: Python lets go of a tuple's items from the last to the first, and the core's waits.
+_unfinished: list[tuple[Any, Any, _C.Handle]] = []
 
 
 def poll(handle: Handle) -> bool:

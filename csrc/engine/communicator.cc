@@ -13,6 +13,8 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
+// Where the numbers of operations by name begin in the timeline: a sequence beside that of the ordered ones.
+constexpr uint64_t kFirstNamed = uint64_t{1} << 40;
 // How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
 constexpr double kMostGraceSeconds = 5;
 
@@ -219,7 +221,7 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   }
   try {
     if (!operation->started) {
-      operation->phases.number = operation->by_name ? ++named_started_ : ++started_;
+      operation->phases.number = operation->by_name ? kFirstNamed + named_started_++ : ++started_;
       operation->task = start_collective(fabric, *operation);
       operation->started = true;
       operation->last_moved = Clock::now();
@@ -364,11 +366,13 @@ void Communicator::close() {
     if (closing_) return;
     closing_ = true;
   }
+  finish_names();
   try {
     say_farewell();
   } catch (const Error& e) {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   }
+  abandon_names();
   stop_background();
 }
 

@@ -152,6 +152,8 @@ class Communicator {
   bool finish_now(PullNow& pull, Operation& operation) const;
   void bind_background_thread() const;
   void say_farewell();
+  void finish_names();
+  void abandon_names();
   void background();
   std::string stall_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
 

@@ -64,6 +64,29 @@ std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
   return operation;
 }
 
+// Before the farewell, which is not in their order: what every rank has submitted is done in no time, and what some
+// rank never submits is not worth waiting for.
+void Communicator::finish_names() {
+  constexpr double kPatienceSeconds = 5;
+  const auto begin = Clock::now();
+  if (!uses_names_) return;
+  for (const auto& operation : named_in_flight()) {
+    const double left = kPatienceSeconds - seconds_between(begin, Clock::now());
+    if (left <= 0 || !wait_for(*operation, left)) return;
+  }
+}
+
+// After the farewell nobody submits anything any more: handles that are still waited for must not wait for ever.
+void Communicator::abandon_names() {
+  if (!uses_names_ || failed_.load()) return;
+  const auto left = named_in_flight();
+  if (left.empty()) return;
+  const std::lock_guard driving(drive_mutex_);
+  fail_with(std::make_exception_ptr(Error(left.front()->request.describe() +
+                                          " was given up: dcoll.shutdown() came before every rank had submitted it.")),
+            /*tell_peers=*/false);
+}
+
 bool Communicator::names_idle() const { return names_ == nullptr || (named_queue_.empty() && names_->idle()); }
 
 void Communicator::forget_name(const Operation& operation) {

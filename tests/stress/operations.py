@@ -69,7 +69,8 @@ def draw_places(c: Context, *, dense: bool) -> list[Place]:
 
 
 def draw_name(c: Context) -> str | None:
-    return c.dice.choice((None, None, "gradients", f"tensor {c.index}", "a name that fills more than a line " * 3))
+    """Asynchronous operations with a name meet by it: each in flight has one of its own."""
+    return c.dice.choice((None, None, f"tensor {c.index}", "a name that fills more than a line " * 3 + str(c.index)))
 
 
 def own_operand(c: Context, values: torch.Tensor, places: list[Place]) -> Operand:
@@ -278,21 +279,23 @@ def mismatch(c: Context) -> Started:
     values = converted(integers(dtype, Sum, c.rank, count, c.rank), dtype)
     mine = own_operand(c, values, places)
     what = f"allreduce_async_ of {count} {dtype}, on rank {odd_one} deviation {deviation}"
+    # By name, only the same kind of operation meets.
+    name = c.dice.choice((None, f"mismatched {c.index}")) if deviation in (0, 1, 2, 3) else None
     a, handle = mine.array, None
     if c.rank != odd_one:
-        handle = dcoll.allreduce_async_(a, op=Sum, name="mismatched")
+        handle = dcoll.allreduce_async_(a, op=Sum, name=name)
     elif deviation == 0:
-        handle = dcoll.allreduce_async_(a, op=Max, name="mismatched")
+        handle = dcoll.allreduce_async_(a, op=Max, name=name)
     elif deviation == 1:
-        handle = dcoll.allreduce_async_(a, op=Sum, name="another name")
+        handle = dcoll.allreduce_async_(a, op=Product, name=name)
     elif deviation == 2:
-        handle = dcoll.allreduce_async(torch.ones(count + 1, dtype=dtype), op=Sum, name="mismatched")
+        handle = dcoll.allreduce_async(torch.ones(count + 1, dtype=dtype), op=Sum, name=name)
     elif deviation == 3:
-        handle = dcoll.allreduce_async(torch.ones(count, dtype=torch.int32), op=Sum, name="mismatched")
+        handle = dcoll.allreduce_async(torch.ones(count, dtype=torch.int32), op=Sum, name=name)
     elif deviation == 4:
-        handle = dcoll.broadcast_async_(a, 0, name="mismatched")
+        handle = dcoll.broadcast_async_(a, 0)
     else:
-        handle = dcoll.allgather_async(a, name="mismatched")
+        handle = dcoll.allgather_async(a)
 
     def check(_: Any) -> None:
         require_equal(mine.tensor, values, f"the operand of {what}")
