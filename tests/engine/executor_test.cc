@@ -135,7 +135,7 @@ void run_case(const Case& c) {
   }
   for (uint32_t r = 0; r < c.n; ++r) {
     const Buffer want = expected(collective, c.n, r, root, all);
-    CHECK(std::memcmp(results[r], want.data(), want.size() * sizeof(int32_t)) == 0);
+    CHECK(want.empty() || std::memcmp(results[r], want.data(), want.size() * sizeof(int32_t)) == 0);
   }
 }
 
