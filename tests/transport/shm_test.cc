@@ -193,7 +193,12 @@ TEST(killed_process_is_noticed_and_leaves_nothing) {
     return start([&, rank] {
       Endpoint end = connect_shm({rank, 3, key, {4, 6, 9}}, small(), kPatience);  // messages name the job's ranks
       barrier(*end.transport);
-      if (rank == 0) kill(victim, SIGKILL);
+      // Not before rank 1 too has heard from the victim, else it waits in the barrier for what was never sent.
+      if (rank == 1) send(*end.transport, 0, 1, message(0, 1));
+      if (rank == 0) {
+        receive(*end.transport, 1, 1, 1);
+        kill(victim, SIGKILL);
+      }
       const std::string news = bad_news(*end.transport, kPatience);
       CHECK_EQ(news,
                "rank 9 (pid " + std::to_string(victim) + ") died: its process ended without closing its communicator");
