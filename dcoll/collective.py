@@ -183,6 +183,11 @@ def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, i
     return None, 0, 0
 
 
+def wrap_rows(tensor: Any, output: _C.Buffer, counts: list[int]) -> Any:
+    """The core's memory as a result of an all-gather or all-to-all of `tensor`."""
+    return _wrap_rows(KINDS.get(type(tensor)) or kind_of(tensor), output, tensor, counts)
+
+
 def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:
     return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]))
 
