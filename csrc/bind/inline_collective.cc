@@ -1,4 +1,6 @@
 // InlineCollective: broadcast, allgather, reducescatter, alltoall and barrier as inline calls (inline_call.h).
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
