@@ -167,7 +167,7 @@ def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
 
 
-_GUESS_BYTES = 256 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
+_GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
 
 
 def _row_bytes(tensor: Any) -> int:

@@ -165,7 +165,7 @@ class CollectiveCall {
     }
   }
 
-  static constexpr size_t kMostGuessedBytes = 256 << 10;  // up to here a tensor is cheaper than wrapping memory
+  static constexpr size_t kMostGuessedBytes = 128 << 10;  // up to here a tensor is cheaper than wrapping memory
 
   InlineCall& self_;
   Communicator& core_;

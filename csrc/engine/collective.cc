@@ -232,6 +232,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_await everybody;
     f.slots->learn(f.slots_posted);
     f.pull_slots->learn(f.slots_posted);
+    const uint64_t tried = f.board->post({.value = f.pull_slots->can_read_peers() ? 1u : 0u});
+    BoardWait everybody_tried(*f.board, tried);
+    co_await everybody_tried;
+    f.pull_slots->agree_on_reading(tried);
     f.slots_posted = 0;
   }
 

@@ -12,6 +12,12 @@ namespace {
 // reading in place.
 constexpr size_t kSlotBytes = 16 << 10;
 
+// Private operands above this are read by the kernel: what it asks per call and page is less then than what a second
+// copy costs.
+constexpr size_t kLeastForeignBytes = 64 << 10;
+// In a post's offset_in: an address in the rank's own memory. No address and no offset has this bit.
+constexpr uint64_t kForeign = uint64_t{1} << 63;
+
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -28,13 +34,27 @@ bool shares_evenly(const PullCall& call, int size) {
 
 PullSlots::PullSlots(std::shared_ptr<Window> window, Board& board)
     : board_(board),
+      word_(unlikely_word(this)),
       table_bytes_(round_up((board.size() + 1) * sizeof(uint64_t), Memory::kAlignment)),
       data_bytes_(std::max<size_t>(kDataBytes, board.size() * kLeastCellBytes)),
       slot_bytes_(table_bytes_ + data_bytes_),
-      memory_(Memory::mapped(window, kSlots * slot_bytes_)),
-      own_offset_(window->offset_of(memory_->data(), kSlots * slot_bytes_)),
+      memory_(Memory::mapped(window, kSlots * slot_bytes_ + sizeof(Introduction))),
+      own_offset_(window->offset_of(memory_->data(), memory_->bytes())),
       slots_(board.size()) {
   slots_[window->local_rank()] = memory_->data();
+  introduction(window->local_rank()) = introduce(word_);
+}
+
+bool PullSlots::can_read_peers() const {
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    if (rank != board_.rank() && !can_read(introduction(rank))) return false;
+  }
+  return true;
+}
+
+void PullSlots::agree_on_reading(uint64_t ticket) {
+  reads_peers_ = true;
+  for (int rank = 0; rank < board_.size(); ++rank) reads_peers_ &= board_.at(rank, ticket).value != 0;
 }
 
 void PullSlots::learn(uint64_t ticket) {
@@ -131,6 +151,11 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const PullCall& call) {
   BoardEntry::Post post{call.fingerprint(), Window::kUnmapped, Window::kUnmapped, call.count};
   if (mine.bytes() > kSlotBytes && !mine.is_prescaled()) {
     post.offset_in = board.window().offset_of(mine.data(), mine.bytes());
+  }
+  // A reduction takes its operands side by side, so it cannot have them copied one by one.
+  if (post.offset_in == Window::kUnmapped && slots.reads_peers() && mine.bytes() > kLeastForeignBytes &&
+      call.kind != Kind::kReduceScatter) {
+    post.offset_in = reinterpret_cast<uint64_t>(mine.data()) | kForeign;
   }
   const uint64_t ticket = board.next_ticket();
   if (call.kind == Kind::kAllToAll) {
@@ -264,14 +289,17 @@ void Pull::add_source(int rank, uint64_t begin, uint64_t bytes, std::byte* to) {
   const BoardEntry::Post& post = board_.at(rank, ticket_);
   const uint64_t offset = post.offset_in;
   const std::byte* in_place = nullptr;
+  uint64_t foreign = 0;
   if (rank == board_.rank() && !mine_.is_prescaled()) {
     in_place = mine_.data() + begin;
   } else if (is_inline(call_, board_.size(), post)) {
     in_place = board_.inline_data(rank, ticket_) + begin;  // all of it is taken before the next post
+  } else if (rank != board_.rank() && offset != Window::kUnmapped && (offset & kForeign) != 0) {
+    foreign = (offset & ~kForeign) + begin;
   } else if (rank != board_.rank() && offset != Window::kUnmapped) {
     in_place = board_.window().base(rank) + offset + begin;
   }
-  sources_.push_back({in_place, rank, bytes, to, 0});
+  sources_.push_back({in_place, rank, bytes, to, 0, foreign});
 }
 
 std::byte* Pull::place_output() {
@@ -346,7 +374,11 @@ bool Pull::copy_some() {
   for (; next_ < sources_.size(); ++next_) {
     Source& source = sources_[next_];
     const uint64_t bytes = std::min(room, round_end(source.bytes) - source.taken);
-    copy(source.to + source.taken, piece(source), bytes);
+    if (source.foreign != 0) {
+      slots_.read_peer(source.rank, source.to + source.taken, source.foreign + source.taken, bytes);
+    } else {
+      copy(source.to + source.taken, piece(source), bytes);
+    }
     source.taken += bytes;
     room -= bytes;
     if (source.taken < round_end(source.bytes)) return false;

@@ -12,10 +12,11 @@
 //
 // Up to 88 bytes travel in the post itself, which is one cache line or two each way.
 //
-// A large operand in the arena is read in place; a barrier at the end tells its owner that it may be changed again. Any
-// other operand passes through the owner's slot, cut into as many cells as it has blocks, in rounds: a cell holds the
-// next piece of its block. The first round comes with the handshake, so a small collective is one barrier in all. Ranks
-// need not agree on which way their operands go: each says so in its post.
+// A large operand in the arena is read in place, and one that is not by the kernel, if it lets all ranks; a barrier at
+// the end tells its owner that it may be changed again. Any other operand passes through the owner's slot, cut into as
+// many cells as it has blocks, in rounds: a cell holds the next piece of its block. The first round comes with the
+// handshake, so a small collective is one barrier in all. Ranks need not agree on which way their operands go: each
+// says so in its post.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +29,7 @@
 #include "engine/agreement.h"
 #include "engine/memory.h"
 #include "engine/operation.h"
+#include "engine/peer_memory.h"
 #include "engine/pull_call.h"
 #include "engine/task.h"
 
@@ -45,6 +47,15 @@ class PullSlots {
   uint64_t own_offset() const { return own_offset_; }
   void learn(uint64_t ticket);
 
+  // Once, after learn(): whether this rank can read its peers' private memory; and, from the posts that say so, whether
+  // all ranks can (peer_memory.h).
+  bool can_read_peers() const;
+  void agree_on_reading(uint64_t ticket);
+  bool reads_peers() const { return reads_peers_; }
+  void read_peer(int rank, void* to, uint64_t from, size_t bytes) const {
+    dcoll::read_peer(introduction(rank), rank, to, from, bytes);
+  }
+
   // Where block b of `blocks` lies in the slot: cells are of equal size, whole cache lines.
   size_t cell_bytes(size_t blocks) const { return data_bytes_ / blocks / Memory::kAlignment * Memory::kAlignment; }
   uint64_t* table(int rank, uint64_t ticket) const {
@@ -60,7 +71,13 @@ class PullSlots {
   static constexpr size_t kDataBytes = size_t{256} << 10;
   static constexpr size_t kLeastCellBytes = 512;  // of many ranks
 
+  Introduction& introduction(int rank) const {
+    return *reinterpret_cast<Introduction*>(slots_[rank] + kSlots * slot_bytes_);  // behind the last slot
+  }
+
   Board& board_;
+  const uint64_t word_;  // for the introduction
+  bool reads_peers_ = false;
   size_t table_bytes_, data_bytes_, slot_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
@@ -131,8 +148,9 @@ class Pull final : public Pollable {
     const std::byte* in_place;  // null: through the slot of `rank`
     int rank;
     uint64_t bytes;
-    std::byte* to;   // copied to here; unused by a reduction
-    uint64_t taken;  // bytes
+    std::byte* to;     // copied to here; unused by a reduction
+    uint64_t taken;    // bytes
+    uint64_t foreign;  // not 0: its address in the memory of `rank`'s process
   };
 
   void count_rounds();

@@ -80,7 +80,7 @@ void for_every_way(int n, const std::function<void(Communicator&, Where, How)>& 
   }
 }
 
-constexpr size_t kSizes[] = {0, 1, 63, 4096, 16384, 16385, 65536, 65537, 300007};
+constexpr size_t kSizes[] = {0, 1, 63, 88, 89, 4096, 16384, 16385, 65536, 65537, 300007};
 
 }  // namespace
 

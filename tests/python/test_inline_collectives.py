@@ -72,7 +72,7 @@ def test_every_collective_and_size(n: int, library: str) -> None:
             assert broadcast_(mine, root_rank=root) is mine
             assert same(mine, all_of_them[root])
             mine = brought(me, rows, library)
-            if 4 * rows * n <= 256 << 10:
+            if 4 * rows * n <= 128 << 10:
                 assert same(gather(mine), joined(all_of_them))
             begins = [rows // n * rank + min(rank, rows % n) for rank in range(n + 1)]
             total = sum(all_of_them[1:], all_of_them[0])
@@ -82,7 +82,7 @@ def test_every_collective_and_size(n: int, library: str) -> None:
             )
             shared = brought(me, rows * n, library)
             sent = [brought(rank, rows * n, library)[rows * me : rows * (me + 1)] for rank in range(n)]
-            if 4 * rows * n <= 256 << 10:
+            if 4 * rows * n <= 128 << 10:
                 assert same(exchange(shared), joined(sent))
 
     run_ranks(n, body)
@@ -106,7 +106,7 @@ def test_ranks_that_bring_different_numbers_of_rows(scale: int) -> None:
         rows = [scale * (rank + 1) for rank in range(3)]
         for library in ("torch", "numpy"):
             parts = [brought(rank, rows[rank], library) for rank in range(3)]
-            if 3 * 4 * rows[2] <= 256 << 10:
+            if 3 * 4 * rows[2] <= 128 << 10:
                 assert same(inline(comm, "allgather")(parts[comm.rank]), joined(parts))
             else:
                 assert same(collective.allgather_sync(comm, parts[comm.rank], ""), joined(parts))
