@@ -306,6 +306,24 @@ class InlineAllReduce:
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+@final
+class InlineCollective:
+    """InlineAllReduce for the other collectives; `collective` says which: "broadcast", "allgather", "reducescatter",
+    "alltoall" or "barrier". wrap_rows(tensor, buffer, counts) makes a tensor of a result whose size was not guessed.
+    """
+
+    def __init__(
+        self,
+        otherwise: Callable[..., Any],
+        collective: str,
+        ops: tuple[int, ...],
+        in_place: bool = False,
+        communicator: Communicator | None = None,
+        no_compression: Any = ...,
+        wrap_rows: Callable[[Any, Buffer, list[int]], Any] = ...,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 def set_job(communicator: Communicator | None) -> None:
     """The communicator of dcoll's own InlineAllReduce objects; None: there is none, they hand every call on."""
 

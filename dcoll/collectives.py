@@ -68,6 +68,19 @@ def _inline(in_place: bool) -> Callable[[Function], Function]:
     return decorate
 
 
+def _inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Function]:
+    """_inline() for the other collectives."""
+
+    def decorate(function: Function) -> Function:
+        inline: Any = _C.InlineCollective(
+            function, kind, tuple(ReduceOp), in_place, None, Compression.none, collective.wrap_rows
+        )
+        functools.update_wrapper(inline, function)
+        return cast(Function, inline)
+
+    return decorate
+
+
 @_inline(in_place=False)
 def allreduce(
     tensor: T,
@@ -226,6 +239,7 @@ def sparse_allreduce_async(
     return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
 
 
+@_inline_other("broadcast")
 def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
 
@@ -241,6 +255,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     return out
 
 
+@_inline_other("broadcast", in_place=True)
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = _comm(process_set), root_in(process_set, root_rank)
@@ -262,6 +277,7 @@ def broadcast_async_(
     return collective.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
+@_inline_other("allgather")
 def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
 
@@ -298,6 +314,7 @@ def grouped_allgather_async(
     return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
+@_inline_other("reducescatter")
 def reducescatter(
     tensor: T,
     name: str | None = None,
@@ -368,6 +385,7 @@ def grouped_reducescatter_async(
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 
 
+@_inline_other("alltoall")
 def alltoall(
     tensor: Any,
     splits: Iterable[int] | None = None,
@@ -399,6 +417,7 @@ def alltoall_async(
     return collective.alltoall(_lane(process_set, name), tensor, splits, name or "")
 
 
+@_inline_other("barrier")
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the set is here."""
     _comm(process_set).barrier_sync()

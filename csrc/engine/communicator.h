@@ -25,6 +25,7 @@
 #include "engine/collective.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
+#include "engine/pull_call.h"
 #include "engine/scratch.h"
 #include "engine/timeline.h"
 #include "transport/transport.h"
@@ -75,9 +76,10 @@ class Communicator {
   // is logged when the others go on.
   std::shared_ptr<Operation> submit_join(const std::string& note);
   // For a caller that is about to wait: finishes the collective on its thread, if the peers are there and nothing is
-  // queued, and returns null (all-reduce, which allocates nothing then) or the operation, done. Otherwise as
-  // submit(kByWaiter).
+  // queued, and returns null (which allocates nothing) or, from a Request but for all-reduce, the operation, done.
+  // Otherwise as submit(kByWaiter). Null of an all-gather or all-to-all: the result is as large as out_bytes.
   std::shared_ptr<Operation> run_or_submit(const ReduceCall& call);
+  std::shared_ptr<Operation> run_or_submit(const PullCall& call);
   std::shared_ptr<Operation> run_or_submit(Request request);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
@@ -149,7 +151,7 @@ class Communicator {
   void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
-  bool finish_now(PullNow& pull, Operation& operation) const;
+  bool finish_now(PullNow& pull, Operation* operation) const;
   void bind_background_thread() const;
   void say_farewell();
   void finish_names();

@@ -18,14 +18,15 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
   {
     const std::lock_guard lock(drive_mutex_);
-    if (may_run_on_the_spot() && pulls_now(fabric_, request)) {
+    if (may_run_on_the_spot() && pulls_now(fabric_, request.kind)) {
       request.validate(members_.size);
       auto operation = std::make_shared<Operation>(std::move(request));
       operation->phases.on = timeline_->on();
       operation->phases.number = ++started_;
       operation->phases.enter(Phase::kAgree);
-      PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
-      if (finish_now(pull, *operation)) {
+      PullNow& pull = *fabric_.pull_now;
+      pull.enter(PullCall::of(operation->request));
+      if (finish_now(pull, operation.get())) {
         if (operation->phases.on) [[unlikely]]
           timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
@@ -36,6 +37,23 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
     }
   }
   return submit(std::move(request), Start::kByWaiter);
+}
+
+std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
+  if (!timeline_->on() && call.plainly_valid(members_.size)) {  // else there is an operation to note the time in
+    const std::lock_guard lock(drive_mutex_);
+    if (may_run_on_the_spot() && pulls_now(fabric_, call.kind)) {
+      ++started_;
+      PullNow& pull = *fabric_.pull_now;
+      pull.enter(call);
+      if (finish_now(pull, nullptr)) return nullptr;
+      auto operation = std::make_shared<Operation>(call.request(members_.size));
+      operation->phases.number = started_;
+      go_on(operation, {.ticket = pull.ticket()});
+      return operation;
+    }
+  }
+  return run_or_submit(call.request(members_.size));
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
@@ -90,14 +108,14 @@ bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
 }
 
 // Drive lock held, so for a few microseconds only.
-bool Communicator::finish_now(PullNow& pull, Operation& operation) const {
+bool Communicator::finish_now(PullNow& pull, Operation* operation) const {
   for (int i = 0; i < polls_on_the_spot(); ++i) {
     if (pull.poll()) {
-      if (operation.request.kind != Kind::kBarrier) {
-        operation.phases.enter(Phase::kMove);
-        operation.phases.name_algorithm("pull");
+      if (operation != nullptr && operation->request.kind != Kind::kBarrier) {
+        operation->phases.enter(Phase::kMove);
+        operation->phases.name_algorithm("pull");
       }
-      return pull.finish();
+      return pull.finish(operation);
     }
     pause_between_looks();
   }

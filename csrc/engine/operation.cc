@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "engine/pull_call.h"
 #include "plan/algorithms.h"
 
 namespace dcoll {
@@ -134,20 +135,14 @@ uint64_t ReduceCall::fingerprint() const {
 
 uint64_t Request::fingerprint() const {
   if (stands_for != 0) return stands_for;
-  Fingerprint print;
   if (kind == Kind::kAllReduce) {
+    Fingerprint print;
     if (splits.empty()) return reduce_call().fingerprint();
     print.add(reduce_call().fingerprint());
     for (const size_t elements : splits) print.add(elements);
     return print.value();
   }
-  print.add(static_cast<uint64_t>(kind)).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
-  if (kind == Kind::kBroadcast) print.add(count).add(static_cast<uint64_t>(root));
-  if (kind == Kind::kReduceScatter) {
-    print.add(count).add(static_cast<uint64_t>(op));
-    print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
-  }
-  return print.value();
+  return PullCall::of(*this).fingerprint();
 }
 
 size_t Request::bytes() const {
