@@ -97,6 +97,8 @@ class Communicator:
     """The node index of every rank."""
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
+    job_ranks: list[int]
+    """Of each rank, its number in the job: what messages call it."""
 
     def constants(self) -> dict[str, Any]:
         """The constants of the cost model in use, as plan.constants()."""
@@ -386,6 +388,48 @@ def grouped_allreduce(
     postscale: float = 1.0,
 ) -> tuple[GroupHandle, list[Any]] | None:
     """The same, started; the tensors were copied already."""
+
+@final
+class RowGroupHandle:
+    """A group of tensors that is gathered or scattered as one."""
+
+    def poll(self) -> bool: ...
+    def wait(self, timeout: float = -1.0) -> None: ...
+    def rows(self) -> list[int]:
+        """Once finished: how many rows the result of each tensor has."""
+    def unpack(self, addresses: Sequence[int]) -> None:
+        """Once finished: write the results there."""
+
+# tensors: of each, its address, number of rows, elements per row and dtype code. They are copied already on return.
+def grouped_allgather_sync(
+    comm: Communicator, tensors: Sequence[tuple[int, int, int, int]], name: str = ""
+) -> RowGroupHandle:
+    """Each of the tensors gathered, by one operation, which is finished. Ranks may differ in the numbers of rows."""
+
+def grouped_allgather(
+    comm: Communicator | ByName, tensors: Sequence[tuple[int, int, int, int]], name: str = ""
+) -> RowGroupHandle:
+    """The same, started."""
+
+def grouped_reducescatter_sync(
+    comm: Communicator,
+    tensors: Sequence[tuple[int, int, int, int]],
+    op: int,
+    name: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> RowGroupHandle:
+    """Each of the tensors reduced and its rows shared, by one operation per dtype, which are finished."""
+
+def grouped_reducescatter(
+    comm: Communicator | ByName,
+    tensors: Sequence[tuple[int, int, int, int]],
+    op: int,
+    name: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> RowGroupHandle:
+    """The same, started."""
 
 @final
 class Reducer:

@@ -1,13 +1,14 @@
 """Collectives on groups of tensors: a group succeeds or fails as a whole, and is one operation to the caller."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from dcoll import _C, collective
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
-from dcoll.tensors import KINDS, code_of, kind_of
+from dcoll.tensors import CODES, KINDS, code_of, kind_of
 
 
 class _AllOf:
@@ -123,27 +124,62 @@ def _together(handles: list[Handle]) -> Handle:
     return Handle(core, handles, lambda _: core.results, None)
 
 
-def _each(tensors: Any, what: str, start: Callable[[Any, int], Handle]) -> Handle:
-    """One operation after the other under one handle. None starts unless all tensors are fit for it."""
+def _row_group(tensors: Any, what: str) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+    """The tensors or row-major copies, and what the core takes: address, rows, elements per row, dtype code."""
     listed = _listed(tensors, what)
     for tensor in listed:
+        kind_of(tensor)
         collective.rows_of(tensor, what)
-        code_of(tensor.dtype)
-    return _together([start(tensor, i) for i, tensor in enumerate(listed)])
+    dense = _dense(listed, in_place=False)
+    described = []
+    for tensor in dense:
+        kind = KINDS[type(tensor)]
+        rows = tensor.shape[0]
+        row_elems = kind.count(tensor) // rows if rows else math.prod(tensor.shape[1:])
+        described.append((kind.address(tensor), rows, row_elems, CODES[tensor.dtype]))
+    return dense, described
+
+
+def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
+    """New tensors with the results of a finished group of rows."""
+    results, addresses = [], []
+    for tensor, rows in zip(dense, core.rows(), strict=True):
+        kind = KINDS[type(tensor)]
+        shape = tensor.shape
+        out = kind.new_empty(tensor, shape if shape[0] == rows else (rows, *shape[1:]))
+        results.append(out)
+        addresses.append(kind.address(out))
+    core.unpack(addresses)
+    return results
+
+
+def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
+    """Each of the tensors gathered, by one operation."""
+    dense, described = _row_group(tensors, "grouped_allgather")
+    return _unpacked(_C.grouped_allgather_sync(comm, described, name), dense)
 
 
 def start_allgather(comm: collective.Lane, tensors: Any, name: str) -> Handle:
-    """A handle whose result is the list of the gathered tensors."""
-    return _each(tensors, "grouped_allgather", lambda tensor, i: collective.allgather(comm, tensor, f"{name}[{i}]"))
+    """A handle whose result is the list of the gathered tensors. The tensors are copied at once."""
+    dense, described = _row_group(tensors, "grouped_allgather")
+    core: Any = _C.grouped_allgather(comm, described, name)
+    return Handle(core, None, lambda _: _unpacked(core, dense), None)
+
+
+def reducescatter_sync(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any]:
+    """This rank's shares of each of the tensors, by one operation per dtype."""
+    _checked(op)
+    dense, described = _row_group(tensors, "grouped_reducescatter")
+    return _unpacked(_C.grouped_reducescatter_sync(comm, described, op, name, prescale, postscale), dense)
 
 
 def start_reducescatter(
     comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
-    """A handle whose result is the list of this rank's shares."""
+    """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)
-
-    def start(tensor: Any, i: int) -> Handle:
-        return collective.reducescatter(comm, tensor, op, f"{name}[{i}]", prescale, postscale)
-
-    return _each(tensors, "grouped_reducescatter", start)
+    dense, described = _row_group(tensors, "grouped_reducescatter")
+    core: Any = _C.grouped_reducescatter(comm, described, op, name, prescale, postscale)
+    return Handle(core, None, lambda _: _unpacked(core, dense), None)

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "engine/cores.h"
 #include "engine/failure.h"
+#include "engine/ranks_text.h"
 #include "engine/stall.h"
 
 namespace dcoll {
@@ -32,18 +33,12 @@ constexpr double kSocketSpinUs = 50;
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
-std::string join(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
-
 }  // namespace
 
 Communicator::Communicator(Members members, const Settings& settings)
     : members_(std::move(members)),
       settings_(settings),
-      log_{log_level_from(settings.log_level), members_.rank, settings.log_hide_time},
+      log_{log_level_from(settings.log_level), members_.job_rank(members_.rank), settings.log_hide_time},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
@@ -88,8 +83,13 @@ void Communicator::check_open() const {
   }
 }
 
-std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+void Communicator::accept(Request& request) const {
   request.validate(members_.size);
+  request.root_in_job = members_.job_rank(request.root);
+}
+
+std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+  accept(request);
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
   bool had_work = false;
@@ -301,7 +301,7 @@ std::string Communicator::stall_text(const Operation& operation, double seconds,
   std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
   for (int& rank : missing) rank = members_.job_rank(rank);
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
-         " s, waiting for " + (missing.empty() ? "the network" : join(missing)) + " of " +
+         " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
          std::to_string(members_.size) +
          ". Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
          std::to_string(settings_.timeout_s) + ").";

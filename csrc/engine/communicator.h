@@ -121,6 +121,8 @@ class Communicator {
 
   void connect_levels();
   void check_open() const;
+  // Validates; and what messages call the root.
+  void accept(Request& request) const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   void step(bool& moved);
   void take_inbox();

@@ -19,7 +19,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   {
     const std::lock_guard lock(drive_mutex_);
     if (may_run_on_the_spot() && pulls_now(fabric_, request)) {
-      request.validate(members_.size);
+      accept(request);
       auto operation = std::make_shared<Operation>(std::move(request));
       operation->phases.on = timeline_->on();
       operation->phases.number = ++started_;

@@ -25,6 +25,12 @@ std::vector<uint64_t> even_begins(size_t rows, size_t row_bytes, int size) {
   return begins;
 }
 
+std::vector<uint64_t> begins_of_splits(const std::vector<size_t>& splits, size_t unit_bytes) {
+  std::vector<uint64_t> begins{0};
+  for (const size_t split : splits) begins.push_back(begins.back() + split * unit_bytes);
+  return begins;
+}
+
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -36,12 +42,10 @@ std::vector<uint64_t> begins_of_blocks(const Request& r, int rank, int size) {
     case Kind::kAllGather:
       return {0, r.count * r.row_elems};
     case Kind::kReduceScatter:
+      if (!r.splits.empty()) return begins_of_splits(r.splits, dtype_bytes(r.dtype));
       return even_begins(r.count, r.row_elems * dtype_bytes(r.dtype), size);
-    case Kind::kAllToAll: {
-      std::vector<uint64_t> begins(size + 1, 0);
-      for (int peer = 0; peer < size; ++peer) begins[peer + 1] = begins[peer] + r.splits[peer] * r.row_elems;
-      return begins;
-    }
+    case Kind::kAllToAll:
+      return begins_of_splits(r.splits, r.row_elems);
     case Kind::kAllReduce:
     case Kind::kBarrier:
     case Kind::kShutdown:
