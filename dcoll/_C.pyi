@@ -400,6 +400,17 @@ class RowGroupHandle:
     def unpack(self, addresses: Sequence[int]) -> None:
         """Once finished: write the results there."""
 
+def describe_rows(tensors: list[Any]) -> list[tuple[int, int, int, int]] | None:
+    """What the functions below take; None when one of them is no dense torch.Tensor or numpy.ndarray with rows."""
+
+def unpack_rows(
+    group: RowGroupHandle, tensors: list[Any], makers: dict[type, Callable[[Any, tuple[int, ...]], Any]]
+) -> list[Any] | None:
+    """The results of a finished group in new tensors; None when they have to be unpacked by address.
+
+    makers: of each type of tensor, what makes one of it and a shape.
+    """
+
 # tensors: of each, its address, number of rows, elements per row and dtype code. They are copied already on return.
 def grouped_allgather_sync(
     comm: Communicator, tensors: Sequence[tuple[int, int, int, int]], name: str = ""

@@ -69,6 +69,10 @@ def _finished(tensors: list[Any], dense: list[Any], results: list[Any], in_place
 
 
 def _changed(tensors: list[Any]) -> None:
+    types = set(map(type, tensors))
+    if len(types) == 1:
+        tensor_type = types.pop()
+        return (KINDS.get(tensor_type) or kind_of(tensors[0])).changed_all(tuple(tensors))
     by_kind: dict[Any, list[Any]] = {}
     for tensor in tensors:
         kind = KINDS.get(type(tensor)) or kind_of(tensor)
@@ -127,6 +131,9 @@ def _together(handles: list[Handle]) -> Handle:
 def _row_group(tensors: Any, what: str) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
     """The tensors or row-major copies, and what the core takes: address, rows, elements per row, dtype code."""
     listed = _listed(tensors, what)
+    described = _C.describe_rows(listed)
+    if described is not None:
+        return listed, described
     for tensor in listed:
         kind_of(tensor)
         collective.rows_of(tensor, what)
@@ -142,14 +149,15 @@ def _row_group(tensors: Any, what: str) -> tuple[list[Any], list[tuple[int, int,
 
 def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
     """New tensors with the results of a finished group of rows."""
-    results, addresses = [], []
+    one_of_each = {type(tensor): tensor for tensor in dense}
+    makers = {of: (KINDS.get(of) or kind_of(tensor)).new_empty for of, tensor in one_of_each.items()}
+    results = _C.unpack_rows(core, dense, makers)
+    if results is not None:
+        return results
+    results = []
     for tensor, rows in zip(dense, core.rows(), strict=True):
-        kind = KINDS[type(tensor)]
-        shape = tensor.shape
-        out = kind.new_empty(tensor, shape if shape[0] == rows else (rows, *shape[1:]))
-        results.append(out)
-        addresses.append(kind.address(out))
-    core.unpack(addresses)
+        results.append(KINDS[type(tensor)].new_empty(tensor, (rows, *tensor.shape[1:])))
+    core.unpack([KINDS[type(out)].address(out) for out in results])
     return results
 
 

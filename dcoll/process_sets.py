@@ -93,6 +93,14 @@ def communicator_of(process_set: Any) -> _C.Communicator:
     )
 
 
+def communicator_if_included(process_set: Any) -> _C.Communicator | None:
+    """The same, None being all ranks; None where this rank is not in the set."""
+    one = global_process_set if process_set is None else process_set
+    if isinstance(one, ProcessSet) and one.included() is False:
+        return None
+    return communicator_of(one)
+
+
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
     """The number in the set of a rank of the job, which is how roots are given."""
     if process_set is global_process_set:

@@ -49,7 +49,7 @@ class Handle {
     comm_->wait_for(*operation_, -1);
   }
 
-  bool poll() const { return operation_->done.load(std::memory_order_acquire); }
+  bool poll() const { return comm_->poll(*operation_); }
   void wait(double timeout_s) { wait_interruptibly(*comm_, *operation_, timeout_s); }
   std::shared_ptr<Memory> output() const {
     check_finished();

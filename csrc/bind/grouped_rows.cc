@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "bind/bind.h"
 #include "bind/by_name.h"
+#include "bind/operand.h"
 
 namespace py = pybind11;
 
@@ -63,6 +64,59 @@ class RowGroupHandle {
   std::unique_ptr<GroupedRows> group_;
 };
 
+// What describes a plain tensor with rows (operand.h); nothing for others.
+py::object describe(py::handle tensor) {
+  Operand operand;
+  if (!read_operand(tensor.ptr(), Access::kRead, operand)) return py::none();
+  const py::tuple shape = tensor.attr("shape");
+  if (shape.empty()) return py::none();
+  const auto rows = shape[0].cast<size_t>();
+  size_t row_elems = rows > 0 ? operand.count / rows : 1;
+  for (size_t dim = 1; rows == 0 && dim < shape.size(); ++dim) row_elems *= shape[dim].cast<size_t>();
+  return py::make_tuple(reinterpret_cast<uintptr_t>(operand.data), rows, row_elems, static_cast<int>(operand.dtype));
+}
+
+py::object describe_all(const py::list& tensors) {
+  py::list described;
+  for (const py::handle tensor : tensors) {
+    py::object one = describe(tensor);
+    if (one.is_none()) return one;
+    described.append(std::move(one));
+  }
+  return described;
+}
+
+// New tensors like the given ones, but with these numbers of rows.
+py::list with_rows(const py::list& tensors, const std::vector<size_t>& rows, const py::dict& makers) {
+  py::list made;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const py::object tensor = tensors[i];
+    py::tuple shape = tensor.attr("shape");
+    if (shape[0].cast<size_t>() != rows[i]) {
+      py::tuple other(shape.size());
+      other[0] = rows[i];
+      for (size_t dim = 1; dim < shape.size(); ++dim) other[dim] = shape[dim];
+      shape = std::move(other);
+    }
+    made.append(makers[py::type::of(tensor)](tensor, shape));
+  }
+  return made;
+}
+
+// The results of a finished group, in new tensors like those that were given. makers: of each type, what makes a tensor
+// from one of that type and a shape.
+py::object unpack_new(const RowGroupHandle& group, const py::list& tensors, const py::dict& makers) {
+  py::list results = with_rows(tensors, group.rows(), makers);
+  std::vector<uintptr_t> addresses;
+  for (const py::handle result : results) {
+    Operand operand;
+    if (!read_operand(result.ptr(), Access::kWrite, operand)) return py::none();
+    addresses.push_back(reinterpret_cast<uintptr_t>(operand.data));
+  }
+  group.unpack(addresses);
+  return results;
+}
+
 using Handle = std::unique_ptr<RowGroupHandle>;
 using Group = std::unique_ptr<GroupedRows>;
 
@@ -109,6 +163,8 @@ void bind_grouped_rows(py::module_& m) {
       .def("wait", &RowGroupHandle::wait, "timeout"_a = -1.0)
       .def("rows", &RowGroupHandle::rows)
       .def("unpack", &RowGroupHandle::unpack, "addresses"_a);
+  m.def("describe_rows", &describe_all, "tensors"_a);
+  m.def("unpack_rows", &unpack_new, "group"_a, "tensors"_a, "makers"_a);
   const auto define_gather = [&](const char* name, auto function) {
     m.def(name, function, "comm"_a, "tensors"_a, "name"_a = "");
   };

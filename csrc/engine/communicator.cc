@@ -30,6 +30,10 @@ constexpr double kYieldUs = 1000;
 // (Transport::sleeps_well).
 constexpr double kSocketSpinUs = 50;
 
+// A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
+// it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
+constexpr double kNudgeSeconds = 30e-6;
+
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
@@ -145,11 +149,17 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
   if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
   Clock::time_point idle_since = Clock::now();
+  double next_nudge_s = 0;
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
     // In the background there is only something to do while nobody else drives.
     if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load() || !background_turn_.load())) return;
-    const bool sleepy = idle && seconds_between(idle_since, Clock::now()) >= spin_s;
+    const double idle_s = idle ? seconds_between(idle_since, Clock::now()) : 0;
+    const bool sleepy = idle && idle_s >= spin_s;
+    if (idle && (sleepy || idle_s >= next_nudge_s)) {
+      members_.transport->nudge();
+      next_nudge_s = 2 * idle_s;
+    }
     // The ticket is drawn before the last look, so whatever happens after that look ends the sleep at once.
     const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
     bool moved = false;
@@ -165,6 +175,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     if (!idle) {
       idle = true;
       idle_since = Clock::now();
+      next_nudge_s = kNudgeSeconds;
     }
     if (!sleepy) {
       pause_between_looks();

@@ -114,9 +114,8 @@ void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
 }
 
 bool GroupedAllReduce::done() const {
-  return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) {
-    return part.operation == nullptr || part.operation->done.load(std::memory_order_acquire);
-  });
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [&](const Part& part) { return part.operation == nullptr || comm_->poll(*part.operation); });
 }
 
 void GroupedAllReduce::finish(const std::function<void(Operation&)>& wait) {

@@ -68,8 +68,7 @@ void GroupedRows::run(const Wait& wait) {
 }
 
 bool GroupedRows::done() const {
-  return std::all_of(parts_.begin(), parts_.end(),
-                     [](const Part& part) { return part.operation->done.load(std::memory_order_acquire); });
+  return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) { return comm_->poll(*part.operation); });
 }
 
 void GroupedRows::finish(const Wait& wait) {

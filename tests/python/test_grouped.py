@@ -1,5 +1,7 @@
 """Groups of tensors that are gathered, or reduced and scattered, as one: the results of one operation per tensor."""
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,14 @@ LARGE = 70_001
 def values(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     count = int(np.prod(shape, dtype=np.int64))
     return ((torch.arange(count) * 7 + rank * 5) % 11).to(dtype).view(shape)
+
+
+class Odd(torch.Tensor):
+    """A class of its own, of ones."""
+
+    @staticmethod
+    def __new__(cls, size: int) -> "Odd":
+        return torch.ones(size).as_subclass(cls)
 
 
 def ragged(rank: int, n: int) -> list[torch.Tensor]:
@@ -62,6 +72,11 @@ def test_grouped_allgather(n: int) -> None:
             same(handle.wait(60), want)
         arrays = [tensor.numpy() for tensor in ragged(comm.rank, n) if tensor.dtype is not torch.bfloat16]
         same(grouped.allgather_sync(comm, arrays, ""), [collective.allgather_sync(comm, one, "") for one in arrays])
+        odd = [torch.nn.Parameter(torch.ones(2)), Odd(3), values(0, 2, 3).numpy()]  # the core cannot read the second
+        assert grouped._C.describe_rows(odd) is None
+        for group in (odd, odd[::2], odd[:1]):
+            with torch.no_grad():
+                same(grouped.allgather_sync(comm, group, ""), [collective.allgather_sync(comm, t, "") for t in group])
         large = [values(comm.rank, LARGE + comm.rank, 2), values(comm.rank, 3)]
         same(grouped.allgather_sync(comm, large, ""), [collective.allgather_sync(comm, one, "") for one in large])
         assert grouped.allgather_sync(comm, [], "") == []
@@ -127,6 +142,35 @@ def test_groups_that_differ_are_a_mismatch() -> None:
     assert "rank 2 called allgather 'g' (2 tensors: rows of 4 float32, rows of 1 float32)" in said[0][0]
     assert "reducescatter 'g' (sum of 2 tensors: 4 x 3 float32, 2 x 1 float32)" in said[0][2]
     assert "9 tensors: rows of 1 float32, rows of 2 float32, rows of 3 float32, ... #" in said[0][-3]
+
+
+def test_what_is_only_polled_ends() -> None:
+    """No rank waits; and then only one of them does, while the others have gone on to something else."""
+    finished = threading.Event()
+
+    def body(comm: _C.Communicator) -> None:
+        for lane in (comm, comm.by_name):
+            for turn in range(3):
+                tensors = [torch.full((size,), float(comm.rank)) for size in (1, 3000, LARGE)]
+                names = [f"{turn} {i}" for i in range(3)]
+                handles = [
+                    collective.allreduce(lane, tensor, Sum, name, 1.0, 1.0)
+                    for tensor, name in zip(tensors, names, strict=True)
+                ]
+                handles.append(grouped.start_allgather(lane, tensors, f"{turn}"))
+                deadline = time.monotonic() + 60
+                while not all(handle.poll() for handle in handles):
+                    assert time.monotonic() < deadline
+                    time.sleep(0)
+                assert all(handle.wait(0).eq(3).all() for handle in handles[:3])
+        handle = collective.allreduce(comm.by_name, torch.ones(1), Sum, "left", 1.0, 1.0)
+        if comm.rank == 1:
+            assert handle.wait(60).item() == 3
+            finished.set()
+        assert finished.wait(60)
+        assert handle.wait(60).item() == 3
+
+    run_ranks(3, body)
 
 
 def test_wrong_arguments_of_groups() -> None:
