@@ -7,11 +7,10 @@
 small   1,000 parameters of 32 elements: what is left is the cost of each parameter, in microseconds.
 eighty  80 parameters, 10.5 MB of gradients, about 10 ms of computing a step.
 
-waiting        of "over none", the milliseconds a step in which the rank waited for communication (of dcoll, which counts
-               them); 0 on one rank.
-us/parameter   what is left of "over none", for each parameter: the cost of Python per parameter and step. Of DDP, which
-               does not tell how long it waits, all of "over none" is in it. On several ranks the operations themselves are
-               in it too, on one rank there are none.
+waiting       milliseconds of a step, of "over none", in which the rank waited for communication. dcoll counts them.
+us/parameter  what is left of "over none", for each parameter: the cost of Python per parameter and step. Of DDP, which
+              does not tell how long it waits, all of "over none" is in it. On several ranks the operations themselves
+              are in it too; on one rank there are none.
 
 Kinds take turns, some steps each, so that what the machine does meanwhile meets all of them. The times are of the
 slowest rank; a figure is the median over the turns, and of differences the median of the differences within a turn.
