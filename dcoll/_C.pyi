@@ -400,9 +400,6 @@ class RowGroupHandle:
     def unpack(self, addresses: Sequence[int]) -> None:
         """Once finished: write the results there."""
 
-def describe_rows(tensors: list[Any]) -> list[tuple[int, int, int, int]] | None:
-    """What the functions below take; None when one of them is no dense torch.Tensor or numpy.ndarray with rows."""
-
 def unpack_rows(
     group: RowGroupHandle, tensors: list[Any], makers: dict[type, Callable[[Any, tuple[int, ...]], Any]]
 ) -> list[Any] | None:
@@ -411,35 +408,32 @@ def unpack_rows(
     makers: of each type of tensor, what makes one of it and a shape.
     """
 
-# tensors: of each, its address, number of rows, elements per row and dtype code. They are copied already on return.
-def grouped_allgather_sync(
-    comm: Communicator, tensors: Sequence[tuple[int, int, int, int]], name: str = ""
-) -> RowGroupHandle:
+# tensors: dense torch.Tensor or numpy.ndarray with rows, or of each its address, number of rows, elements per row and
+# dtype code; None when one of them is neither, and then nothing was done. They are copied already on return.
+def grouped_allgather_sync(comm: Communicator, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
     """Each of the tensors gathered, by one operation, which is finished. Ranks may differ in the numbers of rows."""
 
-def grouped_allgather(
-    comm: Communicator | ByName, tensors: Sequence[tuple[int, int, int, int]], name: str = ""
-) -> RowGroupHandle:
+def grouped_allgather(comm: Communicator | ByName, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
     """The same, started."""
 
 def grouped_reducescatter_sync(
     comm: Communicator,
-    tensors: Sequence[tuple[int, int, int, int]],
+    tensors: list[Any],
     op: int,
     name: str = "",
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> RowGroupHandle:
+) -> RowGroupHandle | None:
     """Each of the tensors reduced and its rows shared, by one operation per dtype, which are finished."""
 
 def grouped_reducescatter(
     comm: Communicator | ByName,
-    tensors: Sequence[tuple[int, int, int, int]],
+    tensors: list[Any],
     op: int,
     name: str = "",
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> RowGroupHandle:
+) -> RowGroupHandle | None:
     """The same, started."""
 
 @final

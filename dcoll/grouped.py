@@ -1,7 +1,7 @@
 """Collectives on groups of tensors: a group succeeds or fails as a whole, and is one operation to the caller."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dcoll import _C, collective
@@ -128,12 +128,12 @@ def _together(handles: list[Handle]) -> Handle:
     return Handle(core, handles, lambda _: core.results, None)
 
 
-def _row_group(tensors: Any, what: str) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
-    """The tensors or row-major copies, and what the core takes: address, rows, elements per row, dtype code."""
+def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple[list[Any], Any]:
+    """The tensors or row-major copies, and what `run` returned for them."""
     listed = _listed(tensors, what)
-    described = _C.describe_rows(listed)
-    if described is not None:
-        return listed, described
+    core = run(listed)
+    if core is not None:
+        return listed, core
     for tensor in listed:
         kind_of(tensor)
         collective.rows_of(tensor, what)
@@ -141,10 +141,9 @@ def _row_group(tensors: Any, what: str) -> tuple[list[Any], list[tuple[int, int,
     described = []
     for tensor in dense:
         kind = KINDS[type(tensor)]
-        rows = tensor.shape[0]
-        row_elems = kind.count(tensor) // rows if rows else math.prod(tensor.shape[1:])
-        described.append((kind.address(tensor), rows, row_elems, CODES[tensor.dtype]))
-    return dense, described
+        row_elems = math.prod(tensor.shape[1:])
+        described.append((kind.address(tensor), tensor.shape[0], row_elems, CODES[tensor.dtype]))
+    return dense, run(described)
 
 
 def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
@@ -163,14 +162,13 @@ def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
 
 def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
     """Each of the tensors gathered, by one operation."""
-    dense, described = _row_group(tensors, "grouped_allgather")
-    return _unpacked(_C.grouped_allgather_sync(comm, described, name), dense)
+    dense, core = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), tensors, "grouped_allgather")
+    return _unpacked(core, dense)
 
 
 def start_allgather(comm: collective.Lane, tensors: Any, name: str) -> Handle:
     """A handle whose result is the list of the gathered tensors. The tensors are copied at once."""
-    dense, described = _row_group(tensors, "grouped_allgather")
-    core: Any = _C.grouped_allgather(comm, described, name)
+    dense, core = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), tensors, "grouped_allgather")
     return Handle(core, None, lambda _: _unpacked(core, dense), None)
 
 
@@ -179,8 +177,12 @@ def reducescatter_sync(
 ) -> list[Any]:
     """This rank's shares of each of the tensors, by one operation per dtype."""
     _checked(op)
-    dense, described = _row_group(tensors, "grouped_reducescatter")
-    return _unpacked(_C.grouped_reducescatter_sync(comm, described, op, name, prescale, postscale), dense)
+
+    def run(given: list[Any]) -> Any:
+        return _C.grouped_reducescatter_sync(comm, given, op, name, prescale, postscale)
+
+    dense, core = _run_rows(run, tensors, "grouped_reducescatter")
+    return _unpacked(core, dense)
 
 
 def start_reducescatter(
@@ -188,6 +190,9 @@ def start_reducescatter(
 ) -> Handle:
     """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)
-    dense, described = _row_group(tensors, "grouped_reducescatter")
-    core: Any = _C.grouped_reducescatter(comm, described, op, name, prescale, postscale)
+
+    def run(given: list[Any]) -> Any:
+        return _C.grouped_reducescatter(comm, given, op, name, prescale, postscale)
+
+    dense, core = _run_rows(run, tensors, "grouped_reducescatter")
     return Handle(core, None, lambda _: _unpacked(core, dense), None)

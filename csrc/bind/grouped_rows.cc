@@ -1,10 +1,11 @@
-// Grouped all-gather and reduce-scatter. Tensors come as (address, rows, elements per row, dtype code), whatever they
-// are in Python, so that ranks with other kinds of tensors call the same.
+// Grouped all-gather and reduce-scatter. Tensors are plain ones (operand.h), or come as (address, rows, elements per
+// row, dtype code), so that ranks with other kinds of tensors call the same.
 #include "engine/grouped_rows.h"
 
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -23,16 +24,48 @@ namespace {
 constexpr size_t kKeepLockBytes = 64 << 10;
 
 using CommPtr = std::shared_ptr<Communicator>;
-using Described = std::vector<std::tuple<uintptr_t, size_t, size_t, int>>;
 
-std::vector<RowTensor> tensors_of(const Described& described) {
-  std::vector<RowTensor> tensors;
-  for (const auto& [address, rows, row_elems, dtype] : described) {
+// The shape of a tensor, a tuple.
+py::tuple shape_of(py::handle tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("shape");  // immortal
+  PyObject* shape = PyObject_GetAttr(tensor.ptr(), name);
+  if (shape == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::tuple>(shape);
+}
+
+size_t length(const py::tuple& shape, size_t dim) {
+  const size_t value = PyLong_AsSize_t(PyTuple_GET_ITEM(shape.ptr(), static_cast<Py_ssize_t>(dim)));
+  if (value == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+// A plain tensor with rows (operand.h), or (address, rows, elements per row, dtype code). False: neither.
+bool read_tensor(py::handle given, RowTensor& tensor) {
+  if (PyTuple_CheckExact(given.ptr())) {
+    const auto [address, rows, row_elems, dtype] = given.cast<std::tuple<uintptr_t, size_t, size_t, int>>();
     if (dtype < 0 || dtype >= kNumDTypes) {
       throw ArgumentError("dtype code " + std::to_string(dtype) + " does not exist; allowed are 0 to " +
                           std::to_string(kNumDTypes - 1) + ".");
     }
-    tensors.push_back({reinterpret_cast<const void*>(address), rows, row_elems, static_cast<DType>(dtype)});
+    tensor = {reinterpret_cast<const void*>(address), rows, row_elems, static_cast<DType>(dtype)};
+    return true;
+  }
+  Operand operand;
+  if (!read_operand(given.ptr(), Access::kRead, operand)) return false;
+  const py::tuple shape = shape_of(given);
+  if (shape.empty()) return false;
+  const size_t rows = length(shape, 0);
+  size_t row_elems = rows > 0 ? operand.count / rows : 1;
+  for (size_t dim = 1; rows == 0 && dim < shape.size(); ++dim) row_elems *= length(shape, dim);
+  tensor = {operand.data, rows, row_elems, operand.dtype};
+  return true;
+}
+
+// Nothing when one of them is neither.
+std::optional<std::vector<RowTensor>> read_tensors(const py::list& given) {
+  std::vector<RowTensor> tensors(given.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!read_tensor(PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), tensors[i])) return std::nullopt;
   }
   return tensors;
 }
@@ -64,41 +97,21 @@ class RowGroupHandle {
   std::unique_ptr<GroupedRows> group_;
 };
 
-// What describes a plain tensor with rows (operand.h); nothing for others.
-py::object describe(py::handle tensor) {
-  Operand operand;
-  if (!read_operand(tensor.ptr(), Access::kRead, operand)) return py::none();
-  const py::tuple shape = tensor.attr("shape");
-  if (shape.empty()) return py::none();
-  const auto rows = shape[0].cast<size_t>();
-  size_t row_elems = rows > 0 ? operand.count / rows : 1;
-  for (size_t dim = 1; rows == 0 && dim < shape.size(); ++dim) row_elems *= shape[dim].cast<size_t>();
-  return py::make_tuple(reinterpret_cast<uintptr_t>(operand.data), rows, row_elems, static_cast<int>(operand.dtype));
-}
-
-py::object describe_all(const py::list& tensors) {
-  py::list described;
-  for (const py::handle tensor : tensors) {
-    py::object one = describe(tensor);
-    if (one.is_none()) return one;
-    described.append(std::move(one));
-  }
-  return described;
-}
-
 // New tensors like the given ones, but with these numbers of rows.
 py::list with_rows(const py::list& tensors, const std::vector<size_t>& rows, const py::dict& makers) {
-  py::list made;
+  py::list made(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
-    const py::object tensor = tensors[i];
-    py::tuple shape = tensor.attr("shape");
-    if (shape[0].cast<size_t>() != rows[i]) {
-      py::tuple other(shape.size());
-      other[0] = rows[i];
-      for (size_t dim = 1; dim < shape.size(); ++dim) other[dim] = shape[dim];
-      shape = std::move(other);
-    }
-    made.append(makers[py::type::of(tensor)](tensor, shape));
+    const py::handle tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i));
+    const py::tuple shape = shape_of(tensor);
+    py::tuple wanted(shape.size());
+    wanted[0] = rows[i];
+    for (size_t dim = 1; dim < shape.size(); ++dim) wanted[dim] = shape[dim];
+    PyObject* maker = PyDict_GetItemWithError(makers.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())));
+    if (maker == nullptr) throw ArgumentError("makers has none for a tensor's type.");
+    PyObject* arguments[] = {tensor.ptr(), wanted.ptr()};
+    PyObject* result = PyObject_Vectorcall(maker, arguments, 2, nullptr);
+    if (result == nullptr) throw py::error_already_set();
+    PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), result);
   }
   return made;
 }
@@ -118,19 +131,22 @@ py::object unpack_new(const RowGroupHandle& group, const py::list& tensors, cons
 }
 
 using Handle = std::unique_ptr<RowGroupHandle>;
-using Group = std::unique_ptr<GroupedRows>;
+using Group = std::unique_ptr<GroupedRows>;  // null: not all of the tensors can be read
 
 Handle start(const CommPtr& comm, Group group) {
+  if (group == nullptr) return nullptr;
   group->start();
   return std::make_unique<RowGroupHandle>(comm, std::move(group));
 }
 
 Handle start(const ByName& named, Group group) {
+  if (group == nullptr) return nullptr;
   group->start_by_name();
   return std::make_unique<RowGroupHandle>(named.comm, std::move(group));
 }
 
 Handle run(const CommPtr& comm, Group group) {
+  if (group == nullptr) return nullptr;
   if (group->bytes() <= kKeepLockBytes) {
     group->run([&](Operation& operation) { wait_interruptibly(*comm, operation, -1); });
   } else {
@@ -143,15 +159,17 @@ Handle run(const CommPtr& comm, Group group) {
   return std::make_unique<RowGroupHandle>(comm, std::move(group));
 }
 
-Group gather(const CommPtr& comm, const Described& tensors, const std::string& name) {
-  return std::make_unique<GroupedAllGather>(comm, tensors_of(tensors), name);
+Group gather(const CommPtr& comm, const py::list& given, const std::string& name) {
+  auto tensors = read_tensors(given);
+  return tensors ? std::make_unique<GroupedAllGather>(comm, std::move(*tensors), name) : nullptr;
 }
 
-Group scatter(const CommPtr& comm, const Described& tensors, int op, const std::string& name, double prescale,
+Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
               double postscale) {
   if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
   const ReduceCall options{.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
-  return std::make_unique<GroupedReduceScatter>(comm, tensors_of(tensors), options);
+  auto tensors = read_tensors(given);
+  return tensors ? std::make_unique<GroupedReduceScatter>(comm, std::move(*tensors), options) : nullptr;
 }
 
 }  // namespace
@@ -163,7 +181,6 @@ void bind_grouped_rows(py::module_& m) {
       .def("wait", &RowGroupHandle::wait, "timeout"_a = -1.0)
       .def("rows", &RowGroupHandle::rows)
       .def("unpack", &RowGroupHandle::unpack, "addresses"_a);
-  m.def("describe_rows", &describe_all, "tensors"_a);
   m.def("unpack_rows", &unpack_new, "group"_a, "tensors"_a, "makers"_a);
   const auto define_gather = [&](const char* name, auto function) {
     m.def(name, function, "comm"_a, "tensors"_a, "name"_a = "");
@@ -173,17 +190,17 @@ void bind_grouped_rows(py::module_& m) {
   };
   using Name = const std::string&;
   define_gather("grouped_allgather_sync",
-                [](const CommPtr& c, const Described& t, Name name) { return run(c, gather(c, t, name)); });
+                [](const CommPtr& c, const py::list& t, Name name) { return run(c, gather(c, t, name)); });
   define_gather("grouped_allgather",
-                [](const CommPtr& c, const Described& t, Name name) { return start(c, gather(c, t, name)); });
+                [](const CommPtr& c, const py::list& t, Name name) { return start(c, gather(c, t, name)); });
   define_gather("grouped_allgather",
-                [](const ByName& c, const Described& t, Name name) { return start(c, gather(c.comm, t, name)); });
-  define_scatter("grouped_reducescatter_sync", [](const CommPtr& c, const Described& t, int op, Name name, double pre,
+                [](const ByName& c, const py::list& t, Name name) { return start(c, gather(c.comm, t, name)); });
+  define_scatter("grouped_reducescatter_sync", [](const CommPtr& c, const py::list& t, int op, Name name, double pre,
                                                   double post) { return run(c, scatter(c, t, op, name, pre, post)); });
-  define_scatter("grouped_reducescatter", [](const CommPtr& c, const Described& t, int op, Name name, double pre,
+  define_scatter("grouped_reducescatter", [](const CommPtr& c, const py::list& t, int op, Name name, double pre,
                                              double post) { return start(c, scatter(c, t, op, name, pre, post)); });
   define_scatter("grouped_reducescatter",
-                 [](const ByName& c, const Described& t, int op, Name name, double pre, double post) {
+                 [](const ByName& c, const py::list& t, int op, Name name, double pre, double post) {
                    return start(c, scatter(c.comm, t, op, name, pre, post));
                  });
 }

@@ -30,7 +30,7 @@ GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std
       tensors_(text_of(tensors)),
       name_(given_name_ + "[" + tensors_ + "]") {
   for (const GroupTensor& tensor : tensors) {
-    Part& part = part_of(tensor.dtype);
+    Part& part = part_of(tensor.dtype, tensors.size());
     const size_t bytes = tensor.count * dtype_bytes(tensor.dtype);
     part.inputs.push_back({tensor.in, part.bytes, bytes});
     part.outputs.push_back({tensor.out, part.bytes, bytes});
@@ -39,12 +39,16 @@ GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std
   }
 }
 
-GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype) {
+GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype, size_t tensors) {
   for (Part& part : parts_) {
     if (part.dtype == dtype) return part;
   }
   parts_.emplace_back();
   parts_.back().dtype = dtype;
+  if (parts_.size() == 1) {  // mostly all are of one dtype
+    parts_.back().inputs.reserve(tensors);
+    parts_.back().outputs.reserve(tensors);
+  }
   return parts_.back();
 }
 

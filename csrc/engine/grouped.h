@@ -51,7 +51,8 @@ class GroupedAllReduce {
     std::shared_ptr<Operation> operation;
   };
 
-  Part& part_of(DType dtype);
+  // A new one gets room for so many tensors.
+  Part& part_of(DType dtype, size_t tensors);
   void pack();
   ReduceCall call_of(const Part& part) const;
   Request request_of(const Part& part) const;
