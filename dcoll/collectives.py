@@ -300,17 +300,18 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
 def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """allgather() of each of a list of tensors, all under way at once."""
+    """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     if any(map(_has_gradient, tensors)):
-        return [allgather(tensor, name, process_set) for tensor in tensors]
-    out: list[T] = grouped_allgather_async(tensors, name, process_set).wait()
-    return out
+        from dcoll import autograd
+
+        return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
+    return grouped.allgather_sync(_comm(process_set), tensors, name or "")
 
 
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a grouped_allgather(): one handle for all."""
+    """Start a grouped_allgather(): one handle for all. The tensors are copied at once and may change."""
     return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
@@ -364,12 +365,22 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[T]:
-    """reducescatter() of each of a list of tensors, all under way at once."""
-    options = (op, process_set, prescale_factor, postscale_factor)
-    if compression is not Compression.none or any(map(_has_gradient, tensors)):
-        return [reducescatter(tensor, name, compression, *options) for tensor in tensors]
-    out: list[T] = grouped_reducescatter_async(tensors, name, *options).wait()
-    return out
+    """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
+    options = (op, name or "", prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        plain: list[T] = _scatter_group(tensors, process_set, options)
+        return plain
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    results = _scatter_group([sent for sent, _ in pairs], process_set, options)
+    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+
+
+def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
+    if any(map(_has_gradient, tensors)):
+        from dcoll import autograd
+
+        return autograd.grouped_reducescatter(list(tensors), process_set, *options)
+    return grouped.reducescatter_sync(_comm(process_set), tensors, *options)
 
 
 def grouped_reducescatter_async(
@@ -380,7 +391,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start a grouped_reducescatter(): one handle for all."""
+    """Start a grouped_reducescatter(): one handle for all. The tensors are copied at once and may change."""
     comm = _lane(process_set, name)
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 

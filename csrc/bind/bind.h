@@ -26,6 +26,7 @@ void bind_gradient_hook(pybind11::module_& m);
 void bind_operand(pybind11::module_& m);
 void bind_subset(pybind11::module_& m);
 void bind_grouped(pybind11::module_& m);
+void bind_grouped_rows(pybind11::module_& m);
 void bind_inline_calls(pybind11::module_& m);
 
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.

@@ -164,7 +164,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kReduceScatter: {
       use(Collective::kReduceScatter,
           f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)), 0);
-      const std::vector<size_t> lengths = split_rows(r.count, f.size, r.row_elems);
+      const std::vector<size_t> lengths = r.splits.empty() ? split_rows(r.count, f.size, r.row_elems) : r.splits;
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;

@@ -60,7 +60,7 @@ class Communicator {
 
   // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if
   // the wait ends early. kSoon: the caller may be about to wait. It enters a small operation on its own thread, and the
-  // background thread is woken when a peer has done its part and still nobody waits.
+  // background thread is woken when a peer waits for more.
   enum class Start { kInBackground, kSoon, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
   // ArgumentError, or the failure of this communicator.
@@ -86,6 +86,9 @@ class Communicator {
   void wait(Operation& operation, double timeout_s = -1);
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s);
+
+  // Whether it is done. A caller that asks again and again brings it on.
+  bool poll(Operation& operation);
 
   // For a caller in wait_for(), between two attempts: once, when an operation that others did not submit became overdue
   // (DCOLL_STALL_CHECK_TIME), what to tell the user; else an empty string.
@@ -123,6 +126,8 @@ class Communicator {
 
   void connect_levels();
   void check_open() const;
+  // Validates; and what messages call the root.
+  void accept(Request& request) const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   void step(bool& moved);
   void take_inbox();
@@ -140,9 +145,10 @@ class Communicator {
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
-  // Whether the background thread goes on at once, or when a peer has done something.
+  // Whether the background thread goes on at once, or when a peer waits for it.
   enum class Wake { kNow, kByPeers };
   void hand_over(Wake wake);
+  void set_alert(bool on);
   void begin_here();
   void stand_back();
   void stop_background();
@@ -185,8 +191,9 @@ class Communicator {
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
-  // Peers wake the background thread: something is pending and nobody waits. See hand_over().
+  // Peers that wait in vain wake the background thread: something is pending and nobody waits. See hand_over().
   std::atomic<bool> alert_{false};
+  std::mutex alert_mutex_;               // held while alert_ and the transport's change together
   std::atomic<bool> peers_wake_{false};  // as alert() said
   std::atomic<bool> background_wanted_{false};
   // From its waking until somebody waits. Otherwise a background thread woken in the middle of things would take the

@@ -19,7 +19,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   {
     const std::lock_guard lock(drive_mutex_);
     if (may_run_on_the_spot() && pulls_now(fabric_, request.kind)) {
-      request.validate(members_.size);
+      accept(request);
       auto operation = std::make_shared<Operation>(std::move(request));
       operation->phases.on = timeline_->on();
       operation->phases.number = ++started_;
@@ -47,7 +47,9 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
       PullNow& pull = *fabric_.pull_now;
       pull.enter(call);
       if (finish_now(pull, nullptr)) return nullptr;
-      auto operation = std::make_shared<Operation>(call.request(members_.size));
+      Request request = call.request(members_.size);
+      accept(request);
+      auto operation = std::make_shared<Operation>(std::move(request));
       operation->phases.number = started_;
       go_on(operation, {.ticket = pull.ticket()});
       return operation;

@@ -25,9 +25,8 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
 }
 
 // An all-to-all that this rank shares evenly says so in its post, as rows per block, and needs no table then.
-bool shares_evenly(const PullCall& call, int size) {
-  if (call.splits == nullptr) return true;
-  return std::all_of(call.splits, call.splits + size, [&](size_t rows) { return rows == call.splits[0]; });
+bool shares_evenly(const PullCall& call) {
+  return std::all_of(call.splits.begin(), call.splits.end(), [&](size_t rows) { return rows == call.splits[0]; });
 }
 
 }  // namespace
@@ -88,10 +87,10 @@ Contribution::Contribution(const PullCall& call, int rank, int size)
     case Kind::kJoin:
       break;
   }
-  if (call.kind == Kind::kAllToAll && !shares_evenly(call, size)) {
+  if (!shares_evenly(call)) {
     ends_.reserve(blocks_);
     uint64_t end = 0;
-    for (size_t b = 0; b < blocks_; ++b) ends_.push_back(end += call.splits[b] * row_bytes_);
+    for (const size_t rows : call.splits) ends_.push_back(end += rows * row_bytes_);
   }
   // A prescaled block has to be scaled before this rank reduces it, as everybody else's.
   skip_ = blocks_ > 1 && !is_prescaled() ? rank : -1;
@@ -207,6 +206,7 @@ uint64_t Pull::longest_block(const PullCall& call, int size, int rank, const Boa
     case Kind::kAllGather:
       return post.value * call.row_elems;
     case Kind::kReduceScatter:
+      if (!call.splits.empty()) return *std::max_element(call.splits.begin(), call.splits.end()) * call.row_bytes();
       return (call.count + ranks - 1) / ranks * call.row_bytes();
     case Kind::kAllToAll:
       return post.value;

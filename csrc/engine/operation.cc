@@ -68,6 +68,11 @@ void validate_scale(const Request& r) {
   }
 }
 
+std::string factors_text(const Request& r) {
+  return (r.prescale != 1.0 ? ", prescale " + std::to_string(r.prescale) : "") +
+         (r.postscale != 1.0 ? ", postscale " + std::to_string(r.postscale) : "");
+}
+
 }  // namespace
 
 Request Request::of(const ReduceCall& call) {
@@ -136,9 +141,9 @@ uint64_t ReduceCall::fingerprint() const {
 uint64_t Request::fingerprint() const {
   if (stands_for != 0) return stands_for;
   if (kind == Kind::kAllReduce) {
+    if (splits.empty() && group.empty()) return reduce_call().fingerprint();
     Fingerprint print;
-    if (splits.empty()) return reduce_call().fingerprint();
-    print.add(reduce_call().fingerprint());
+    print.add(reduce_call().fingerprint()).add(group);
     for (const size_t elements : splits) print.add(elements);
     return print.value();
   }
@@ -167,6 +172,10 @@ std::string Request::describe() const {
   std::string text(kind_name(kind));
   if (!name.empty()) text += " '" + name + "'";
   const std::string type(dtype_name(dtype));
+  if (!group.empty() && kind != Kind::kAllReduce) {
+    text += " (" + (reduces(kind) ? std::string(op_name(op)) + " of " : "") + group;
+    return text + factors_text(*this) + ")";
+  }
   switch (kind) {
     case Kind::kAllReduce:
       text += " (" + std::string(op_name(op)) + " of " + std::to_string(count) + " " + type;
@@ -176,7 +185,8 @@ std::string Request::describe() const {
               std::to_string(row_elems) + " " + type;
       break;
     case Kind::kBroadcast:
-      text += " (" + std::to_string(count) + " bytes of " + type + " from rank " + std::to_string(root);
+      text += " (" + std::to_string(count) + " bytes of " + type + " from rank " +
+              std::to_string(root_in_job >= 0 ? root_in_job : root);
       break;
     case Kind::kAllGather:
     case Kind::kAllToAll:
@@ -187,10 +197,9 @@ std::string Request::describe() const {
     case Kind::kJoin:
       return text;
   }
+  if (!group.empty()) text += ", " + group;
   if (reduces(kind) && !algo.empty()) text += ", algo " + algo;
-  if (prescale != 1.0) text += ", prescale " + std::to_string(prescale);
-  if (postscale != 1.0) text += ", postscale " + std::to_string(postscale);
-  return text + ")";
+  return text + factors_text(*this) + ")";
 }
 
 std::byte* Operation::place_output(size_t bytes) {

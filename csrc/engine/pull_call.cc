@@ -18,8 +18,9 @@ PullCall PullCall::of(const Request& r) {
           .prescale = r.prescale,
           .postscale = r.postscale,
           .name = r.name,
-          .splits = r.splits.empty() ? nullptr : r.splits.data(),
-          .out_bytes = r.out_bytes};
+          .splits = r.splits,
+          .out_bytes = r.out_bytes,
+          .group = r.group};
 }
 
 Request PullCall::request(int size) const {
@@ -34,14 +35,12 @@ Request PullCall::request(int size) const {
             .prescale = prescale,
             .postscale = postscale,
             .name = std::string(name),
-            .out_bytes = out_bytes};
-  if (kind == Kind::kAllToAll) {
+            .splits = {splits.begin(), splits.end()},
+            .out_bytes = out_bytes,
+            .group = std::string(group)};
+  if (kind == Kind::kAllToAll && splits.empty()) {
     const size_t ranks = static_cast<size_t>(size);
-    if (splits != nullptr) {
-      r.splits.assign(splits, splits + ranks);
-    } else {
-      r.splits.assign(ranks, count / ranks);
-    }
+    r.splits.assign(ranks, count / ranks);
   }
   return r;
 }
@@ -51,10 +50,11 @@ bool PullCall::plainly_valid(int size) const {
     case Kind::kBroadcast:
       return root >= 0 && root < size;
     case Kind::kReduceScatter:
-      return op != ReduceOp::kAdasum && ((prescale == 1.0 && postscale == 1.0) || is_floating(dtype)) &&
+      return splits.empty() && op != ReduceOp::kAdasum &&
+             ((prescale == 1.0 && postscale == 1.0) || is_floating(dtype)) &&
              (dtype != DType::kBool || op != ReduceOp::kAverage);
     case Kind::kAllToAll:
-      return splits == nullptr && count % static_cast<size_t>(size) == 0;
+      return splits.empty() && count % static_cast<size_t>(size) == 0;
     case Kind::kAllGather:
     case Kind::kBarrier:
       return true;
@@ -73,7 +73,9 @@ uint64_t PullCall::fingerprint() const {
   if (kind == Kind::kReduceScatter) {
     print.add(count).add(static_cast<uint64_t>(op));
     print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
+    for (const size_t elements : splits) print.add(elements);
   }
+  if (!group.empty()) print.add(group);
   return print.value();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string_view>
 
 #include "engine/operation.h"
@@ -21,8 +22,10 @@ struct PullCall {
   double prescale = 1.0;
   double postscale = 1.0;
   std::string_view name{};
-  const size_t* splits = nullptr;  // alltoall: rows for each rank; null: shared evenly
-  size_t out_bytes = 0;            // allgather, alltoall
+  // alltoall: rows for each rank; reducescatter: elements for each. {}: shared evenly
+  std::span<const size_t> splits{};
+  size_t out_bytes = 0;  // allgather, alltoall
+  std::string_view group{};
 
   static PullCall of(const Request& request);
   Request request(int size) const;
