@@ -91,15 +91,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> T:
     """Combine the tensor of all ranks, element by element, and return the result, which is the same on every rank.
 
     op: dcoll.Average (the default), Sum, Min, Max or Product. prescale_factor multiplies the input, postscale_factor
-    the result. Differentiable: the gradient is reduced in the same way.
+    the result. algo: the algorithm, on every rank the same: one that `python -m dcoll.plan list` names for all_reduce,
+    "hierarchical" or "auto"; "" is DCOLL_ALGO. Differentiable: the gradient is reduced in the same way.
     """
     if average is not None or op is None:
         op = _op(average, op)
-    options = (op, name or "", prescale_factor, postscale_factor)
+    options = (op, name or "", prescale_factor, postscale_factor, algo)
     sent: Any
     sent, context = (tensor, None) if compression is Compression.none else compression.compress(tensor)
     if _has_gradient(sent):
@@ -121,12 +123,13 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> T:
     """As allreduce(), overwriting the tensor, which is returned."""
     if average is not None or op is None:
         op = _op(average, op)
     comm = _comm(process_set)
-    out: T = collective.allreduce_sync_(comm, tensor, op, name or "", prescale_factor, postscale_factor)
+    out: T = collective.allreduce_sync_(comm, tensor, op, name or "", prescale_factor, postscale_factor, algo)
     return out
 
 
@@ -138,10 +141,11 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
+    return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
 
 
 def allreduce_async_(
@@ -152,10 +156,11 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
+    return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
 
 
 def grouped_allreduce(
