@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import dcoll as hvd
 from dcoll import _C, world
+from dcoll.plan import slice_bytes_of_job
 
 Call = Callable[[int], None]  # the number of elements
 
@@ -103,7 +104,7 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
             4 * count: {
                 name: us * 1e-6
                 for name, us, _, _ in _C.plan.select(
-                    "all_reduce", of_network[0], 4 * count, 1, 64 << 10, comm.constants()
+                    "all_reduce", of_network[0], 4 * count, 1, slice_bytes_of_job(several_nodes=True), comm.constants()
                 )["candidates"]
             }
             for count in counts
