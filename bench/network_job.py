@@ -91,10 +91,11 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
             once = slowest([turn(call, count, 1)])[0]
             calls_of[name, count] = min(max(round(1e-3 * turn_ms / once), 1), 500)
             samples[name, count] = []
-    for _ in range(rounds):
+    names = list(columns)
+    for i in range(rounds):
         for count in counts:
-            for name, call in columns.items():
-                samples[name, count].append(turn(call, count, calls_of[name, count]))
+            for name in names[i % len(names) :] + names[: i % len(names)]:  # nobody is always behind the same one
+                samples[name, count].append(turn(columns[name], count, calls_of[name, count]))
     keys = list(samples)
     flat = slowest([second for key in keys for second in samples[key]])
     if hvd.rank() == 0:
