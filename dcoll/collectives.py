@@ -96,8 +96,8 @@ def allreduce(
     """Combine the tensor of all ranks, element by element, and return the result, which is the same on every rank.
 
     op: dcoll.Average (the default), Sum, Min, Max or Product. prescale_factor multiplies the input, postscale_factor
-    the result. algo: the algorithm, on every rank the same: one that `python -m dcoll.plan list` names for all_reduce,
-    "hierarchical" or "auto"; "" is DCOLL_ALGO. Differentiable: the gradient is reduced in the same way.
+    the result. algo: one of `python -m dcoll.plan list`, "hierarchical" or "auto", the same on every rank; "" is
+    DCOLL_ALGO. Differentiable: the gradient is reduced in the same way.
     """
     if average is not None or op is None:
         op = _op(average, op)
@@ -110,8 +110,7 @@ def allreduce(
         out = autograd.allreduce(sent, process_set, *options)
     else:
         out = collective.allreduce_sync(_comm(process_set), sent, *options)
-    result: T = out if compression is Compression.none else compression.decompress(out, context)
-    return result
+    return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
 @_inline(in_place=True)
@@ -128,9 +127,8 @@ def allreduce_(
     """As allreduce(), overwriting the tensor, which is returned."""
     if average is not None or op is None:
         op = _op(average, op)
-    comm = _comm(process_set)
-    out: T = collective.allreduce_sync_(comm, tensor, op, name or "", prescale_factor, postscale_factor, algo)
-    return out
+    options = (op, name or "", prescale_factor, postscale_factor, algo)
+    return cast(T, collective.allreduce_sync_(_comm(process_set), tensor, *options))
 
 
 def allreduce_async(
