@@ -173,11 +173,15 @@ def grouped_allreduce(
 ) -> list[T]:
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return _compressed(tensors, compression, lambda sent: _reduce_group(sent, process_set, options))
+
+
+def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[T]:
+    """What `run` makes of the tensors, which travel compressed."""
     if compression is Compression.none:
-        plain: list[T] = _reduce_group(tensors, process_set, options)
-        return plain
+        return cast(list[T], run(tensors))
     pairs = [compression.compress(tensor) for tensor in tensors]
-    results = _reduce_group([sent for sent, _ in pairs], process_set, options)
+    results = run([sent for sent, _ in pairs])
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
 
 
@@ -370,12 +374,7 @@ def grouped_reducescatter(
 ) -> list[T]:
     """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     options = (op, name or "", prescale_factor, postscale_factor)
-    if compression is Compression.none:
-        plain: list[T] = _scatter_group(tensors, process_set, options)
-        return plain
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    results = _scatter_group([sent for sent, _ in pairs], process_set, options)
-    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+    return _compressed(tensors, compression, lambda sent: _scatter_group(sent, process_set, options))
 
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
