@@ -26,6 +26,8 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_SLICE_KB", "0", "KiB, 1 to 4096, 0 = 64 on one node, 256 on several",
                 "longest message between two ranks (pipelining unit)"},
     SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},
+    SettingInfo{"DCOLL_TCP_CONGESTION", "auto", "auto, keep, a name like cubic",
+                "congestion control of MPI's TCP connections to other nodes; auto: cubic in place of bbr"},
     SettingInfo{"DCOLL_CALIBRATE", "auto", "auto, off, force",
                 "constants of the cost model between nodes: auto measures them once and keeps them, force measures "
                 "them in every job, off takes the built-in ones"},
@@ -150,6 +152,7 @@ Settings Settings::from_env() {
   if (s.arena_mb != 0 && s.arena_mb < 16) reject("DCOLL_ARENA_MB", text("DCOLL_ARENA_MB"));
   s.slice_kb = integer("DCOLL_SLICE_KB", 0, 4096);
   s.slots = integer("DCOLL_SLOTS", 1, 64);
+  s.tcp_congestion = text("DCOLL_TCP_CONGESTION");
   s.calibrate = choice("DCOLL_CALIBRATE");
   s.cache_dir = text("DCOLL_CACHE_DIR");
   s.bucket_mb = number("DCOLL_BUCKET_MB", -1, 1e6);

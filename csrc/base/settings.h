@@ -20,6 +20,7 @@ struct Settings {
   int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
   int64_t slice_kb;  // pipelining unit: the longest message between two ranks; 0: from the number of nodes
   int64_t slots;     // messages in flight per (peer, channel)
+  std::string tcp_congestion;    // of MPI's TCP connections: "auto" (not BBR), "keep", or an algorithm's name
   std::string calibrate;         // "auto", "off", "force": constants of the cost model between nodes
   std::string cache_dir;         // where measured constants are kept; empty: the user's cache folder
   double bucket_mb;              // gradient bucket size; negative: from the number of nodes

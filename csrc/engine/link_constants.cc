@@ -19,21 +19,22 @@ uint64_t machines(MpiBackend& mpi) {
 
 }  // namespace
 
-LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const std::string& setting,
-                             const std::string& cache_dir, int64_t slice_kb, Log log) {
+LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log) {
   LinkConstants constants;
   constants.log = log;
-  if (setting == "off") return constants;
-  constants.use = setting == "force" ? LinkConstants::Use::kAlwaysMeasure : LinkConstants::Use::kCacheOrMeasure;
+  if (settings.calibrate == "off") return constants;
+  constants.use =
+      settings.calibrate == "force" ? LinkConstants::Use::kAlwaysMeasure : LinkConstants::Use::kCacheOrMeasure;
   std::string placement;
   for (const int node : node_of_rank) {
     placement += std::to_string(node);
     placement += ',';
   }
-  constants.cache.folder = cache_folder(cache_dir);
+  constants.cache.folder = cache_folder(settings.cache_dir);
   constants.cache.key = "dcoll " DCOLL_VERSION ", ";
   constants.cache.key += mpi.library_version() + ", " + cpu_model() + ", machines " + std::to_string(machines(mpi)) +
-                         ", nodes of ranks " + placement + " slices of " + std::to_string(slice_kb) + " KiB";
+                         ", nodes of ranks " + placement + " slices of " + std::to_string(settings.slice_kb) +
+                         " KiB, tcp " + settings.tcp_congestion;
   return constants;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "base/settings.h"
 #include "engine/calibration_cache.h"
 #include "engine/task.h"
 #include "transport/mpi.h"
@@ -21,9 +22,8 @@ struct LinkConstants {
   std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt"
 };
 
-// What a world of several nodes uses; `setting` is DCOLL_CALIBRATE.
-LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const std::string& setting,
-                             const std::string& cache_dir, int64_t slice_kb, Log log);
+// What a world of several nodes uses.
+LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log);
 
 // All ranks together. Afterwards the topology of the fabric has the same constants on every rank.
 Task learn_constants(Fabric& fabric);

@@ -107,7 +107,8 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
         "was not asked for. Let dcoll.init() initialise MPI, or use an MPI built with thread support");
   }
   const auto messages = mpi->subset(ranks_);
-  auto remote = messages->make_transport(options_of(settings).slot_bytes, options_of(settings).slots);
+  auto remote =
+      messages->make_transport(options_of(settings).slot_bytes, options_of(settings).slots, settings.tcp_congestion);
   members.transport =
       node.transport != nullptr && local_.size() > 1
           ? make_router(members.rank, members.size, std::move(node.transport), local_, std::move(remote))

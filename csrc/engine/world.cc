@@ -231,15 +231,14 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
   members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
   members.own_core = has_own_core(*mpi);
   if (!all_local) {
-    members.links =
-        link_constants(*mpi, members.node_of_rank, settings.calibrate, settings.cache_dir, settings.slice_kb, log);
+    members.links = link_constants(*mpi, members.node_of_rank, settings, log);
   }
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {
     members.transport = std::move(node.transport);
   } else {
-    auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots));
+    auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
         mapped && local_ranks.size() > 1
             ? make_router(members.rank, members.size, std::move(node.transport), local_ranks, std::move(remote))

@@ -33,8 +33,9 @@ class MpiBackend {
   // MPI for some of the ranks, this one among them; collective over these alone. It may outlive this backend.
   virtual std::unique_ptr<MpiBackend> subset(const std::vector<int>& ranks) = 0;
 
-  // Point-to-point over a communicator of its own (MPI_Comm_dup), tag = channel.
-  virtual std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots) = 0;
+  // Point-to-point over a communicator of its own (MPI_Comm_dup), tag = channel. tcp_congestion: see tcp_congestion.h.
+  virtual std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots,
+                                                    const std::string& tcp_congestion) = 0;
 
   // MPI_Finalize, if this backend initialised MPI and it is not finalized yet. Blocking, collective.
   virtual void finalize() = 0;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -67,6 +68,19 @@ bool MpiEvents::wait(std::chrono::microseconds limit) const {
     if ((ready[i].revents & POLLIN) != 0) return true;
   }
   return false;
+}
+
+// /proc/self/fdinfo/N of an epoll descriptor has a line "tfd: <descriptor> ..." for each it watches (proc(5)).
+std::vector<int> MpiEvents::watched() const {
+  std::vector<int> found;
+  for (size_t i = 1; i < count_; ++i) {
+    std::ifstream info("/proc/self/fdinfo/" + std::to_string(descriptors_[i].fd));
+    constexpr std::string_view kTarget = "tfd:";
+    for (std::string line; std::getline(info, line);) {
+      if (line.compare(0, kTarget.size(), kTarget) == 0) found.push_back(std::atoi(line.c_str() + kTarget.size()));
+    }
+  }
+  return found;
 }
 
 void MpiEvents::wake() const {

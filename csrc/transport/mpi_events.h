@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <vector>
 
 namespace dcoll {
 
@@ -59,6 +60,8 @@ class MpiEvents {
   void wake() const;
   // Whether there is anything to wait on.
   bool any() const { return count_ > 1; }
+  // The descriptors that MPI's are watching at this moment: its sockets, among others.
+  std::vector<int> watched() const;
 
  private:
   static constexpr size_t kMostDescriptors = 16;

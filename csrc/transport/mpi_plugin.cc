@@ -57,8 +57,9 @@ class Backend final : public MpiBackend {
   std::vector<std::byte> all_gather(const void* data, size_t bytes) override;
   std::vector<int> node_of_ranks() override;
   void barrier() override { check_mpi(MPI_Barrier(comm_), "MPI_Barrier"); }
-  std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots) override {
-    return make_mpi_transport(comm_, max_message_bytes, slots);
+  std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots,
+                                            const std::string& tcp_congestion) override {
+    return make_mpi_transport(comm_, max_message_bytes, slots, tcp_congestion);
   }
   std::unique_ptr<MpiBackend> subset(const std::vector<int>& ranks) override {
     return std::make_unique<Backend>(*this, ranks);

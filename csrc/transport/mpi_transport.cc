@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <climits>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -16,6 +18,7 @@
 #include "transport/mpi_events.h"
 #include "transport/mpi_notices.h"
 #include "transport/mpi_requests.h"
+#include "transport/tcp_congestion.h"
 
 namespace dcoll {
 
@@ -36,7 +39,7 @@ constexpr std::chrono::milliseconds kCloseLimit{500};
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots);
+  MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots, const std::string& tcp_congestion);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -86,6 +89,7 @@ class MpiTransport final : public Transport {
   bool start_receive(int peer, int channel, void* dst, size_t bytes, bool exact);
   void finish(const RequestSet::Completed& completed);
   void finish_receive(Operation& operation, const MPI_Status& status);
+  bool may_have_connected(const Operation& operation);
 
   MPI_Comm messages_ = MPI_COMM_NULL;
   int rank_ = 0;
@@ -106,6 +110,13 @@ class MpiTransport final : public Transport {
   EventTrust trust_;
   std::atomic<uint32_t> wakes_{0};
   std::atomic<uint32_t> naps_{0};  // waits since something last completed
+
+  const TcpCongestion congestion_;
+  struct Met {
+    bool sent = false, received = false;
+  };
+  std::vector<Met> met_;   // per peer: whether a message was done
+  uint64_t num_done_ = 0;  // messages, to and from all peers
 };
 
 // Transports not yet closed, for close_mpi_transports(). The lock is taken when one is made or closed, never per
@@ -113,8 +124,8 @@ class MpiTransport final : public Transport {
 std::mutex open_transports_lock;
 std::vector<MpiTransport*> open_transports;
 
-MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots)
-    : max_message_bytes_(max_message_bytes), slots_(slots) {
+MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots, const std::string& tcp_congestion)
+    : max_message_bytes_(max_message_bytes), slots_(slots), congestion_(tcp_congestion) {
   if (max_message_bytes == 0 || max_message_bytes > static_cast<size_t>(INT_MAX) || slots < 1) {
     throw ArgumentError("MPI messages of " + std::to_string(max_message_bytes) + " bytes in " + std::to_string(slots) +
                         " slots are not possible: 1 to " + std::to_string(INT_MAX) +
@@ -124,6 +135,7 @@ MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots)
   check_mpi(MPI_Comm_size(parent, &size_), "MPI_Comm_size");
   check_mpi(MPI_Comm_dup(parent, &messages_), "MPI_Comm_dup");
   links_.resize(static_cast<size_t>(size_) * kAllChannels);
+  met_.resize(static_cast<size_t>(size_));
   notices_ = std::make_unique<MpiNotices>(parent, requests_);
   const std::lock_guard lock(open_transports_lock);
   open_transports.push_back(this);
@@ -282,9 +294,11 @@ void MpiTransport::progress() {
   if (requests_.size() <= MpiNotices::kListening && ++idle_polls_ % kIdlePollStride != 0) return;
   // All completions are booked before the first error is thrown, so that the state stays consistent for close().
   std::string first_error;
+  bool connected = false;
   for (const RequestSet::Completed& completed : requests_.test()) {
     naps_.store(0, std::memory_order_relaxed);
     if (completed.operation->kind == Operation::Kind::kReceive) trust_.message_found();
+    connected |= may_have_connected(*completed.operation);
     try {
       finish(completed);
     } catch (const Error& error) {
@@ -292,7 +306,19 @@ void MpiTransport::progress() {
       if (first_error.empty()) first_error = error.what();
     }
   }
+  if (connected) congestion_.see_to(events_.watched());
   if (!first_error.empty()) throw TransportError(first_error);
+}
+
+// MPI connects when it first has something to send, with the first long message perhaps once more (one connection per
+// pair of interfaces), and accepts whenever it is asked. So it is looked at with the first message each way of every
+// peer, and less and less often afterwards.
+bool MpiTransport::may_have_connected(const Operation& op) {
+  if (op.link == nullptr) return false;  // a notice
+  Met& met = met_[static_cast<size_t>(op.peer)];
+  bool& before = op.kind == Operation::Kind::kSend ? met.sent : met.received;
+  const bool first = !std::exchange(before, true);
+  return std::has_single_bit(++num_done_) || first;
 }
 
 void MpiTransport::finish(const RequestSet::Completed& completed) {
@@ -381,8 +407,9 @@ void check_mpi(int code, const std::string& what) {
       (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
 }
 
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots) {
-  return std::make_unique<MpiTransport>(parent, max_message_bytes, slots);
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots,
+                                              const std::string& tcp_congestion) {
+  return std::make_unique<MpiTransport>(parent, max_message_bytes, slots, tcp_congestion);
 }
 
 void close_mpi_transports() {

@@ -20,7 +20,8 @@ namespace dcoll {
 void check_mpi(int code, const std::string& what);
 
 // Collective over `parent`, which is duplicated and must return errors (MPI_ERRORS_RETURN).
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots);
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots,
+                                              const std::string& tcp_congestion);
 
 // Ends what the transports still open have outstanding, so that MPI_Finalize has nothing of ours to wait for.
 void close_mpi_transports();

@@ -1,7 +1,9 @@
 """Checks of a job on several hosts. The exhaustive ones need no network; these show that what crosses one is right."""
 
+import contextlib
 import os
 import shutil
+import socket
 import tempfile
 
 import torch
@@ -29,6 +31,27 @@ def check_allreduce() -> None:
             assert torch.equal(hvd.allreduce(mine, op=op), want), (dtype, op, count)
             assert hvd.allreduce_(mine, op=op) is mine
             assert torch.equal(mine, want), (dtype, op, count)
+
+
+def connections_to_other_hosts() -> list[str]:
+    """The congestion control of each."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                here, there = connection.getsockname()[0], connection.getpeername()[0]
+                if here != there and not there.startswith("127."):
+                    name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                    found.append(name.rstrip(b"\0").decode())
+    return found
+
+
+def check_congestion_control() -> None:
+    assert os.environ["DCOLL_TCP_CONGESTION"] == "reno"
+    hvd.allreduce(torch.ones(300_007))
+    hvd.alltoall(torch.ones(hvd.size() * 100_000))
+    found = connections_to_other_hosts()
+    assert set(found) == {"reno"}, found
 
 
 def check_broadcast() -> None:

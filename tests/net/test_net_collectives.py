@@ -15,7 +15,11 @@ LAYOUTS = [(2, 2), (4, 1)]
 
 def job(hosts: Hosts, count: int, per_host: int) -> Finished:
     launcher = tuple(hosts(count).launcher(str(per_host)))
-    environment = (("RANKS_PER_HOST", str(per_host)), ("DCOLL_CALIBRATE", "off"))
+    environment = (
+        ("RANKS_PER_HOST", str(per_host)),
+        ("DCOLL_CALIBRATE", "off"),
+        ("DCOLL_TCP_CONGESTION", "reno"),  # what every program may choose
+    )
     return run_checks("checks_hosts", count * per_host, environment, launcher)
 
 

@@ -93,7 +93,7 @@ TEST(backend_exchanges) {
 }
 
 TEST(every_size_arrives_in_order) {
-  const auto t = mpi().make_transport(kMax, kSlots);
+  const auto t = mpi().make_transport(kMax, kSlots, "auto");
   CHECK_EQ(t->rank(), mpi().rank());
   CHECK_EQ(t->size(), mpi().size());
   CHECK_EQ(t->max_message_bytes(), kMax);
@@ -123,7 +123,7 @@ TEST(every_size_arrives_in_order) {
 }
 
 TEST(slots_limit_what_is_in_flight) {
-  const auto t = mpi().make_transport(kMax, kSlots);
+  const auto t = mpi().make_transport(kMax, kSlots, "auto");
   const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
   const std::vector<std::byte> out(kMax, std::byte{5});
   for (int i = 0; i < kSlots; ++i) CHECK(t->post_send(next, 1, out.data(), kMax));
@@ -165,7 +165,7 @@ TEST(slots_limit_what_is_in_flight) {
 
 // The sender destroys its memory as soon as sent() allows; the receiver, which posts late, still gets the bytes.
 TEST(memory_is_free_once_sent) {
-  const auto t = mpi().make_transport(kMax, kSlots);
+  const auto t = mpi().make_transport(kMax, kSlots, "auto");
   const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
   for (int round = 0; round < 8; ++round) {
     auto out = message(t->rank(), next, 2, round, kMax);
@@ -197,7 +197,7 @@ TEST(memory_is_free_once_sent) {
 TEST(flood_in_all_directions) {
   constexpr int kMessages = 60, kChannels = 3;
   const auto size_of = [](int number) { return static_cast<size_t>(1 + (number * 7919) % 20'000); };
-  const auto t = mpi().make_transport(20'000, kSlots);
+  const auto t = mpi().make_transport(20'000, kSlots, "auto");
   const int n = t->size();
   struct Lane {
     int sent = 0, receives = 0, received = 0;
@@ -244,7 +244,7 @@ TEST(flood_in_all_directions) {
 TEST(wrong_lengths_name_the_peer) {
   for (const size_t bytes : {size_t{3}, size_t{5}}) {
     if (bytes > 4 && mpi().size() == 1) continue;  // Open MPI truncates a message to oneself without an error
-    const auto t = mpi().make_transport(64, kSlots);
+    const auto t = mpi().make_transport(64, kSlots, "auto");
     const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
     const std::vector<std::byte> out(bytes);
     CHECK(t->post_recv(previous, 0, nullptr, 4));
@@ -255,7 +255,7 @@ TEST(wrong_lengths_name_the_peer) {
 }
 
 TEST(lengths_only_the_sender_knows) {
-  const auto t = mpi().make_transport(64, kSlots);
+  const auto t = mpi().make_transport(64, kSlots, "auto");
   const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
   for (const size_t bytes : {1, 17, 64}) {
     const auto out = message(t->rank(), next, 0, 1, bytes);
@@ -270,7 +270,7 @@ TEST(lengths_only_the_sender_knows) {
 }
 
 TEST(a_stalled_rank_says_so_to_all) {
-  const auto t = mpi().make_transport(16, kSlots);
+  const auto t = mpi().make_transport(16, kSlots, "auto");
   const auto begin = Clock::now();
   for (int again = 1; again <= 3; ++again) {
     t->post_stall({t->rank(), again});
@@ -287,8 +287,10 @@ TEST(a_stalled_rank_says_so_to_all) {
 }
 
 TEST(impossible_arguments_are_refused) {
-  CHECK_THROWS(mpi().make_transport(0, 1), ArgumentError, "at least 1 slot");
-  const auto t = mpi().make_transport(16, kSlots);
+  CHECK_THROWS(mpi().make_transport(0, 1, "auto"), ArgumentError, "at least 1 slot");
+  CHECK_THROWS(mpi().make_transport(16, kSlots, "swift"), ArgumentError,
+               "DCOLL_TCP_CONGESTION='swift' is not possible");
+  const auto t = mpi().make_transport(16, kSlots, "auto");
   std::byte data[17] = {};
   CHECK_THROWS(t->post_send(t->size(), 0, data, 1), ArgumentError, "does not exist");
   CHECK_THROWS(t->post_send(-1, 0, data, 1), ArgumentError, "does not exist");
@@ -300,7 +302,7 @@ TEST(impossible_arguments_are_refused) {
 }
 
 TEST(waiting_ends) {
-  const auto t = mpi().make_transport(16, kSlots);
+  const auto t = mpi().make_transport(16, kSlots, "auto");
   const uint32_t before = t->prepare_wait();
   t->wake();
   CHECK(t->prepare_wait() != before);
@@ -312,7 +314,7 @@ TEST(waiting_ends) {
 }
 
 TEST(failure_reaches_everyone_once) {
-  const auto t = mpi().make_transport(16, kSlots);
+  const auto t = mpi().make_transport(16, kSlots, "auto");
   const int culprit = t->size() - 1;
   // 5000 two-byte letters behind one byte: cutting in the middle of a letter would be noticed.
   std::string text = "x";
@@ -331,7 +333,7 @@ TEST(failure_reaches_everyone_once) {
 }
 
 TEST(everyone_may_fail_at_once) {
-  const auto t = mpi().make_transport(16, kSlots);
+  const auto t = mpi().make_transport(16, kSlots, "auto");
   t->post_failure("rank " + std::to_string(t->rank()) + " failed");
   if (t->size() > 1) {
     progress_until(*t, "a notice", [&] { return !t->poll_failure().empty(); });
@@ -344,13 +346,13 @@ TEST(everyone_may_fail_at_once) {
 TEST(closing_leaves_nothing_behind) {
   // Communicators must be given back: MPIs have few thousand of them.
   for (int i = 0; i < 50; ++i) {
-    const auto t = mpi().make_transport(kMax, kSlots);
+    const auto t = mpi().make_transport(kMax, kSlots, "auto");
     for (int peer = 0; peer < t->size(); ++peer) CHECK(t->post_recv(peer, 0, nullptr, kMax));
     CHECK(t->acquire_send(0, 0, 5) != nullptr);
   }
   // A message nobody will receive: closing gives up on it.
   const std::vector<std::byte> out(kMax);
-  const auto t = mpi().make_transport(kMax, kSlots);
+  const auto t = mpi().make_transport(kMax, kSlots, "auto");
   CHECK(t->post_send((t->rank() + 1) % t->size(), 0, out.data(), kMax));
   mpi().barrier();
 }
@@ -359,7 +361,7 @@ int main(int argc, char** argv) {
   const int status = dcoll::test::run(argc, argv);
   if (status != 0) mpi().abort(status);
   // Finalizing with a transport open and receives posted must end; afterwards the transport may still be destroyed.
-  auto left_open = mpi().make_transport(kMax, kSlots);
+  auto left_open = mpi().make_transport(kMax, kSlots, "auto");
   std::vector<std::byte> in(kMax);
   left_open->post_recv(0, 0, in.data(), kMax);
   mpi().finalize();
