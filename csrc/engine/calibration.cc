@@ -15,7 +15,8 @@ namespace {
 constexpr int kChannel = 0;
 constexpr size_t kShort = 8;
 // A long message, but one that leaves at once: what a library does about longer ones (Open MPI asks the receiver first,
-// from 64 KiB) is latency, which many messages under way hide.
+// from 64 KiB) is latency, which many messages under way hide. Streams are of slices, as in a collective: such messages
+// are copied once less.
 constexpr size_t kLong = size_t{32} << 10;
 constexpr uint64_t kPings = 24, kLongPings = 8;
 constexpr double kPingsUs = 15e3;   // of one size, at most
@@ -25,8 +26,6 @@ constexpr uint64_t kShortStream = 64;
 constexpr double kCrowdUs = 8e3;
 constexpr uint32_t kCrowd = 3;
 constexpr size_t kReducedBytes = size_t{2} << 20;
-
-size_t long_bytes_of(const CalibrationSite& site) { return std::min(site.slice_bytes, kLong); }
 
 double microseconds_since(Clock::time_point begin) { return 1e6 * seconds_between(begin, Clock::now()); }
 
@@ -76,14 +75,19 @@ struct Pair {
   Transport& transport;
   const int peer;
   const bool leads;
-  const size_t long_bytes;
+  const size_t long_bytes, slice_bytes;
   std::vector<std::byte> memory;
   double short_us = 0, long_us = 0;  // one way, kShort and long_bytes
   double per_message_us = 0;         // of a stream of short ones
-  double beta = 0, burst_bytes = 0;  // of a stream of long ones
+  double beta = 0, burst_bytes = 0;  // of a stream of slices
 
-  Pair(Transport& way, int other, bool first, size_t most)
-      : transport(way), peer(other), leads(first), long_bytes(most), memory(std::max(most, kShort)) {}
+  Pair(CalibrationSite site, int other)
+      : transport(*site.transport),
+        peer(other),
+        leads(transport.rank() < other),
+        long_bytes(std::min(site.slice_bytes, kLong)),
+        slice_bytes(site.slice_bytes),
+        memory(std::max(slice_bytes, kShort)) {}
   const std::byte* saying(uint64_t word) {
     std::memcpy(memory.data(), &word, sizeof word);
     return memory.data();
@@ -136,9 +140,9 @@ Task streams(Pair& pair) {
     if (!pair.leads) count = told.first();
     if (count == 0) co_return;
     double time_us = 0;
-    Nested whole(stream(pair, pair.long_bytes, count, time_us));
+    Nested whole(stream(pair, pair.slice_bytes, count, time_us));
     co_await whole;
-    const double bytes = static_cast<double>(count * pair.long_bytes);
+    const double bytes = static_cast<double>(count * pair.slice_bytes);
     pair.beta = std::max(time_us - last_us, 0.05 * time_us) / (bytes - last_bytes);
     pair.burst_bytes = std::max(0.0, bytes - std::max(0.0, time_us - pair.long_us) / pair.beta);
     last_us = time_us;
@@ -175,7 +179,7 @@ plan::LinkModel link_of(const Pair& pair, const plan::LinkModel& fallback) {
   link.beta_us_per_byte = pair.beta;
   link.transit_us_per_byte = std::max(0.0, pair.long_us - pair.short_us) / static_cast<double>(pair.long_bytes);
   // A reserve of less than a message cannot be told from noise.
-  link.burst_bytes = pair.burst_bytes < static_cast<double>(pair.long_bytes) ? 0 : pair.burst_bytes;
+  link.burst_bytes = pair.burst_bytes < static_cast<double>(pair.slice_bytes) ? 0 : pair.burst_bytes;
   return link;
 }
 
@@ -219,11 +223,11 @@ struct All final : Pollable {
   }
 };
 
-// Rank 0 takes `count` long messages from each of the senders at once, twice: connections begin slowly. count is rank
+// Rank 0 takes `count` slices from each of the senders at once, twice: connections begin slowly. count is rank
 // 0's, told first.
 Task crowd(CalibrationSite site, std::vector<int> senders, plan::LinkModel& link) {
   Transport& transport = *site.transport;
-  const size_t bytes = long_bytes_of(site);
+  const size_t bytes = site.slice_bytes;
   std::vector<std::byte> memory(std::max(bytes, kShort));
   const double share_us = static_cast<double>(bytes) * link.beta_us_per_byte * static_cast<double>(senders.size());
   const uint64_t count = std::clamp<uint64_t>(static_cast<uint64_t>(kCrowdUs / std::max(share_us, 1e-3)), 2, 64);
@@ -274,7 +278,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
 
   const std::vector<int>& local = nodes.at(site.topology->node_of_rank[rank]);
   if (const int peer = partner(local, rank); peer >= 0) {
-    Pair pair(transport, peer, rank < peer, long_bytes_of(site));
+    Pair pair(site, peer);
     Nested measured(measure_pair(pair));
     co_await measured;
     plan::LinkModel link = link_of(pair, result.memory);
@@ -284,7 +288,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
     result.memory = link;
   }
   if (const int peer = partner(firsts, rank); peer >= 0) {
-    Pair pair(transport, peer, rank < peer, long_bytes_of(site));
+    Pair pair(site, peer);
     Nested measured(measure_pair(pair));
     co_await measured;
     result.network = link_of(pair, result.network);

@@ -10,7 +10,7 @@
 
 namespace dcoll::plan {
 
-inline constexpr uint64_t kDefaultSliceBytes = 256 << 10;
+inline constexpr uint64_t kDefaultSliceBytes = 60 << 10;
 
 // Microseconds until the last rank is done. `bytes`: the larger of a rank's input and output. slice_bytes: the longest
 // message. A rank is one CPU that serves its channels in the order in which their steps become possible. lanes: how
