@@ -25,11 +25,23 @@ void bind_world(py::module_& m) {
       "connect_world",
       [](MpiBackend* mpi) {
         const Settings settings = Settings::from_env();
-        const py::gil_scoped_release unlocked;
-        return connect_world(mpi, settings);
+        std::shared_ptr<Communicator> comm;
+        {
+          const py::gil_scoped_release unlocked;
+          comm = connect_world(mpi, settings);
+        }
+        show_program_to(*comm);
+        return comm;
       },
       py::arg("mpi").none(true), py::keep_alive<0, 1>());
-  m.def("connect_local", [](int n) { return connect_threads(n, Settings::from_env()); }, py::arg("n"));
+  m.def(
+      "connect_local",
+      [](int n) {
+        auto comms = connect_threads(n, Settings::from_env());
+        for (const auto& comm : comms) show_program_to(*comm);
+        return comms;
+      },
+      py::arg("n"));
 }
 
 }  // namespace dcoll::bind

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "engine/cores.h"
 #include "engine/failure.h"
+#include "engine/footprint.h"
 #include "engine/stall.h"
 
 namespace dcoll {
@@ -31,12 +32,6 @@ constexpr double kSocketSpinUs = 50;
 
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
-
-std::string join(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
 
 }  // namespace
 
@@ -66,6 +61,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     fabric_.connect_slots();
   if (!members_.memory_of_rank.empty()) connect_levels();
+  listen_for_stalls();
 }
 
 // Some ranks share memory, on several nodes.
@@ -78,7 +74,10 @@ void Communicator::connect_levels() {
                                                   fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
-Communicator::~Communicator() { stop_background(); }
+Communicator::~Communicator() {
+  stop_listening();
+  stop_background();
+}
 
 void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
@@ -221,6 +220,10 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   }
   try {
     if (!operation->started) {
+      if (given_up()) {
+        fail_with(decode_failure(members_.transport->poll_failure()), /*tell_peers=*/false);
+        return moved = true;
+      }
       operation->phases.number = operation->by_name ? kFirstNamed + named_started_++ : ++started_;
       operation->task = start_collective(fabric, *operation);
       operation->started = true;
@@ -233,7 +236,10 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
       operation->last_moved = Clock::now();
     }
     if (!ended) return false;
-    if (operation->request.kind == Kind::kJoin && &queue == &queue_) names_->join_ended();
+    if (operation->request.kind == Kind::kJoin && &queue == &queue_) {
+      names_->join_ended();
+      started_ += operation->rounds;  // what the others did meanwhile
+    }
     finish(operation, nullptr);
   } catch (const MismatchError&) {
     finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
@@ -250,6 +256,7 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
+  if (error == nullptr) leave_footprint(own_footprint(), operation->request);
   if (operation->phases.on) [[unlikely]]
     timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);
@@ -301,7 +308,7 @@ std::string Communicator::stall_text(const Operation& operation, double seconds,
   std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
   for (int& rank : missing) rank = members_.job_rank(rank);
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
-         " s, waiting for " + (missing.empty() ? "the network" : join(missing)) + " of " +
+         " s, waiting for " + (missing.empty() ? "the network" : list_ranks(missing)) + " of " +
          std::to_string(members_.size) +
          ". Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
          std::to_string(settings_.timeout_s) + ").";
@@ -373,6 +380,7 @@ void Communicator::close() {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   }
   abandon_names();
+  if (members_.job_ranks.empty() && members_.diagnosis != nullptr) members_.diagnosis->stop();
   stop_background();
 }
 

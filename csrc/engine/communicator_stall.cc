@@ -1,58 +1,205 @@
-// Operations that some ranks have not submitted for long: told to the user, and ended if so configured.
+// Operations that some ranks have not submitted for long: told to the user (diagnosis.h), and ended if so configured.
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "engine/communicator.h"
+#include "engine/failure.h"
+#include "engine/footprint.h"
 
 namespace dcoll {
 namespace {
 
-// What a waiting thread gets to tell the user where the program waits, before the watchdog speaks without knowing that.
-constexpr double kWaiterGraceSeconds = 1;
+// The rank that makes the report ends the job with it; the others leave it this long.
+constexpr double kReporterSeconds = 2;
+constexpr double kMostPatienceSeconds = 5;
+constexpr size_t kMostReportBytes = 850;  // of an error, which has to reach all ranks in one piece
 
-std::string listed(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
+// All that stall by name are told of in one report.
+std::string told_along(const std::vector<std::shared_ptr<Operation>>& names) {
+  constexpr size_t kMostNames = 5;
+  if (names.empty()) return "";
+  std::string text = " (and " + std::to_string(names.size()) + " more by name:";
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i < kMostNames) text += " '" + names[i]->request.name + "'";
+    names[i]->stall_told.store(true);
+  }
+  return text + (names.size() > kMostNames ? " ...)" : ")");
 }
+
+int64_t whole_seconds(double seconds) { return static_cast<int64_t>(seconds); }
 
 }  // namespace
 
 // Drive lock held.
 void Communicator::watch_stall(Operation& operation, double idle, const std::vector<int>& missing) {
   if (settings_.stall_check_disable || idle <= settings_.stall_check_time_s || missing.empty()) return;
-  // A joined rank waits for the others to end, however long they train.
+  if (!operation.stalled.exchange(true) && members_.diagnosis != nullptr) members_.diagnosis->stalls();
+  // The end of the others is waited for, however long they go on alone.
   if (operation.request.kind == Kind::kJoin || operation.request.kind == Kind::kShutdown) return;
-  operation.stalled.store(true);
-  const bool nobody_tells = waiters_.load() == 0 || idle > settings_.stall_check_time_s + kWaiterGraceSeconds;
-  if (nobody_tells && !operation.stall_told.exchange(true)) {
-    log_(LogLevel::kWarning, stall_text(operation, idle, missing));
-  }
-  if (settings_.stall_shutdown_time_s > 0 && idle > settings_.stall_shutdown_time_s) {
-    throw TimeoutError(stall_text(operation, idle, missing) + " DCOLL_STALL_SHUTDOWN_TIME (seconds, now " +
-                       std::to_string(settings_.stall_shutdown_time_s) + ") ends the job.");
-  }
+  const double limit = settings_.stall_shutdown_time_s;
+  if (limit <= 0 || idle <= limit || (operation.report.empty() && idle <= limit + kReporterSeconds)) return;
+  const std::string what = operation.report.empty() ? stall_text(operation, idle, missing) : operation.report;
+  throw StallError(shortened(what, kMostReportBytes) + " DCOLL_STALL_SHUTDOWN_TIME (seconds, now " +
+                   std::to_string(whole_seconds(limit)) + ") ends the job.");
 }
 
-std::vector<int> Communicator::missing_from(const Operation& operation) const {
-  if (operation.started) return operation.task.waiting_for();
-  return operation.by_name ? names_->waits_for(NamedLane::id_of(operation.request)) : std::vector<int>{};
+void Communicator::listen_for_stalls() {
+  if (members_.diagnosis == nullptr) {
+    if (settings_.stall_check_disable || members_.size == 1 || !members_.may_listen) return;
+    const double until_end = settings_.stall_shutdown_time_s - settings_.stall_check_time_s;
+    const double patience = until_end > 0 ? std::clamp(until_end, 0.5, kMostPatienceSeconds) : kMostPatienceSeconds;
+    members_.diagnosis = std::make_shared<Diagnosis>(*this, patience);
+  }
+  members_.diagnosis->add(*this);
 }
 
-std::string Communicator::stall_report(Operation& operation) {
-  if (!operation.stalled.load() || operation.stall_told.exchange(true)) return {};
+void Communicator::stop_listening() {
+  if (members_.diagnosis == nullptr) return;
+  if (members_.job_ranks.empty()) members_.diagnosis->stop();
+  members_.diagnosis->remove(*this);
+}
+
+// The other ranks gave up on an operation that this rank has not begun: it must not finish it alone.
+bool Communicator::given_up() {
+  const std::string notice = members_.size > 1 ? members_.transport->poll_failure() : "";
+  return is_stall(notice);
+}
+
+uint64_t Communicator::id() const {
+  if (members_.job_ranks.empty()) return 0;
+  Fingerprint print;
+  for (const int rank : members_.job_ranks) print.add(static_cast<uint64_t>(rank));
+  return print.value();
+}
+
+bool Communicator::take_notes(std::vector<Note>& notes) {
+  const std::unique_lock lock(drive_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  if (failed_.load()) return true;
+  try {
+    if (!members_.transport->announces_notes()) members_.transport->progress();
+    notes = members_.transport->take_notes();
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
+  return true;
+}
+
+void Communicator::post_note(int peer, const std::string& text) {
   const std::lock_guard lock(drive_mutex_);
-  if (operation.done) return {};
-  const double idle = seconds_between(operation.last_moved, Clock::now());
-  std::vector<int> missing = missing_from(operation);
-  std::sort(missing.begin(), missing.end());
-  std::vector<int> present;
-  for (int rank = 0; rank < members_.size; ++rank) {
-    if (!std::binary_search(missing.begin(), missing.end(), rank)) present.push_back(rank);
+  try {
+    if (!failed_.load()) members_.transport->post_note(peer, text);
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
   }
-  return operation.request.describe() + " stalls for " + std::to_string(static_cast<int64_t>(idle)) +
-         " s: " + listed(missing) + " did not come" +
-         (fabric_.board != nullptr && operation.started ? ", " + listed(present) + " did" : "");
+}
+
+// Drive lock held. What this rank has begun and not finished of either sequence, as far as it is what `question` is
+// about.
+std::shared_ptr<Operation> Communicator::find(const Question& question) const {
+  if (!question.by_name) {
+    const bool same = !queue_.empty() && queue_.front()->request.fingerprint() == question.operation;
+    return same ? queue_.front() : nullptr;
+  }
+  for (const auto& operation : named_queue_) {
+    if (NamedLane::id_of(operation->request) == question.operation) return operation;
+  }
+  if (names_ == nullptr) return nullptr;
+  const auto found = names_->waiting().find(question.operation);
+  return found != names_->waiting().end() ? found->second : nullptr;
+}
+
+uint64_t Communicator::answer(const Question& question, int asker, Answer& answer) {
+  const std::lock_guard lock(drive_mutex_);
+  const bool joined = !queue_.empty() && queue_.front()->request.kind == Kind::kJoin;
+  if (const auto own = find(question)) {
+    const bool told = own->stall_told.load(), own_report = own->stalled.load() && asker > members_.job_rank(rank());
+    answer.state = Answer::State::kWaits;
+    answer.tells = told || own_report;
+    if (!answer.tells) own->stall_told.store(true);
+    return own->waiter.load(std::memory_order_relaxed);
+  }
+  const uint64_t begun = question.by_name ? named_started_ : started_;
+  if (joined || (question.number > 0 && begun >= question.number)) {
+    answer.state = Answer::State::kPassed;
+    return 0;
+  }
+  answer.state = Answer::State::kBusy;
+  return 0;
+}
+
+std::optional<uint64_t> Communicator::waits_here(std::string& text) {
+  const std::lock_guard lock(drive_mutex_);
+  const Operation* running = !queue_.empty() ? queue_.front().get() : nullptr;
+  if (running == nullptr && !named_queue_.empty()) running = named_queue_.front().get();
+  if (running == nullptr && names_ != nullptr && !names_->waiting().empty()) {
+    running = names_->waiting().begin()->second.get();
+  }
+  if (running == nullptr || waiters_.load() == 0) return std::nullopt;
+  text = running->request.describe() + " for " +
+         std::to_string(whole_seconds(seconds_between(running->last_moved, Clock::now()))) + " s";
+  return running->waiter.load(std::memory_order_relaxed);
+}
+
+std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
+  const std::lock_guard lock(drive_mutex_);
+  if (failed_.load()) return std::nullopt;
+  const auto due = [&](const Operation& operation) {
+    if (!operation.stalled.load() || operation.stall_told.load() || operation.done.load()) return false;
+    const double idle = seconds_between(operation.last_moved, Clock::now());
+    const bool now = idle >= settings_.stall_check_time_s + stagger;
+    later |= !now && idle >= settings_.stall_check_time_s;
+    return now;
+  };
+  const auto describe = [&](std::shared_ptr<Operation> operation, uint64_t number) {
+    const uint64_t what = operation->by_name ? NamedLane::id_of(operation->request) : operation->request.fingerprint();
+    return Stall{.operation = operation,
+                 .question = {.set = id(), .operation = what, .number = number, .by_name = operation->by_name},
+                 .text = operation->request.describe()};
+  };
+  if (!queue_.empty() && due(*queue_.front())) return describe(queue_.front(), started_ + queue_.front()->rounds);
+  if (!named_queue_.empty() && due(*named_queue_.front())) return describe(named_queue_.front(), named_started_);
+  if (names_ == nullptr) return std::nullopt;
+  std::vector<std::shared_ptr<Operation>> names;
+  for (const auto& [id, operation] : names_->waiting()) {
+    if (due(*operation)) names.push_back(operation);
+  }
+  if (names.empty()) return std::nullopt;
+  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a->last_moved < b->last_moved; });
+  Stall first = describe(names.front(), 0);
+  names.erase(names.begin());
+  first.text += told_along(names);
+  return first;
+}
+
+Footprint& Communicator::own_footprint() {
+  return members_.window != nullptr ? members_.window->footprint(members_.window->local_rank()) : footprint_;
+}
+
+// Of a rank that does not answer, where its memory is mapped here.
+std::string Communicator::footprint_of(int job_rank) {
+  int local = 0;
+  for (int of = 0; of < members_.size; ++of) {
+    const bool mapped = members_.memory_of_rank.empty()
+                            ? members_.node_of_rank[of] == node()
+                            : members_.memory_of_rank[of] == members_.memory_of_rank[rank()];
+    if (!mapped) continue;
+    if (members_.job_rank(of) == job_rank) {
+      const bool known = members_.window != nullptr && local < members_.window->local_size();
+      return known ? read_footprint(members_.window->footprint(local)) : "";
+    }
+    ++local;
+  }
+  return "";
+}
+
+void Communicator::report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
+                                const std::map<int, std::string>& silent) {
+  const std::lock_guard lock(drive_mutex_);
+  if (operation.done.load()) return;
+  operation.report = stall_report(text, seconds_between(operation.last_moved, Clock::now()), answers, silent);
+  log_(LogLevel::kWarning, operation.report);
 }
 
 }  // namespace dcoll

@@ -5,13 +5,14 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/communicator.h"
+#include "engine/footprint.h"
 
 namespace dcoll {
 
 // Drive lock held.
 bool Communicator::may_run_on_the_spot() {
   if (alert_.load(std::memory_order_relaxed) && !pending_.load()) stand_back();
-  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
+  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !given_up();
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
@@ -26,6 +27,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       operation->phases.enter(Phase::kAgree);
       PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
       if (finish_now(pull, *operation)) {
+        leave_footprint(own_footprint(), operation->request);
         if (operation->phases.on) [[unlikely]]
           timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
@@ -45,6 +47,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
     if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call, phases)) {
       phases.number = ++started_;
       if (poll_briefly(*fabric_.all_reduce)) {
+        leave_footprint(own_footprint(), call);
         if (phases.on) [[unlikely]] {
           note_agreement(*fabric_.all_reduce, phases);
           timeline_->record(number_, call, phases);

@@ -22,8 +22,8 @@
 // and look are seq_cst on both sides again: either the sleeper sees the release, or the releaser sees the sleeper and
 // rings its doorbell.
 //
-// Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait() and wait(), which
-// may run at any time on any thread: they touch nothing but the doorbell and the group's line. Window::alloc,
+// Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait(), wait() and their
+// twins for notes, which may run at any time on any thread: they touch nothing but the words slept on. Window::alloc,
 // Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The destructor must
 // not run beside any of them.
 //
@@ -101,6 +101,12 @@ class MappedTransport final : public Transport {
   void check_peers() override;
   void post_failure(const std::string& text) override;
   std::string poll_failure() override;
+  void post_note(int peer, const std::string& text) override;
+  std::vector<Note> take_notes() override;
+  bool announces_notes() const override { return true; }
+  uint32_t prepare_listen() override;
+  void listen(uint32_t ticket, std::chrono::microseconds limit) override;
+  void wake_listener() override;
 
  private:
   // The sending end of a ring, which lies in the receiver's region.
@@ -143,6 +149,7 @@ class MappedTransport final : public Transport {
   bool failure_posted_ = false;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
+  std::vector<bool> expects_note_;        // per peer: the receive of its next note is posted
   std::vector<PostedRecv> posted_recvs_;  // `slots` per (peer, channel), circular
 };
 
@@ -156,6 +163,7 @@ class MappedWindow : public Window {
   size_t arena_bytes() const override { return world_->layout.arena_bytes; }
   BoardEntry& board(int local_rank) override;
   BoardEntry& lane_board(int local_rank) override;
+  Footprint& footprint(int local_rank) override { return world_->header(local_rank).footprint; }
   void notify_all() override;
   const std::vector<std::vector<int>>& groups() const override { return world_->groups; }
   ArrivalGroup& group(int group) override;

@@ -50,9 +50,14 @@ struct RegionHeader {
   alignas(kLinePair) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
 
+  // Rung by whoever posted a note; the owner's listener sleeps on it. Incremented (release) after the note was posted
+  // and read (acquire) before notes are looked for. On a line of its own: nothing else touches it.
+  alignas(kLinePair) std::atomic<uint32_t> notes;
+
   alignas(kLinePair) FailureNotice failure;
   alignas(kLinePair) BoardEntry board;
   alignas(kLinePair) BoardEntry lane_board;
+  alignas(kLinePair) Footprint footprint;
   alignas(kLinePair) ArrivalGroup group;  // in use where the owner is the first rank of a group
 };
 

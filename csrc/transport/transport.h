@@ -47,6 +47,12 @@ struct StallNote {
   Clock::time_point heard;
 };
 
+// A short text from another rank, beside the data.
+struct Note {
+  int from = 0;
+  std::string text;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -112,6 +118,19 @@ class Transport {
   // rank. Only media whose ranks cannot see for themselves who has come so far.
   virtual void post_stall(const std::vector<int>& /*waits_for*/) {}
   virtual std::vector<StallNote> stall_notes() const { return {}; }
+
+  // Notes: what ranks ask each other about a stall. Best effort, in order, without waiting; cut off after
+  // kMostNoteBytes or the longest message. They reach a rank that calls nothing, through a thread that sleeps in
+  // listen(), as in wait(): until a note came since the ticket was drawn, wake_listener() was called or `limit` has
+  // passed. Where announces_notes() is false a note does not end the sleep, and progress() brings it. prepare_listen(),
+  // listen() and wake_listener() need no lock.
+  static constexpr size_t kMostNoteBytes = 2000;
+  virtual void post_note(int /*peer*/, const std::string& /*text*/) {}
+  virtual std::vector<Note> take_notes() { return {}; }
+  virtual bool announces_notes() const { return false; }
+  virtual uint32_t prepare_listen() { return 0; }
+  virtual void listen(uint32_t /*ticket*/, std::chrono::microseconds /*limit*/) {}
+  virtual void wake_listener() {}
 };
 
 }  // namespace dcoll
