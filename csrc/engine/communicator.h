@@ -103,7 +103,7 @@ class Communicator {
   std::optional<Stall> find_stall(double stagger, bool& later);
   // What this rank has to do with it, but for its program's stack; returns the thread that waits for it, 0: none.
   uint64_t answer(const Question& question, int asker, Answer& answer);
-  // Where a thread waits for an operation of this communicator: which thread (0: not known), and `text`: for what.
+  // Where a thread of the program waits for an operation of this communicator: which thread, and `text`: for what.
   std::optional<uint64_t> waits_here(std::string& text);
   std::string footprint_of(int job_rank);
   Footprint& own_footprint();

@@ -78,7 +78,6 @@ bool Communicator::take_notes(std::vector<Note>& notes) {
   if (!lock.owns_lock()) return false;
   if (failed_.load()) return true;
   try {
-    if (!members_.transport->announces_notes()) members_.transport->progress();
     notes = members_.transport->take_notes();
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
@@ -136,10 +135,12 @@ std::optional<uint64_t> Communicator::waits_here(std::string& text) {
   if (running == nullptr && names_ != nullptr && !names_->waiting().empty()) {
     running = names_->waiting().begin()->second.get();
   }
-  if (running == nullptr || waiters_.load() == 0) return std::nullopt;
+  // Not waiters_: a thread that waits leaves now and then to look for Ctrl-C.
+  const uint64_t waiter = running != nullptr ? running->waiter.load(std::memory_order_relaxed) : 0;
+  if (waiter == 0) return std::nullopt;
   text = running->request.describe() + " for " +
          std::to_string(whole_seconds(seconds_between(running->last_moved, Clock::now()))) + " s";
-  return running->waiter.load(std::memory_order_relaxed);
+  return waiter;
 }
 
 std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
@@ -161,11 +162,15 @@ std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
   if (!queue_.empty() && due(*queue_.front())) return describe(queue_.front(), started_ + queue_.front()->rounds);
   if (!named_queue_.empty() && due(*named_queue_.front())) return describe(named_queue_.front(), named_started_);
   if (names_ == nullptr) return std::nullopt;
+  // Once one is due, those submitted soon after it are told of with it.
+  const auto& waiting = names_->waiting();
+  if (std::none_of(waiting.begin(), waiting.end(), [&](const auto& entry) { return due(*entry.second); }))
+    return std::nullopt;
   std::vector<std::shared_ptr<Operation>> names;
-  for (const auto& [id, operation] : names_->waiting()) {
-    if (due(*operation)) names.push_back(operation);
+  for (const auto& [id, operation] : waiting) {
+    const double idle = seconds_between(operation->last_moved, Clock::now());
+    if (idle >= settings_.stall_check_time_s / 2 && !operation->stall_told.load()) names.push_back(operation);
   }
-  if (names.empty()) return std::nullopt;
   std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a->last_moved < b->last_moved; });
   Stall first = describe(names.front(), 0);
   names.erase(names.begin());

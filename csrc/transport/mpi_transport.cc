@@ -73,7 +73,12 @@ class MpiTransport final : public Transport {
   void post_note(int peer, const std::string& text) override {
     if (!closed_) notices_->post_note(peer, text);
   }
-  std::vector<Note> take_notes() override { return notices_->take_notes(); }
+  std::vector<Note> take_notes() override {
+    if (closed_) return {};
+    idle_polls_ = kIdlePollStride - 1;  // whoever takes notes does so seldom: MPI is asked in any case
+    progress();
+    return notices_->take_notes();
+  }
   uint32_t prepare_listen() override { return listener_wakes_.load(std::memory_order_acquire); }
   void listen(uint32_t ticket, microseconds limit) override { futex_wait(listener_wakes_, ticket, limit); }
   void wake_listener() override {

@@ -122,7 +122,7 @@ class Transport {
   // Notes: what ranks ask each other about a stall. Best effort, in order, without waiting; cut off after
   // kMostNoteBytes or the longest message. They reach a rank that calls nothing, through a thread that sleeps in
   // listen(), as in wait(): until a note came since the ticket was drawn, wake_listener() was called or `limit` has
-  // passed. Where announces_notes() is false a note does not end the sleep, and progress() brings it. prepare_listen(),
+  // passed. Where announces_notes() is false a note does not end the sleep. prepare_listen(),
   // listen() and wake_listener() need no lock.
   static constexpr size_t kMostNoteBytes = 2000;
   virtual void post_note(int /*peer*/, const std::string& /*text*/) {}

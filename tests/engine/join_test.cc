@@ -122,7 +122,7 @@ TEST(a_stall_ends_the_job_when_so_configured) {
     auto world = connect_threads(2, settings);
     std::vector<float> x(1, 1.0f);
     CHECK_THROWS(reduce(*world[0], x, DType::kFloat32, ReduceOp::kSum, by_name), TimeoutError,
-                 "waiting for rank 1 of 2");
+                 "Missing: rank 1. Rank 1 has finished no operation yet");
     CHECK_THROWS(run(*world[1], {.kind = Kind::kBarrier}), TimeoutError, "DCOLL_STALL_SHUTDOWN_TIME");
   }
 }

@@ -15,7 +15,7 @@ import torch
 
 import dcoll as hvd
 
-REPORT_S = float(os.environ.get("STALL_REPORT_S", "4"))
+REPORT_S = float(os.environ.get("STALL_REPORT_S", "2"))
 """How long the last rank stays away: DCOLL_STALL_CHECK_TIME and what the report may take."""
 
 
@@ -114,6 +114,8 @@ def ends() -> None:
         print(f"<{hvd.rank()}> step {step}: {error}", flush=True)
     else:
         print(f"<{hvd.rank()}> no error", flush=True)
+    if not is_last():
+        time.sleep(REPORT_S + 2)  # or the end of this rank would end the last one's sleep
 
 
 if __name__ == "__main__":
