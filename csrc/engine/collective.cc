@@ -275,6 +275,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_await rest;
     co_return;
   }
+  if (r.kind == Kind::kShutdown && f.hierarchy != nullptr) {
+    NodeBarrier everybody(*f.hierarchy, r.fingerprint());
+    co_await everybody;
+  }
   if (r.kind == Kind::kJoin) op.counts = {f.size};  // all have joined
   if (r.kind == Kind::kBarrier || r.kind == Kind::kShutdown || r.kind == Kind::kJoin) co_return;
 

@@ -114,13 +114,9 @@ void HierarchicalAgreement::waiting_for(std::vector<int>& ranks) const {
   const size_t first = ranks.size();
   switch (phase_) {
     case Phase::kConnect:
-    case Phase::kShown: {
-      const uint64_t ticket = phase_ == Phase::kConnect ? h_.first_post() : ticket_;
-      for (int local = 0; local < h_.local_size(); ++local) {
-        if (!h_.board().seen(local, ticket)) ranks.push_back(h_.map().rank_of(local));
-      }
+    case Phase::kShown:
+      h_.add_absent(phase_ == Phase::kConnect ? h_.first_post() : ticket_, ranks);
       break;
-    }
     case Phase::kExchange:
       exchange_->waiting_for(ranks);
       break;
@@ -131,6 +127,15 @@ void HierarchicalAgreement::waiting_for(std::vector<int>& ranks) const {
       return;
   }
   h_.tell_missing({ranks.begin() + static_cast<std::ptrdiff_t>(first), ranks.end()});
+}
+
+NodeBarrier::NodeBarrier(Hierarchy& hierarchy, uint64_t fingerprint)
+    : h_(hierarchy), ticket_(hierarchy.board().post({fingerprint, Window::kUnmapped, Window::kUnmapped, 0})) {}
+
+bool NodeBarrier::poll(bool& moved) {
+  if (!h_.board().complete(ticket_)) return false;
+  moved = true;
+  return true;
 }
 
 }  // namespace dcoll

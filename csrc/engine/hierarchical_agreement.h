@@ -57,4 +57,17 @@ class HierarchicalAgreement final : public Pollable {
   std::optional<LeaderExchange> exchange_;
 };
 
+// Until all ranks of this node have come here. The last thing before they leave: the verdict lies in the leader's
+// memory, which it gives back, and by then everybody has read it.
+class NodeBarrier final : public Pollable {
+ public:
+  NodeBarrier(Hierarchy& hierarchy, uint64_t fingerprint);
+  bool poll(bool& moved) override;
+  void waiting_for(std::vector<int>& ranks) const override { h_.add_absent(ticket_, ranks); }
+
+ private:
+  Hierarchy& h_;
+  const uint64_t ticket_;
+};
+
 }  // namespace dcoll

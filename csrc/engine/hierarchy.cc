@@ -117,4 +117,10 @@ void Hierarchy::add_missing(int local, std::vector<int>& ranks) const {
   if (!told) ranks.push_back(map_.rank_of(local));
 }
 
+void Hierarchy::add_absent(uint64_t ticket, std::vector<int>& ranks) const {
+  for (int local = 0; local < map_.local_size(); ++local) {
+    if (!board_.seen(local, ticket)) ranks.push_back(map_.rank_of(local));
+  }
+}
+
 }  // namespace dcoll

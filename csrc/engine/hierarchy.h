@@ -114,6 +114,8 @@ class Hierarchy {
   // or, if it told of none, `local` itself.
   void tell_missing(const std::vector<int>& ranks) const;
   void add_missing(int local, std::vector<int>& ranks) const;
+  // The ranks of this node that have not made post `ticket` of the board.
+  void add_absent(uint64_t ticket, std::vector<int>& ranks) const;
 
  private:
   Transport& transport_;

@@ -344,4 +344,19 @@ TEST(failure_reaches_all_nodes) {
   }
 }
 
+// A leader's memory, where its node reads the verdict, goes with it.
+TEST(leaders_that_leave_at_once_leave_nobody_behind) {
+  const Nodes nodes{0, 0, 0, 1, 1, 1};
+  for (int round = 0; round < 30; ++round) {
+    auto world = connect_threads(static_cast<int>(nodes.size()), on_nodes(nodes));
+    on_threads(static_cast<int>(nodes.size()), [&](int rank) {
+      run(*world[rank], {.kind = Kind::kBarrier});
+      world[rank]->close();
+      const std::string failure = world[rank]->failure();
+      world[rank].reset();
+      CHECK_EQ(failure, std::string());
+    });
+  }
+}
+
 TEST_MAIN
