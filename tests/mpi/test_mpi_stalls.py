@@ -57,7 +57,7 @@ def test_one_line_says_what_the_missing_rank_does(env: dict[str, str]) -> None:
 
 def test_ranks_that_are_elsewhere() -> None:
     told = reports(stalls(3, "process_set", "elsewhere", STALL_REPORT_S="3"))
-    of_set = [line for line in told["process_set"] if "allreduce 'of the set'" in line]
+    of_set = [line for line in told["process_set"] if "] allreduce 'of the set'" in line]
     assert len(of_set) == 1, told
     assert "Missing: rank 2. " in of_set[0]
     assert re.search(rf"Waiting: rank 0 at {here('process_set')}\.$", of_set[0]), of_set[0]
