@@ -94,10 +94,12 @@ def explain(
     ranks_per_node: int,
     constants: dict[str, Any] | None = None,
     source: str = "built in",
-    slice_bytes: int = 64 << 10,
+    slice_bytes: int | None = None,
 ) -> str:
     """What the cost model chooses, the predicted time of every candidate, and the numbers it follows from."""
     constants = constants or _C.plan.constants()
+    if slice_bytes is None:
+        slice_bytes = _slice_bytes(several_nodes=n > ranks_per_node)
     nodes = -(-n // (ranks_per_node or n))
     two_levels = collective == "all_reduce" and nodes > 1 and ranks_per_node > 1
     # On two levels the network sees one all-reduce between nodes, whose slices are shared out to the ranks of each.
@@ -135,14 +137,26 @@ def explain_job(collective: str, nbytes: int) -> str | None:
     text = None
     if comm.rank == 0:
         per_node = max(comm.nodes.count(node) for node in set(comm.nodes))
-        slice_bytes = int(_setting("DCOLL_SLICE_KB")) << 10
-        text = explain(collective, comm.size, nbytes, per_node, comm.constants(), comm.constants_source(), slice_bytes)
+        text = explain(
+            collective,
+            comm.size,
+            nbytes,
+            per_node,
+            comm.constants(),
+            comm.constants_source(),
+            _slice_bytes(several_nodes=comm.num_nodes > 1),
+        )
         if comm.num_nodes == 1:
             text += (
                 "\n  All ranks share memory, so the collective takes a direct form in it, not one of these schedules."
             )
     world.shutdown()
     return text
+
+
+def _slice_bytes(several_nodes: bool) -> int:
+    """The longest message of a job."""
+    return (int(_setting("DCOLL_SLICE_KB")) or (256 if several_nodes else 64)) << 10
 
 
 def _setting(name: str) -> str:

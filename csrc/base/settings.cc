@@ -23,7 +23,8 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_SPIN_US", "-1", "microseconds, -1 = from cores and ranks",
                 "how long a wait looks before it sleeps; on a shared core it yields between looks"},
     SettingInfo{"DCOLL_ARENA_MB", "0", "MiB >= 16, 0 = physical memory", "address space per rank for mapped buffers"},
-    SettingInfo{"DCOLL_SLICE_KB", "64", "KiB, 1 to 4096", "longest message between two ranks (pipelining unit)"},
+    SettingInfo{"DCOLL_SLICE_KB", "0", "KiB, 1 to 4096, 0 = 64 on one node, 256 on several",
+                "longest message between two ranks (pipelining unit)"},
     SettingInfo{"DCOLL_SLOTS", "4", "1 to 64", "messages in flight per pair of ranks and channel"},
     SettingInfo{"DCOLL_CALIBRATE", "auto", "auto, off, force",
                 "constants of the cost model between nodes: auto measures them once and keeps them, force measures "
@@ -147,7 +148,7 @@ Settings Settings::from_env() {
   s.spin_us = number("DCOLL_SPIN_US", -1, 1e9);
   s.arena_mb = integer("DCOLL_ARENA_MB", 0, int64_t{1} << 26);
   if (s.arena_mb != 0 && s.arena_mb < 16) reject("DCOLL_ARENA_MB", text("DCOLL_ARENA_MB"));
-  s.slice_kb = integer("DCOLL_SLICE_KB", 1, 4096);
+  s.slice_kb = integer("DCOLL_SLICE_KB", 0, 4096);
   s.slots = integer("DCOLL_SLOTS", 1, 64);
   s.calibrate = choice("DCOLL_CALIBRATE");
   s.cache_dir = text("DCOLL_CACHE_DIR");
@@ -162,6 +163,12 @@ Settings Settings::from_env() {
   s.thread_affinity = cores("DCOLL_THREAD_AFFINITY");
   s.log_level = choice("DCOLL_LOG_LEVEL");
   s.log_hide_time = flag("DCOLL_LOG_HIDE_TIME");
+  return s;
+}
+
+Settings Settings::on_nodes(bool several) const {
+  Settings s = *this;
+  if (s.slice_kb == 0) s.slice_kb = several ? 256 : 64;
   return s;
 }
 

@@ -18,7 +18,7 @@ struct Settings {
   double spin_us;    // how long a wait looks before it sleeps (yielding on a shared core); negative: chosen from cores
                      // and ranks
   int64_t arena_mb;  // address space (not memory) reserved per rank for mapped buffers; 0: from physical memory
-  int64_t slice_kb;  // pipelining unit: the longest message between two ranks
+  int64_t slice_kb;  // pipelining unit: the longest message between two ranks; 0: from the number of nodes
   int64_t slots;     // messages in flight per (peer, channel)
   std::string calibrate;         // "auto", "off", "force": constants of the cost model between nodes
   std::string cache_dir;         // where measured constants are kept; empty: the user's cache folder
@@ -38,6 +38,8 @@ struct Settings {
   // Reads the environment, Horovod's names included (horovod_settings.h). Throws ArgumentError with name, value,
   // allowed values.
   static Settings from_env();
+  // With what was left to the number of nodes decided, for a job on one node or on several.
+  Settings on_nodes(bool several) const;
 };
 
 struct SettingInfo {

@@ -14,14 +14,19 @@ namespace {
 // The first of the schedules' channels: what is measured is what they use.
 constexpr int kChannel = 0;
 constexpr size_t kShort = 8;
+// A long message, but one that leaves at once: what a library does about longer ones (Open MPI asks the receiver first,
+// from 64 KiB) is latency, which many messages under way hide.
+constexpr size_t kLong = size_t{32} << 10;
 constexpr uint64_t kPings = 24, kLongPings = 8;
 constexpr double kPingsUs = 15e3;   // of one size, at most
-constexpr double kStreamUs = 30e3;  // no longer stream is begun if it were to take more
+constexpr double kStreamUs = 80e3;  // no longer stream is begun if it were to take more
 constexpr uint64_t kFirstStream = 4, kStreamGrowth = 4;
 constexpr uint64_t kShortStream = 64;
 constexpr double kCrowdUs = 8e3;
 constexpr uint32_t kCrowd = 3;
 constexpr size_t kReducedBytes = size_t{2} << 20;
+
+size_t long_bytes_of(const CalibrationSite& site) { return std::min(site.slice_bytes, kLong); }
 
 double microseconds_since(Clock::time_point begin) { return 1e6 * seconds_between(begin, Clock::now()); }
 
@@ -71,14 +76,14 @@ struct Pair {
   Transport& transport;
   const int peer;
   const bool leads;
-  const size_t slice_bytes;
+  const size_t long_bytes;
   std::vector<std::byte> memory;
-  double short_us = 0, long_us = 0;  // one way, kShort and slice_bytes
+  double short_us = 0, long_us = 0;  // one way, kShort and long_bytes
   double per_message_us = 0;         // of a stream of short ones
-  double beta = 0, burst_bytes = 0;  // of a stream of slices
+  double beta = 0, burst_bytes = 0;  // of a stream of long ones
 
-  Pair(Transport& way, int other, bool first, size_t slice)
-      : transport(way), peer(other), leads(first), slice_bytes(slice), memory(std::max(slice, kShort)) {}
+  Pair(Transport& way, int other, bool first, size_t most)
+      : transport(way), peer(other), leads(first), long_bytes(most), memory(std::max(most, kShort)) {}
   const std::byte* saying(uint64_t word) {
     std::memcpy(memory.data(), &word, sizeof word);
     return memory.data();
@@ -131,9 +136,9 @@ Task streams(Pair& pair) {
     if (!pair.leads) count = told.first();
     if (count == 0) co_return;
     double time_us = 0;
-    Nested whole(stream(pair, pair.slice_bytes, count, time_us));
+    Nested whole(stream(pair, pair.long_bytes, count, time_us));
     co_await whole;
-    const double bytes = static_cast<double>(count * pair.slice_bytes);
+    const double bytes = static_cast<double>(count * pair.long_bytes);
     pair.beta = std::max(time_us - last_us, 0.05 * time_us) / (bytes - last_bytes);
     pair.burst_bytes = std::max(0.0, bytes - std::max(0.0, time_us - pair.long_us) / pair.beta);
     last_us = time_us;
@@ -147,11 +152,11 @@ Task measure_pair(Pair& pair) {
   // The first messages make the connection, and long ones widen its window.
   Nested warm(ping_pong(pair, kShort, 2, unused));
   co_await warm;
-  Nested warm_long(ping_pong(pair, pair.slice_bytes, 2, unused));
+  Nested warm_long(ping_pong(pair, pair.long_bytes, 2, unused));
   co_await warm_long;
   Nested brief(ping_pong(pair, kShort, kPings, pair.short_us));
   co_await brief;
-  Nested whole(ping_pong(pair, pair.slice_bytes, kLongPings, pair.long_us));
+  Nested whole(ping_pong(pair, pair.long_bytes, kLongPings, pair.long_us));
   co_await whole;
   double time_us = 0;
   Nested many(stream(pair, kShort, kShortStream, time_us));
@@ -168,9 +173,9 @@ plan::LinkModel link_of(const Pair& pair, const plan::LinkModel& fallback) {
   link.overhead_us = std::min(pair.per_message_us, pair.short_us) / 2;
   link.alpha_us = std::max(0.0, pair.short_us - 2 * link.overhead_us);
   link.beta_us_per_byte = pair.beta;
-  link.transit_us_per_byte = std::max(0.0, pair.long_us - pair.short_us) / static_cast<double>(pair.slice_bytes);
-  // A reserve of less than a slice cannot be told from noise.
-  link.burst_bytes = pair.burst_bytes < static_cast<double>(pair.slice_bytes) ? 0 : pair.burst_bytes;
+  link.transit_us_per_byte = std::max(0.0, pair.long_us - pair.short_us) / static_cast<double>(pair.long_bytes);
+  // A reserve of less than a message cannot be told from noise.
+  link.burst_bytes = pair.burst_bytes < static_cast<double>(pair.long_bytes) ? 0 : pair.burst_bytes;
   return link;
 }
 
@@ -202,43 +207,51 @@ int partner(const std::vector<int>& ranks, int rank) {
   return other < ranks.size() ? ranks[other] : -1;
 }
 
-// Rank 0 takes `count` slices from each of the senders at once. count is rank 0's, told first.
+// Messages from several senders at once.
+struct All final : Pollable {
+  std::vector<Exchange> from;
+  bool poll(bool& moved) override {
+    return std::count_if(from.begin(), from.end(), [&](Exchange& one) { return one.poll(moved); }) ==
+           static_cast<std::ptrdiff_t>(from.size());
+  }
+  void waiting_for(std::vector<int>& ranks) const override {
+    for (const Exchange& one : from) one.waiting_for(ranks);
+  }
+};
+
+// Rank 0 takes `count` long messages from each of the senders at once, twice: connections begin slowly. count is rank
+// 0's, told first.
 Task crowd(CalibrationSite site, std::vector<int> senders, plan::LinkModel& link) {
   Transport& transport = *site.transport;
-  std::vector<std::byte> memory(std::max(site.slice_bytes, kShort));
-  const double share_us =
-      static_cast<double>(site.slice_bytes) * link.beta_us_per_byte * static_cast<double>(senders.size());
-  uint64_t count = std::clamp<uint64_t>(static_cast<uint64_t>(kCrowdUs / std::max(share_us, 1e-3)), 2, 64);
-  if (transport.rank() != 0) {
-    Exchange told(transport, 0, nullptr, kShort, {0, 1});
-    co_await told;
-    Exchange out(transport, 0, memory.data(), site.slice_bytes, {told.first(), 0});
-    co_await out;
-    co_return;
-  }
-  std::memcpy(memory.data(), &count, sizeof count);
-  for (const int sender : senders) {
-    Exchange tell(transport, sender, memory.data(), kShort, {1, 0});
-    co_await tell;
-  }
-  struct All final : Pollable {
-    std::vector<Exchange> from;
-    bool poll(bool& moved) override {
-      return std::count_if(from.begin(), from.end(), [&](Exchange& one) { return one.poll(moved); }) ==
-             static_cast<std::ptrdiff_t>(from.size());
+  const size_t bytes = long_bytes_of(site);
+  std::vector<std::byte> memory(std::max(bytes, kShort));
+  const double share_us = static_cast<double>(bytes) * link.beta_us_per_byte * static_cast<double>(senders.size());
+  const uint64_t count = std::clamp<uint64_t>(static_cast<uint64_t>(kCrowdUs / std::max(share_us, 1e-3)), 2, 64);
+  for (const bool counts : {false, true}) {
+    if (transport.rank() != 0) {
+      Exchange told(transport, 0, nullptr, kShort, {0, 1});
+      co_await told;
+      Exchange out(transport, 0, memory.data(), bytes, {told.first(), 0});
+      co_await out;
+      continue;
     }
-    void waiting_for(std::vector<int>& ranks) const override {
-      for (const Exchange& one : from) one.waiting_for(ranks);
+    std::memcpy(memory.data(), &count, sizeof count);
+    for (const int sender : senders) {
+      Exchange tell(transport, sender, memory.data(), kShort, {1, 0});
+      co_await tell;
     }
-  } all;
-  for (const int sender : senders)
-    all.from.emplace_back(transport, sender, nullptr, site.slice_bytes, Exchange::Count{0, count});
-  const auto begin = Clock::now();
-  co_await all;
-  const double total = static_cast<double>(count * senders.size() * site.slice_bytes);
-  const double alone_us = std::max(1.0, (total - link.burst_bytes) * link.beta_us_per_byte);
-  const double extra = microseconds_since(begin) / alone_us - 1;
-  link.fan_in = std::clamp(extra / static_cast<double>(senders.size() - 1), 0.0, 1.0);
+    All all;
+    for (const int sender : senders) {
+      all.from.emplace_back(transport, sender, nullptr, bytes, Exchange::Count{0, count});
+    }
+    const auto begin = Clock::now();
+    co_await all;
+    if (!counts) continue;
+    const double total = static_cast<double>(count * senders.size() * bytes);
+    const double alone_us = std::max(1.0, (total - link.burst_bytes) * link.beta_us_per_byte);
+    const double extra = microseconds_since(begin) / alone_us - 1;
+    link.fan_in = std::clamp(extra / static_cast<double>(senders.size() - 1), 0.0, 1.0);
+  }
 }
 
 }  // namespace
@@ -261,7 +274,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
 
   const std::vector<int>& local = nodes.at(site.topology->node_of_rank[rank]);
   if (const int peer = partner(local, rank); peer >= 0) {
-    Pair pair(transport, peer, rank < peer, site.slice_bytes);
+    Pair pair(transport, peer, rank < peer, long_bytes_of(site));
     Nested measured(measure_pair(pair));
     co_await measured;
     plan::LinkModel link = link_of(pair, result.memory);
@@ -271,7 +284,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
     result.memory = link;
   }
   if (const int peer = partner(firsts, rank); peer >= 0) {
-    Pair pair(transport, peer, rank < peer, site.slice_bytes);
+    Pair pair(transport, peer, rank < peer, long_bytes_of(site));
     Nested measured(measure_pair(pair));
     co_await measured;
     result.network = link_of(pair, result.network);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <map>
 
 #include "base/error.h"
@@ -85,6 +86,10 @@ std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
   }
   mpi.broadcast(key.data(), key.size(), 0);
   return key;
+}
+
+bool are_several(const std::vector<int>& nodes) {
+  return std::adjacent_find(nodes.begin(), nodes.end(), std::not_equal_to<>()) != nodes.end();
 }
 
 // Of DCOLL_THREAD_AFFINITY's cores, one per local rank, only this rank's.
@@ -193,20 +198,22 @@ Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std:
 
 }  // namespace
 
-std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings) {
-  apply_simd(settings);
+std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& given) {
+  apply_simd(given);
   Members members;
   if (mpi == nullptr || mpi->size() == 1) {
+    const Settings settings = given.on_nodes(false);
     Endpoint alone = std::move(connect_local(1, mapped_options(settings)).front());
     members.transport = std::move(alone.transport);
     members.window = std::move(alone.window);
     return std::make_shared<Communicator>(std::move(members), with_own_core(settings, 0, 1));
   }
-  check_same_settings(*mpi, settings);
+  check_same_settings(*mpi, given);
   members.rank = mpi->rank();
   members.size = mpi->size();
   const std::vector<int> machines = mpi->node_of_ranks();
-  members.node_of_rank = split_nodes(machines, settings);
+  members.node_of_rank = split_nodes(machines, given);
+  const Settings settings = given.on_nodes(are_several(members.node_of_rank));
   const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
   members.timeline =
@@ -258,7 +265,7 @@ std::vector<Endpoint> connect_thread_nodes(const std::vector<int>& nodes, const 
   const int n = static_cast<int>(nodes.size());
   const MappedOptions options = mapped_options(settings);
   std::vector<Endpoint> all = connect_local(n, options);
-  if (settings.transport == "mpi" || *std::max_element(nodes.begin(), nodes.end()) == 0) return all;
+  if (settings.transport == "mpi" || !are_several(nodes)) return all;
   std::vector<Endpoint> endpoints(nodes.size());
   for (int rank = 0; rank < n; ++rank) {
     const std::vector<int> local_ranks = ranks_like(nodes, rank);
@@ -276,9 +283,10 @@ std::vector<Endpoint> connect_thread_nodes(const std::vector<int>& nodes, const 
 
 }  // namespace
 
-std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings) {
-  apply_simd(settings);
-  const std::vector<int> nodes = split_nodes(std::vector<int>(static_cast<size_t>(n), 0), settings);
+std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& given) {
+  apply_simd(given);
+  const std::vector<int> nodes = split_nodes(std::vector<int>(static_cast<size_t>(n), 0), given);
+  const Settings settings = given.on_nodes(are_several(nodes));
   std::vector<Endpoint> endpoints = connect_thread_nodes(nodes, settings);
   const std::vector<CoreClaim> claims(static_cast<size_t>(n), own_core_claim());
   const bool spacious = own_core(claims).front();

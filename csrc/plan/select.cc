@@ -46,7 +46,7 @@ Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& to
   const uint32_t lanes = lanes_of(schedules, topology);
   Candidate best{&algorithm, predict_us(schedules, bytes, topology, slice_bytes, lanes), slice_bytes};
   if (lanes == 1) return best;
-  for (uint64_t shorter = slice_bytes / 2; shorter >= std::max(kShortestSlice, slice_bytes / 4); shorter /= 2) {
+  for (uint64_t shorter = slice_bytes / 2; shorter >= std::max(kShortestSlice, slice_bytes / 16); shorter /= 2) {
     const double time_us = predict_us(schedules, bytes, topology, shorter, lanes);
     if (time_us < kWorthwhile * best.predicted_us) best = {&algorithm, time_us, shorter};
   }
