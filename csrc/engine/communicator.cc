@@ -45,7 +45,8 @@ Communicator::Communicator(Members members, const Settings& settings)
               1e-6),
       timeline_(members_.timeline != nullptr ? members_.timeline
                                              : std::make_shared<Timeline>(members_.rank, node(), 0)),
-      number_(timeline_->add_communicator()) {
+      number_(timeline_->add_communicator()),
+      failure_flag_(members_.transport->failure_flag()) {
   members_.timeline = timeline_;
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
@@ -256,7 +257,8 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
-  if (error == nullptr) leave_footprint(own_footprint(), operation->request);
+  if (error == nullptr && footprint_ != nullptr)
+    leave_footprint(*footprint_, members_.diagnosis->next_operation(), operation->request, footprint_time());
   if (operation->phases.on) [[unlikely]]
     timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);

@@ -106,7 +106,7 @@ class Communicator {
   // Where a thread of the program waits for an operation of this communicator: which thread, and `text`: for what.
   std::optional<uint64_t> waits_here(std::string& text);
   std::string footprint_of(int job_rank);
-  Footprint& own_footprint();
+  const Footprint& own_footprint() const { return *footprint_; }
   void report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
                     const std::map<int, std::string>& silent);
   // How stalls tell the program's communicators apart, on every rank alike. The job's is 0.
@@ -166,6 +166,9 @@ class Communicator {
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
   std::shared_ptr<Operation> find(const Question& question) const;
   bool given_up();
+  bool heard_of_failure() const {
+    return failure_flag_ != nullptr && failure_flag_->load(std::memory_order_relaxed) != 0;
+  }
   void listen_for_stalls();
   void stop_listening();
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
@@ -196,7 +199,10 @@ class Communicator {
   Fabric fabric_;
   double spin_s_;
   std::shared_ptr<Timeline> timeline_;
-  int number_;  // in the timeline
+  int number_;                                       // in the timeline
+  const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
+  Footprint* footprint_ = nullptr;                   // this rank's. Null: nobody will ask
+  std::unique_ptr<Footprint> private_footprint_;     // where there is no window for it
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
@@ -206,7 +212,6 @@ class Communicator {
   uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
-  Footprint footprint_;           // where there is no window
   Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait

@@ -45,8 +45,15 @@ void Communicator::watch_stall(Operation& operation, double idle, const std::vec
 }
 
 void Communicator::listen_for_stalls() {
+  if (members_.diagnosis == nullptr && (settings_.stall_check_disable || members_.size == 1 || !members_.may_listen))
+    return;
+  if (members_.window != nullptr) {
+    footprint_ = &members_.window->footprint(members_.window->local_rank());
+  } else {
+    private_footprint_ = std::make_unique<Footprint>();
+    footprint_ = private_footprint_.get();
+  }
   if (members_.diagnosis == nullptr) {
-    if (settings_.stall_check_disable || members_.size == 1 || !members_.may_listen) return;
     const double until_end = settings_.stall_shutdown_time_s - settings_.stall_check_time_s;
     const double patience = until_end > 0 ? std::clamp(until_end, 0.5, kMostPatienceSeconds) : kMostPatienceSeconds;
     members_.diagnosis = std::make_shared<Diagnosis>(*this, patience);
@@ -62,8 +69,8 @@ void Communicator::stop_listening() {
 
 // The other ranks gave up on an operation that this rank has not begun: it must not finish it alone.
 bool Communicator::given_up() {
-  const std::string notice = members_.size > 1 ? members_.transport->poll_failure() : "";
-  return is_stall(notice);
+  if (members_.size == 1 || (failure_flag_ != nullptr && !heard_of_failure())) return false;
+  return is_stall(members_.transport->poll_failure());
 }
 
 uint64_t Communicator::id() const {
@@ -178,10 +185,6 @@ std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
   return first;
 }
 
-Footprint& Communicator::own_footprint() {
-  return members_.window != nullptr ? members_.window->footprint(members_.window->local_rank()) : footprint_;
-}
-
 // Of a rank that does not answer, where its memory is mapped here.
 std::string Communicator::footprint_of(int job_rank) {
   int local = 0;
@@ -204,7 +207,8 @@ void Communicator::report_stall(Operation& operation, const std::string& text, c
   const std::lock_guard lock(drive_mutex_);
   if (operation.done.load()) return;
   operation.report = stall_report(text, seconds_between(operation.last_moved, Clock::now()), answers, silent);
-  log_(LogLevel::kWarning, operation.report);
+  // A rank that is done waits for the others to be, however long they compute.
+  log_(operation.request.kind == Kind::kShutdown ? LogLevel::kDebug : LogLevel::kWarning, operation.report);
 }
 
 }  // namespace dcoll

@@ -12,7 +12,7 @@ namespace dcoll {
 // Drive lock held.
 bool Communicator::may_run_on_the_spot() {
   if (alert_.load(std::memory_order_relaxed) && !pending_.load()) stand_back();
-  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !given_up();
+  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
@@ -27,7 +27,8 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       operation->phases.enter(Phase::kAgree);
       PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
       if (finish_now(pull, *operation)) {
-        leave_footprint(own_footprint(), operation->request);
+        if (footprint_ != nullptr)
+          leave_footprint(*footprint_, members_.diagnosis->next_operation(), operation->request, kNoTime);
         if (operation->phases.on) [[unlikely]]
           timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
@@ -47,7 +48,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
     if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call, phases)) {
       phases.number = ++started_;
       if (poll_briefly(*fabric_.all_reduce)) {
-        leave_footprint(own_footprint(), call);
+        if (footprint_ != nullptr) leave_footprint(*footprint_, members_.diagnosis->next_operation(), call);
         if (phases.on) [[unlikely]] {
           note_agreement(*fabric_.all_reduce, phases);
           timeline_->record(number_, call, phases);

@@ -48,7 +48,7 @@ void Diagnosis::set_program(Program program) {
 
 void Diagnosis::stalls() {
   stalls_.store(true);
-  job_.wake_listener();
+  if (!stop_.load()) job_.wake_listener();
 }
 
 void Diagnosis::run() {

@@ -9,28 +9,21 @@
 namespace dcoll {
 namespace {
 
-// The words: when; kind, dtype, op and length of the name; count; elements per row and root; the name, cut off.
-constexpr size_t kNameWord = 4, kNameBytes = (Footprint::kWords - kNameWord) * sizeof(uint64_t);
+constexpr size_t kNameBytes = (Footprint::kWords - kNameWord) * sizeof(uint64_t);
 using Words = std::array<uint64_t, Footprint::kWords>;
 
-uint64_t coarse_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // 5 ns instead of 25, and exact to some milliseconds
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
-void leave(Footprint& to, Kind kind, DType dtype, ReduceOp op, size_t count, size_t row_elems, int root,
-           std::string_view name) {
+void leave(Footprint& to, uint64_t order, uint64_t time, Kind kind, DType dtype, ReduceOp op, size_t count,
+           size_t row_elems, int root, std::string_view name) {
   const size_t bytes = std::min(name.size(), kNameBytes);
   const auto put = [&](size_t i, uint64_t value) { to.word[i].store(value, std::memory_order_relaxed); };
   const uint64_t version = to.version.load(std::memory_order_relaxed);
   to.version.store(version + 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  put(0, coarse_ns());
-  put(1, static_cast<uint64_t>(kind) | static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(op) << 16 |
-             uint64_t{bytes} << 24);
+  put(0, order);
+  put(1, footprint_kind(kind, dtype, op, bytes));
   put(2, count);
-  put(3, uint64_t{row_elems} << 16 | static_cast<uint16_t>(root));
+  put(3, time);
+  put(4, uint64_t{row_elems} << 16 | static_cast<uint16_t>(root));
   for (size_t i = 0; i * sizeof(uint64_t) < bytes; ++i) {
     uint64_t part = 0;
     name.copy(reinterpret_cast<char*>(&part), std::min(sizeof part, bytes - i * sizeof part), i * sizeof part);
@@ -54,12 +47,19 @@ std::optional<Words> copy(const Footprint& from) {
 
 }  // namespace
 
-void leave_footprint(Footprint& to, const ReduceCall& call) {
-  leave(to, Kind::kAllReduce, call.dtype, call.op, call.count, 1, 0, call.name);
+uint64_t footprint_time() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);  // a third of the time of the exact one
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-void leave_footprint(Footprint& to, const Request& request) {
-  leave(to, request.kind, request.dtype, request.op, request.count, request.row_elems, request.root, request.name);
+void leave_named_footprint(Footprint& to, uint64_t order, const ReduceCall& call) {
+  leave(to, order, kNoTime, Kind::kAllReduce, call.dtype, call.op, call.count, 1, 0, call.name);
+}
+
+void leave_footprint(Footprint& to, uint64_t order, const Request& request, uint64_t time) {
+  leave(to, order, time, request.kind, request.dtype, request.op, request.count, request.row_elems, request.root,
+        request.name);
 }
 
 const Footprint& later(const Footprint& a, const Footprint& b) {
@@ -78,13 +78,15 @@ std::string read_footprint(const Footprint& footprint) {
   std::memcpy(name, &w[kNameWord], sizeof name);
   const Request last{.kind = static_cast<Kind>(kind),
                      .count = w[2],
-                     .row_elems = w[3] >> 16,
+                     .row_elems = w[4] >> 16,
                      .dtype = static_cast<DType>(dtype),
                      .op = static_cast<ReduceOp>(op),
-                     .root = static_cast<int>(w[3] & 0xffff),
+                     .root = static_cast<int>(w[4] & 0xffff),
                      .name = std::string(name, std::min<uint64_t>(w[1] >> 24, kNameBytes))};
-  const uint64_t now = coarse_ns();
-  return "finished " + last.describe() + " " + std::to_string(now > w[0] ? (now - w[0]) / 1'000'000'000 : 0) + " s ago";
+  const std::string text = "finished " + last.describe();
+  if (w[3] == kNoTime) return text;
+  const uint64_t now = footprint_time();
+  return text + " " + std::to_string(now > w[3] ? (now - w[3]) / 1'000'000'000 : 0) + " s ago";
 }
 
 }  // namespace dcoll

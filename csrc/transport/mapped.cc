@@ -302,6 +302,11 @@ std::string MappedTransport::poll_failure() {
   return std::string(notice.text, std::min<size_t>(notice.length, FailureNotice::kTextBytes));
 }
 
+const std::atomic<uint32_t>* MappedTransport::failure_flag() const {
+  static_assert(FailureNotice::kNone == 0);
+  return &world_->header(rank()).failure.state;
+}
+
 // ---- Notes ----
 
 void MappedTransport::post_note(int peer, const std::string& text) {

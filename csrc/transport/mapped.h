@@ -101,6 +101,7 @@ class MappedTransport final : public Transport {
   void check_peers() override;
   void post_failure(const std::string& text) override;
   std::string poll_failure() override;
+  const std::atomic<uint32_t>* failure_flag() const override;
   void post_note(int peer, const std::string& text) override;
   std::vector<Note> take_notes() override;
   bool announces_notes() const override { return true; }

@@ -113,6 +113,9 @@ class Transport {
   virtual void post_failure(const std::string& text) = 0;
   // A peer's failure text, or an empty string. Cheap: called in every progress loop.
   virtual std::string poll_failure() = 0;
+  // Where a look at memory tells whether there is a notice: not zero then. Null: ask poll_failure(). Read relaxed, the
+  // notice itself comes from poll_failure().
+  virtual const std::atomic<uint32_t>* failure_flag() const { return nullptr; }
 
   // Stalls: tells everybody, best effort, that this rank waits in vain for these; and the latest word of each other
   // rank. Only media whose ranks cannot see for themselves who has come so far.

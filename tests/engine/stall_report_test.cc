@@ -80,14 +80,24 @@ TEST(texts_are_cut_between_characters) {
 
 TEST(footprints) {
   Footprint footprint;
+  uint64_t order = 0;
   CHECK_EQ(read_footprint(footprint), std::string("has finished no operation yet"));
-  leave_footprint(footprint, ReduceCall{.count = 4, .op = ReduceOp::kMax, .name = "x"});
-  CHECK_EQ(read_footprint(footprint), std::string("finished allreduce 'x' (max of 4 float32) 0 s ago"));
-  leave_footprint(footprint, Request{.kind = Kind::kBroadcast, .count = 3, .row_elems = 1, .root = 2});
-  CHECK_EQ(read_footprint(footprint), std::string("finished broadcast (3 bytes of float32 from rank 2) 0 s ago"));
+  leave_footprint(footprint, ++order, ReduceCall{.count = 4, .op = ReduceOp::kMax, .name = "x"});
+  CHECK_EQ(read_footprint(footprint), std::string("finished allreduce 'x' (max of 4 float32)"));
+  const Request broadcast{.kind = Kind::kBroadcast, .count = 3, .row_elems = 1, .root = 2};
+  leave_footprint(footprint, ++order, broadcast, footprint_time());
+  CHECK(read_footprint(footprint).starts_with("finished broadcast (3 bytes of float32 from rank 2) "));
+  CHECK(read_footprint(footprint).ends_with(" s ago"));
+  leave_footprint(footprint, ++order, ReduceCall{.count = 5, .dtype = DType::kFloat64});
+  CHECK_EQ(read_footprint(footprint), std::string("finished allreduce (sum of 5 float64)"));
   const std::string longest(200, 'n');
-  leave_footprint(footprint, Request{.kind = Kind::kBarrier, .name = longest});
-  CHECK_EQ(read_footprint(footprint), "finished barrier '" + longest.substr(0, 88) + "' 0 s ago");
+  leave_footprint(footprint, ++order, Request{.kind = Kind::kBarrier, .name = longest}, kNoTime);
+  CHECK_EQ(read_footprint(footprint), "finished barrier '" + longest.substr(0, 80) + "'");
+
+  Footprint of_set;
+  leave_footprint(of_set, ++order, ReduceCall{.count = 1});
+  CHECK(&later(footprint, of_set) == &of_set);
+  CHECK(&later(of_set, footprint) == &of_set);
 }
 
 }  // namespace dcoll
