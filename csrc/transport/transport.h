@@ -19,6 +19,7 @@
 //   - Errors throw TransportError or PeerError naming the peer.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

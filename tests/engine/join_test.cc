@@ -127,4 +127,15 @@ TEST(a_stall_ends_the_job_when_so_configured) {
   }
 }
 
+TEST(listening_for_stalls_costs_nothing) {
+  Settings settings = test_settings();
+  settings.stall_check_disable = true;
+  for (const auto& rank : connect_threads(2, settings)) CHECK(rank->members().diagnosis == nullptr);
+  settings.stall_check_disable = false;
+  // Within a node the thread sleeps until it is woken; between nodes it has to look for itself.
+  for (const auto& rank : connect_threads(2, settings)) CHECK(rank->members().diagnosis && rank->hears_of_notes());
+  settings.nodes = {0, 0, 1};
+  for (const auto& rank : connect_threads(3, settings)) CHECK(rank->members().diagnosis && !rank->hears_of_notes());
+}
+
 TEST_MAIN
