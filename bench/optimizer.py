@@ -1,21 +1,29 @@
 """What DistributedOptimizer costs a training step, beside no communication and torch's DDP over Gloo, in turns.
 
     mpirun -n 2 python bench/optimizer.py
-    mpirun -n 2 python bench/optimizer.py --model eighty
+    mpirun -n 2 python bench/optimizer.py --model eighty --json steps.json
+    python bench/optimizer.py   # one rank: the cost of each parameter, without waiting for another rank
 
 small   1,000 parameters of 32 elements: what is left is the cost of each parameter, in microseconds.
 eighty  80 parameters, 10.5 MB of gradients, about 10 ms of computing a step.
+
+waiting       milliseconds of a step, of "over none", in which the rank waited for communication. dcoll counts them.
+us/parameter  what is left of "over none", for each parameter: the cost of Python per parameter and step. Of DDP, which
+              does not tell how long it waits, all of "over none" is in it. On several ranks the operations themselves
+              are in it too; on one rank there are none.
 
 Kinds take turns, some steps each, so that what the machine does meanwhile meets all of them. The times are of the
 slowest rank; a figure is the median over the turns, and of differences the median of the differences within a turn.
 """  # fmt: skip
 
 import argparse
+import json
 import os
 import socket
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -23,7 +31,7 @@ from torch import nn
 import dcoll as hvd
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="The cost of a training step with DistributedOptimizer, DDP-Gloo and no communication.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -32,7 +40,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=15, help="how often each kind has its turn")
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn")
     parser.add_argument("--batch", type=int, default=4, help="rows per rank, of the model of 80 parameters")
-    return parser.parse_args()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there (rank 0)")
+    return parser.parse_args(argv)
 
 
 class Small(nn.Module):
@@ -69,7 +78,15 @@ def join_gloo() -> None:
     torch.distributed.init_process_group("gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size())
 
 
-def make_step(kind: str, args: argparse.Namespace) -> Callable[[], None]:
+class Step:
+    """A training step. waited(): the seconds that this rank has waited for communication in steps so far."""
+
+    def __init__(self, run: Callable[[], None], waited: Callable[[], float]) -> None:
+        self.run = run
+        self.waited = waited
+
+
+def make_step(kind: str, args: argparse.Namespace) -> Step:
     torch.manual_seed(0)
     model: nn.Module = Small() if args.model == "small" else Eighty()
     x = torch.randn(32) if args.model == "small" else torch.randn(args.batch, 256)
@@ -78,23 +95,39 @@ def make_step(kind: str, args: argparse.Namespace) -> Callable[[], None]:
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     elif kind == "dcoll":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    waited: Callable[[], float] = getattr(optimizer, "communication_seconds", float)
 
     def step() -> None:
         optimizer.zero_grad()
         model(x).backward()
         optimizer.step()
 
-    return step
+    return Step(step, waited)
 
 
-def turn(step: Callable[[], None], steps: int) -> float:
-    """Milliseconds of a step, of the slowest rank."""
+def turn(step: Step, steps: int) -> tuple[float, float]:
+    """Milliseconds of a step, of the slowest rank; and how many of them it waited for communication."""
     hvd.barrier()
+    waited = step.waited()
     begin = time.perf_counter()
     for _ in range(steps):
-        step()
+        step.run()
     mine = (time.perf_counter() - begin) / steps * 1e3
-    return float(hvd.allreduce(torch.tensor([mine], dtype=torch.float64), op=hvd.Max))
+    waited = (step.waited() - waited) / steps * 1e3
+    everyone = hvd.allgather(torch.tensor([[mine, waited]], dtype=torch.float64)).tolist()
+    slowest = max(everyone)
+    return slowest[0], slowest[1]
+
+
+def show(times: dict[str, list[tuple[float, float]]], parameters: int) -> None:
+    print(f"{'kind':>10} {'ms/step':>9} {'over none':>10} {'waiting':>9} {'us/parameter':>13}")
+    for kind, measured in times.items():
+        pairs = list(zip(measured, times["none"], strict=True))
+        over = statistics.median(mine - none for (mine, _), (none, _) in pairs)
+        python = statistics.median(mine - waited - none for (mine, waited), (none, _) in pairs)
+        waiting = statistics.median(waited for _, waited in measured)
+        step = statistics.median(mine for mine, _ in measured)
+        print(f"{kind:>10} {step:9.3f} {over:10.3f} {waiting:9.3f} {python * 1e3 / parameters:13.3f}", flush=True)
 
 
 def main() -> None:
@@ -107,16 +140,15 @@ def main() -> None:
     steps = {kind: make_step(kind, args) for kind in ("none", "dcoll", "ddp-gloo")}
     for step in steps.values():
         turn(step, 3)
-    times: dict[str, list[float]] = {kind: [] for kind in steps}
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in steps}
     for _ in range(args.turns):
         for kind, step in steps.items():
             times[kind].append(turn(step, args.steps))
     if hvd.rank() == 0:
-        count = 1000 if args.model == "small" else 80
-        print(f"{'kind':>10} {'ms/step':>9} {'over none':>10} {'us/parameter':>13}")
-        for kind, measured in times.items():
-            over = statistics.median(a - b for a, b in zip(measured, times["none"], strict=True))
-            print(f"{kind:>10} {statistics.median(measured):9.3f} {over:10.3f} {over * 1e3 / count:13.3f}", flush=True)
+        show(times, 1000 if args.model == "small" else 80)
+        if args.json is not None:
+            found = {"ranks": hvd.size(), "model": args.model, "milliseconds of a step, waited": times}
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
     torch.distributed.destroy_process_group()
 
 

@@ -97,6 +97,8 @@ class Communicator:
     """The node index of every rank."""
     transports: list[str]
     """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
+    job_ranks: list[int]
+    """Of each rank, its number in the job: what messages call it."""
 
     def constants(self) -> dict[str, Any]:
         """The constants of the cost model in use, as plan.constants()."""
@@ -306,6 +308,24 @@ class InlineAllReduce:
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+@final
+class InlineCollective:
+    """InlineAllReduce for the other collectives; `collective` says which: "broadcast", "allgather", "reducescatter",
+    "alltoall" or "barrier". wrap_rows(tensor, buffer, counts) makes a tensor of a result whose size was not guessed.
+    """
+
+    def __init__(
+        self,
+        otherwise: Callable[..., Any],
+        collective: str,
+        ops: tuple[int, ...],
+        in_place: bool = False,
+        communicator: Communicator | None = None,
+        no_compression: Any = ...,
+        wrap_rows: Callable[[Any, Buffer, list[int]], Any] = ...,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 def set_job(communicator: Communicator | None) -> None:
     """The communicator of dcoll's own InlineAllReduce objects; None: there is none, they hand every call on."""
 
@@ -386,6 +406,53 @@ def grouped_allreduce(
     postscale: float = 1.0,
 ) -> tuple[GroupHandle, list[Any]] | None:
     """The same, started; the tensors were copied already."""
+
+@final
+class RowGroupHandle:
+    """A group of tensors that is gathered or scattered as one."""
+
+    def poll(self) -> bool: ...
+    def wait(self, timeout: float = -1.0) -> None: ...
+    def rows(self) -> list[int]:
+        """Once finished: how many rows the result of each tensor has."""
+    def unpack(self, addresses: Sequence[int]) -> None:
+        """Once finished: write the results there."""
+
+def unpack_rows(
+    group: RowGroupHandle, tensors: list[Any], makers: dict[type, Callable[[Any, tuple[int, ...]], Any]]
+) -> list[Any] | None:
+    """The results of a finished group in new tensors; None when they have to be unpacked by address.
+
+    makers: of each type of tensor, what makes one of it and a shape.
+    """
+
+# tensors: dense torch.Tensor or numpy.ndarray with rows, or of each its address, number of rows, elements per row and
+# dtype code; None when one of them is neither, and then nothing was done. They are copied already on return.
+def grouped_allgather_sync(comm: Communicator, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
+    """Each of the tensors gathered, by one operation, which is finished. Ranks may differ in the numbers of rows."""
+
+def grouped_allgather(comm: Communicator | ByName, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
+    """The same, started."""
+
+def grouped_reducescatter_sync(
+    comm: Communicator,
+    tensors: list[Any],
+    op: int,
+    name: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> RowGroupHandle | None:
+    """Each of the tensors reduced and its rows shared, by one operation per dtype, which are finished."""
+
+def grouped_reducescatter(
+    comm: Communicator | ByName,
+    tensors: list[Any],
+    op: int,
+    name: str = "",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> RowGroupHandle | None:
+    """The same, started."""
 
 @final
 class Reducer:

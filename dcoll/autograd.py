@@ -58,6 +58,22 @@ class _AllGather(torch.autograd.Function):
         return average.narrow(0, first, ctx.rows), None, None
 
 
+class _GroupedAllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, process_set: ProcessSet, name: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.process_set, ctx.rows = process_set, [tensor.shape[0] for tensor in tensors]
+        return tuple(grouped.allgather_sync(communicator_of(process_set), list(tensors), name))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        comm = communicator_of(ctx.process_set)
+        everyones = collective.allgather_sync(comm, torch.tensor([ctx.rows]), "gradient of grouped_allgather: rows")
+        averages = grouped.allreduce_sync(comm, list(grads), Average, "gradient of grouped_allgather", 1.0, 1.0)
+        before = everyones[: comm.rank].sum(0).tolist()
+        own = [one.narrow(0, at, rows) for one, at, rows in zip(averages, before, ctx.rows, strict=True)]
+        return (None, None, *own)
+
+
 class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> torch.Tensor:
@@ -105,6 +121,23 @@ class _ReduceScatter(torch.autograd.Function):
         return collective.allgather_sync(comm, mine, "gradient of reducescatter"), None, None, None, None, None
 
 
+class _GroupedReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        process_set, op, name, prescale, postscale = ctx.options = arguments[:5]
+        tensors = list(arguments[5:])
+        return tuple(grouped.reducescatter_sync(communicator_of(process_set), tensors, op, name, prescale, postscale))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        process_set, op, _, prescale, postscale = ctx.options
+        comm = communicator_of(process_set)
+        factor = prescale * postscale * (comm.size if op is Sum else 1)
+        mine = list(grads) if factor == 1 else [grad * factor for grad in grads]
+        whole = grouped.allgather_sync(comm, mine, "gradient of grouped_reducescatter")
+        return (None, None, None, None, None, *whole)
+
+
 def _average(comm: _C.Communicator, grad: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = collective.allreduce_sync(comm, grad, Average, "gradient", 1.0, 1.0)
     return out
@@ -135,6 +168,11 @@ def allgather(tensor: torch.Tensor, process_set: ProcessSet, name: str) -> Any:
     return _apply(_AllGather)(tensor, process_set, name)
 
 
+def grouped_allgather(tensors: list[torch.Tensor], process_set: ProcessSet, name: str) -> list[Any]:
+    """The gradients are this rank's rows of the averages of all ranks' gradients."""
+    return list(_apply(_GroupedAllGather)(process_set, name, *_with_rows(tensors, "grouped_allgather")))
+
+
 def broadcast(tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> Any:
     """The root's gradient is the average of all ranks', that of the others zero. root: the number in the set."""
     return _apply(_Broadcast)(tensor, process_set, root, name)
@@ -150,6 +188,20 @@ def reducescatter(
 ) -> Any:
     """The gradient is what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
     return _apply(_ReduceScatter)(tensor, process_set, op, name, prescale, postscale)
+
+
+def grouped_reducescatter(
+    tensors: list[torch.Tensor], process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any]:
+    """The gradients are what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
+    listed = _with_rows(tensors, "grouped_reducescatter")
+    return list(_apply(_GroupedReduceScatter)(process_set, op, name, prescale, postscale, *listed))
+
+
+def _with_rows(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+    for tensor in tensors:
+        collective.rows_of(tensor, what)
+    return tensors
 
 
 def _apply(function: Any) -> Apply:

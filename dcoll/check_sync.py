@@ -24,7 +24,7 @@ def check_tensors(comm: _C.Communicator, names: Sequence[str], tensors: Sequence
     differing = [i for i in range(len(tensors)) if len({hashes[i] for hashes in everyones}) > 1]
     first = differing[0]
     groups: dict[int, list[int]] = {}
-    for rank, hashes in enumerate(everyones):
+    for rank, hashes in zip(comm.job_ranks, everyones, strict=True):
         groups.setdefault(hashes[first], []).append(rank)
     # Most ranks are right, or the first is.
     usual, *others = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))

@@ -167,7 +167,7 @@ def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
 
 
-_GUESS_BYTES = 256 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
+_GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
 
 
 def _row_bytes(tensor: Any) -> int:
@@ -181,6 +181,11 @@ def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, i
         out = kind.new_empty(source, (rows, *source.shape[1:]))
         return out, kind.address(out), nbytes
     return None, 0, 0
+
+
+def wrap_rows(tensor: Any, output: _C.Buffer, counts: list[int]) -> Any:
+    """The core's memory as a result of an all-gather or all-to-all of `tensor`."""
+    return _wrap_rows(KINDS.get(type(tensor)) or kind_of(tensor), output, tensor, counts)
 
 
 def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:

@@ -68,6 +68,19 @@ def _inline(in_place: bool) -> Callable[[Function], Function]:
     return decorate
 
 
+def _inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Function]:
+    """_inline() for the other collectives."""
+
+    def decorate(function: Function) -> Function:
+        inline: Any = _C.InlineCollective(
+            function, kind, tuple(ReduceOp), in_place, None, Compression.none, collective.wrap_rows
+        )
+        functools.update_wrapper(inline, function)
+        return cast(Function, inline)
+
+    return decorate
+
+
 @_inline(in_place=False)
 def allreduce(
     tensor: T,
@@ -226,6 +239,7 @@ def sparse_allreduce_async(
     return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
 
 
+@_inline_other("broadcast")
 def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
 
@@ -241,6 +255,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     return out
 
 
+@_inline_other("broadcast", in_place=True)
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = _comm(process_set), root_in(process_set, root_rank)
@@ -262,6 +277,7 @@ def broadcast_async_(
     return collective.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
+@_inline_other("allgather")
 def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
 
@@ -284,20 +300,22 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
 def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """allgather() of each of a list of tensors, all under way at once."""
+    """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     if any(map(_has_gradient, tensors)):
-        return [allgather(tensor, name, process_set) for tensor in tensors]
-    out: list[T] = grouped_allgather_async(tensors, name, process_set).wait()
-    return out
+        from dcoll import autograd
+
+        return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
+    return grouped.allgather_sync(_comm(process_set), tensors, name or "")
 
 
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a grouped_allgather(): one handle for all."""
+    """Start a grouped_allgather(): one handle for all. The tensors are copied at once and may change."""
     return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
+@_inline_other("reducescatter")
 def reducescatter(
     tensor: T,
     name: str | None = None,
@@ -347,12 +365,22 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[T]:
-    """reducescatter() of each of a list of tensors, all under way at once."""
-    options = (op, process_set, prescale_factor, postscale_factor)
-    if compression is not Compression.none or any(map(_has_gradient, tensors)):
-        return [reducescatter(tensor, name, compression, *options) for tensor in tensors]
-    out: list[T] = grouped_reducescatter_async(tensors, name, *options).wait()
-    return out
+    """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
+    options = (op, name or "", prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        plain: list[T] = _scatter_group(tensors, process_set, options)
+        return plain
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    results = _scatter_group([sent for sent, _ in pairs], process_set, options)
+    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+
+
+def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
+    if any(map(_has_gradient, tensors)):
+        from dcoll import autograd
+
+        return autograd.grouped_reducescatter(list(tensors), process_set, *options)
+    return grouped.reducescatter_sync(_comm(process_set), tensors, *options)
 
 
 def grouped_reducescatter_async(
@@ -363,11 +391,12 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start a grouped_reducescatter(): one handle for all."""
+    """Start a grouped_reducescatter(): one handle for all. The tensors are copied at once and may change."""
     comm = _lane(process_set, name)
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 
 
+@_inline_other("alltoall")
 def alltoall(
     tensor: Any,
     splits: Iterable[int] | None = None,
@@ -399,6 +428,7 @@ def alltoall_async(
     return collective.alltoall(_lane(process_set, name), tensor, splits, name or "")
 
 
+@_inline_other("barrier")
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the set is here."""
     _comm(process_set).barrier_sync()

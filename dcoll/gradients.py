@@ -317,8 +317,9 @@ class GradientSync:
     def _expect_dense(self, index: int) -> None:
         p = self.params[index]
         if p.grad is not None and p.grad is not self._views[index]:
+            rank = self.comm.job_ranks[self.comm.rank]
             raise DcollError(
-                f"parameter {self.name_of(p)} has a sparse gradient on rank {self.comm.rank} and a dense one on "
+                f"parameter {self.name_of(p)} has a sparse gradient on rank {rank} and a dense one on "
                 "another: pass sparse_as_dense=True to DistributedOptimizer"
             )
 

@@ -1,5 +1,6 @@
 """Collectives on groups of tensors: a group succeeds or fails as a whole, and is one operation to the caller."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ from dcoll import _C, collective
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
-from dcoll.tensors import KINDS, code_of, kind_of
+from dcoll.tensors import CODES, KINDS, code_of, kind_of
 
 
 class _AllOf:
@@ -68,6 +69,10 @@ def _finished(tensors: list[Any], dense: list[Any], results: list[Any], in_place
 
 
 def _changed(tensors: list[Any]) -> None:
+    types = set(map(type, tensors))
+    if len(types) == 1:
+        tensor_type = types.pop()
+        return (KINDS.get(tensor_type) or kind_of(tensors[0])).changed_all(tuple(tensors))
     by_kind: dict[Any, list[Any]] = {}
     for tensor in tensors:
         kind = KINDS.get(type(tensor)) or kind_of(tensor)
@@ -123,27 +128,71 @@ def _together(handles: list[Handle]) -> Handle:
     return Handle(core, handles, lambda _: core.results, None)
 
 
-def _each(tensors: Any, what: str, start: Callable[[Any, int], Handle]) -> Handle:
-    """One operation after the other under one handle. None starts unless all tensors are fit for it."""
+def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple[list[Any], Any]:
+    """The tensors or row-major copies, and what `run` returned for them."""
     listed = _listed(tensors, what)
+    core = run(listed)
+    if core is not None:
+        return listed, core
     for tensor in listed:
+        kind_of(tensor)
         collective.rows_of(tensor, what)
-        code_of(tensor.dtype)
-    return _together([start(tensor, i) for i, tensor in enumerate(listed)])
+    dense = _dense(listed, in_place=False)
+    described = []
+    for tensor in dense:
+        kind = KINDS[type(tensor)]
+        row_elems = math.prod(tensor.shape[1:])
+        described.append((kind.address(tensor), tensor.shape[0], row_elems, CODES[tensor.dtype]))
+    return dense, run(described)
+
+
+def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
+    """New tensors with the results of a finished group of rows."""
+    one_of_each = {type(tensor): tensor for tensor in dense}
+    makers = {of: (KINDS.get(of) or kind_of(tensor)).new_empty for of, tensor in one_of_each.items()}
+    results = _C.unpack_rows(core, dense, makers)
+    if results is not None:
+        return results
+    results = []
+    for tensor, rows in zip(dense, core.rows(), strict=True):
+        results.append(KINDS[type(tensor)].new_empty(tensor, (rows, *tensor.shape[1:])))
+    core.unpack([KINDS[type(out)].address(out) for out in results])
+    return results
+
+
+def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
+    """Each of the tensors gathered, by one operation."""
+    dense, core = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), tensors, "grouped_allgather")
+    return _unpacked(core, dense)
 
 
 def start_allgather(comm: collective.Lane, tensors: Any, name: str) -> Handle:
-    """A handle whose result is the list of the gathered tensors."""
-    return _each(tensors, "grouped_allgather", lambda tensor, i: collective.allgather(comm, tensor, f"{name}[{i}]"))
+    """A handle whose result is the list of the gathered tensors. The tensors are copied at once."""
+    dense, core = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), tensors, "grouped_allgather")
+    return Handle(core, None, lambda _: _unpacked(core, dense), None)
+
+
+def reducescatter_sync(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any]:
+    """This rank's shares of each of the tensors, by one operation per dtype."""
+    _checked(op)
+
+    def run(given: list[Any]) -> Any:
+        return _C.grouped_reducescatter_sync(comm, given, op, name, prescale, postscale)
+
+    dense, core = _run_rows(run, tensors, "grouped_reducescatter")
+    return _unpacked(core, dense)
 
 
 def start_reducescatter(
     comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
-    """A handle whose result is the list of this rank's shares."""
+    """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)
 
-    def start(tensor: Any, i: int) -> Handle:
-        return collective.reducescatter(comm, tensor, op, f"{name}[{i}]", prescale, postscale)
+    def run(given: list[Any]) -> Any:
+        return _C.grouped_reducescatter(comm, given, op, name, prescale, postscale)
 
-    return _each(tensors, "grouped_reducescatter", start)
+    dense, core = _run_rows(run, tensors, "grouped_reducescatter")
+    return Handle(core, None, lambda _: _unpacked(core, dense), None)

@@ -66,7 +66,7 @@ def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> A
     if failure is not None:
         raise failure
     if first[0]:
-        raise DcollError(f"broadcast_object: rank {root} could not pickle its object: {data.decode()}")
+        raise DcollError(f"broadcast_object: rank {comm.job_ranks[root]} could not pickle its object: {data.decode()}")
     return obj if comm.rank == root else pickle.loads(data)
 
 
@@ -89,5 +89,5 @@ def agree(comm: _C.Communicator, lines: Sequence[str], what: str, remedy: str) -
     longest = max(len(one) for one in lists)
     padded = [[*one, *["nothing"] * (longest - len(one))] for one in lists]
     at = next(i for i in range(longest) if len({one[i] for one in padded}) > 1)
-    said = "".join(f"\n  rank {rank}: {one[at]}" for rank, one in enumerate(padded))
+    said = "".join(f"\n  rank {rank}: {one[at]}" for rank, one in zip(comm.job_ranks, padded, strict=True))
     raise MismatchError(f"{what}: the ranks differ at number {at}:{said}\n{remedy}")

@@ -15,8 +15,8 @@ from dcoll.compression import Compression
 from dcoll.errors import ArgumentError
 from dcoll.gradients import GradientSync
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
-from dcoll.optimizer_arguments import Names, bucket_settings, communicator_of, find_duplicates, groups_of
-from dcoll.process_sets import global_process_set
+from dcoll.optimizer_arguments import Names, bucket_settings, find_duplicates, groups_of
+from dcoll.process_sets import communicator_if_included, global_process_set
 
 
 class _Distributed:
@@ -166,7 +166,7 @@ def DistributedOptimizer(
     if group_of is not None and bucket_mb is not None:
         raise ArgumentError("got both bucket_mb= and groups=, which say the same thing in two ways: pass one")
     names = Names(optimizer, named_parameters)
-    comm = communicator_of(process_set)
+    comm = communicator_if_included(process_set)
     present = functools.partial(_present, process_set) if comm is not None else _nobody
     if comm is None:  # no member
         comm = _C.connect_local(1)[0]

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, world
+from dcoll import _C
 from dcoll.errors import ArgumentError
-from dcoll.process_sets import global_process_set
 
 Groups = Callable[[Sequence[torch.Tensor]], list[int]]
 
@@ -100,16 +99,6 @@ def _evenly(count: int, groups: int) -> list[int]:
     """count // groups consecutive ones in each, and one more in the first count % groups."""
     each, more = divmod(count, groups)
     return [g for g in range(groups) for _ in range(each + (g < more))]
-
-
-def communicator_of(process_set: Any) -> _C.Communicator | None:
-    """The communicator of a process set, None being all ranks; None: this rank is not in it."""
-    if process_set is None or process_set is global_process_set:
-        return world.communicator()
-    if process_set.included() is None:
-        raise ArgumentError(f"{process_set} is not known to this job: add it on all ranks first")
-    comm: _C.Communicator | None = process_set.comm
-    return comm
 
 
 def bucket_settings(comm: _C.Communicator) -> tuple[float, float]:

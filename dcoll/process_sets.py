@@ -93,6 +93,15 @@ def communicator_of(process_set: Any) -> _C.Communicator:
     )
 
 
+def communicator_if_included(process_set: Any) -> _C.Communicator | None:
+    """The same, None being all ranks; None where this rank is not in the set."""
+    one = global_process_set if process_set is None else process_set
+    if one is global_process_set or one.included() is None:
+        return communicator_of(one)
+    comm: _C.Communicator | None = one.comm
+    return comm
+
+
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
     """The number in the set of a rank of the job, which is how roots are given."""
     if process_set is global_process_set:

@@ -26,7 +26,8 @@ void bind_gradient_hook(pybind11::module_& m);
 void bind_operand(pybind11::module_& m);
 void bind_subset(pybind11::module_& m);
 void bind_grouped(pybind11::module_& m);
-void bind_inline_all_reduce(pybind11::module_& m);
+void bind_grouped_rows(pybind11::module_& m);
+void bind_inline_calls(pybind11::module_& m);
 
 // For reports of stalls: where this process's program is.
 void show_program_to(Communicator& comm);

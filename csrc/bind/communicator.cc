@@ -49,7 +49,7 @@ class Handle {
     comm_->wait_for(*operation_, -1);
   }
 
-  bool poll() const { return operation_->done.load(std::memory_order_acquire); }
+  bool poll() const { return comm_->poll(*operation_); }
   void wait(double timeout_s) { wait_interruptibly(*comm_, *operation_, timeout_s); }
   std::shared_ptr<Memory> output() const {
     check_finished();
@@ -285,6 +285,12 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("num_nodes", &Communicator::num_nodes)
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("transports", &Communicator::transports)
+      .def_property_readonly("job_ranks",
+                             [](const Communicator& self) {
+                               std::vector<int> ranks;
+                               for (int r = 0; r < self.size(); ++r) ranks.push_back(self.members().job_rank(r));
+                               return ranks;
+                             })
       .def("constants", [](Communicator& comm) { return bind::to_dict(comm.topology()); })
       .def("constants_source", &Communicator::constants_source)
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))

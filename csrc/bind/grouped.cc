@@ -29,6 +29,7 @@ struct Group {
 // Nothing when a tensor is not plain. In place, the results are the tensors themselves.
 std::optional<Group> read_group(const py::list& tensors, bool in_place) {
   Group group;
+  group.tensors.reserve(tensors.size());
   for (const py::handle tensor : tensors) {
     Operand source;
     if (!read_operand(tensor.ptr(), in_place ? Access::kWrite : Access::kRead, source)) return std::nullopt;
@@ -40,8 +41,9 @@ std::optional<Group> read_group(const py::list& tensors, bool in_place) {
       return std::nullopt;
     }
     group.tensors.push_back({source.data, target.data, source.count, source.dtype});
-    group.results.append(std::move(result));
+    if (!in_place) group.results.append(std::move(result));
   }
+  if (in_place) group.results = tensors;
   return group;
 }
 

@@ -64,7 +64,8 @@ PYBIND11_MODULE(_C, m) {
   dcoll::bind::bind_operand(m);
   dcoll::bind::bind_subset(m);
   dcoll::bind::bind_grouped(m);
-  dcoll::bind::bind_inline_all_reduce(m);
+  dcoll::bind::bind_grouped_rows(m);
+  dcoll::bind::bind_inline_calls(m);
   bind_kernels(m);
   bind_cuda(m);
   bind_plan(m);

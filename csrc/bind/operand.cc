@@ -1,5 +1,6 @@
 #include "bind/operand.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "bind/bind.h"
@@ -15,6 +16,7 @@ struct Torch {
   PyObject* tensor = nullptr;     // the type
   PyObject* parameter = nullptr;  // the type
   PyObject* empty_like = nullptr;
+  PyObject* new_empty = nullptr;
   PyObject* written = nullptr;  // takes a tuple of tensors
   PyObject* data_ptr = nullptr;
   PyObject* numel = nullptr;
@@ -28,6 +30,8 @@ struct Torch {
 struct Numpy {
   PyObject* ndarray = nullptr;  // the type
   PyObject* empty_like = nullptr;
+  PyObject* empty = nullptr;
+  PyObject* dtypes[kNumDTypes] = {};  // by code; null: there is none
 };
 Torch torch;
 Numpy numpy;
@@ -85,13 +89,23 @@ bool count_if_dense(const dlpack::Tensor& tensor, size_t& count) {
   return dense || count == 0;
 }
 
+// False: too many dimensions.
+template <typename Dim>
+bool copy_shape(const Dim* dims, int ndim, Shape* shape) {
+  if (shape == nullptr) return true;
+  if (ndim > Shape::kMostDims) return false;
+  shape->ndim = ndim;
+  std::copy_n(dims, ndim, shape->dims);
+  return true;
+}
+
 // By DLPack. The exchange reports the memory but not torch's negation bit; read_torch asks for that.
-bool read_exchanged(PyObject* object, Operand& operand) {
+bool read_exchanged(PyObject* object, Operand& operand, Shape* shape) {
   dlpack::Tensor tensor;
   if (torch.exchange->tensor_from_object(object, &tensor) != 0) return refuse();
   if (tensor.device_type != dlpack::kCpu || tensor.type_lanes != 1) return false;
   if (!find_dtype(tensor.type_code, tensor.type_bits, operand.dtype)) return false;
-  if (!count_if_dense(tensor, operand.count)) return false;
+  if (!count_if_dense(tensor, operand.count) || !copy_shape(tensor.shape, tensor.ndim, shape)) return false;
   operand.data = static_cast<std::byte*>(tensor.data) + (tensor.data != nullptr ? tensor.byte_offset : 0);
   return true;
 }
@@ -103,8 +117,20 @@ bool attribute_is(PyObject* object, const char* name, PyObject* wanted) {
   return value == wanted;
 }
 
+bool read_shape_by_methods(PyObject* object, Shape* shape) {
+  if (shape == nullptr) return true;
+  const auto sizes = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, "shape"));
+  if (!sizes || !PyTuple_Check(sizes.ptr())) return refuse();
+  int64_t dims[Shape::kMostDims];
+  const Py_ssize_t ndim = PyTuple_GET_SIZE(sizes.ptr());
+  if (ndim > Shape::kMostDims) return false;
+  for (Py_ssize_t dim = 0; dim < ndim; ++dim) dims[dim] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), dim));
+  if (PyErr_Occurred() != nullptr) return refuse();
+  return copy_shape(dims, static_cast<int>(ndim), shape);
+}
+
 // By torch's methods, for versions without the exchange.
-bool read_by_methods(PyObject* object, Operand& operand) {
+bool read_by_methods(PyObject* object, Operand& operand, Shape* shape) {
   if (!attribute_is(object, "is_cpu", Py_True) || !attribute_is(object, "layout", torch.strided)) return false;
   if (!holds(torch.is_contiguous, object)) return false;
   PyObject* dtype = PyObject_GetAttrString(object, "dtype");
@@ -125,11 +151,13 @@ bool read_by_methods(PyObject* object, Operand& operand) {
   }
   operand.count = values[0];
   operand.data = reinterpret_cast<void*>(values[1]);
-  return true;
+  return read_shape_by_methods(object, shape);
 }
 
-bool read_torch(PyObject* object, Operand& operand) {
-  if (!(torch.exchange != nullptr ? read_exchanged(object, operand) : read_by_methods(object, operand))) return false;
+bool read_torch(PyObject* object, Operand& operand, Shape* shape) {
+  const bool read =
+      torch.exchange != nullptr ? read_exchanged(object, operand, shape) : read_by_methods(object, operand, shape);
+  if (!read) return false;
   if (operand.count > 0 && operand.data == nullptr) return false;
   // `z.conj().imag` is a view of z's memory whose values are the negatives of what lies there. Its stride is two, so
   // only one with a single element can be dense; and complex numbers are aligned to their size, so an imaginary part
@@ -172,7 +200,7 @@ bool find_format(const char* format, DType& dtype) {
   }
 }
 
-bool read_numpy(PyObject* object, Access access, Operand& operand) {
+bool read_numpy(PyObject* object, Access access, Operand& operand, Shape* shape) {
   Py_buffer view;
   const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (access == Access::kWrite ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object, &view, flags) != 0) return refuse();
@@ -180,9 +208,10 @@ bool read_numpy(PyObject* object, Access access, Operand& operand) {
       find_format(view.format, operand.dtype) && static_cast<size_t>(view.itemsize) == dtype_bytes(operand.dtype);
   operand.data = view.buf;
   if (known) operand.count = static_cast<size_t>(view.len) / dtype_bytes(operand.dtype);
+  const bool fits = copy_shape(view.shape, view.ndim, shape);
   // The caller's reference keeps the array, and with it the memory.
   PyBuffer_Release(&view);
-  return known;
+  return known && fits;
 }
 
 const dlpack::ExchangeApi* find_exchange(const py::object& tensor_type) {
@@ -200,6 +229,7 @@ bool use_torch(const py::module_& module, py::object written, bool allow_exchang
   torch.tensor = forever(tensor);
   torch.parameter = forever(module.attr("nn").attr("Parameter"));
   torch.empty_like = forever(module.attr("empty_like"));
+  torch.new_empty = forever(tensor.attr("new_empty"));
   torch.written = forever(std::move(written));
   torch.data_ptr = forever(tensor.attr("data_ptr"));
   torch.numel = forever(tensor.attr("numel"));
@@ -217,13 +247,18 @@ bool use_torch(const py::module_& module, py::object written, bool allow_exchang
 void use_numpy(const py::module_& module) {
   numpy.ndarray = forever(module.attr("ndarray"));
   numpy.empty_like = forever(module.attr("empty_like"));
+  numpy.empty = forever(module.attr("empty"));
+  for (int code = 0; code < kNumDTypes; ++code) {
+    const std::string name(dtype_name(static_cast<DType>(code)));
+    if (name != "bfloat16") numpy.dtypes[code] = forever(module.attr("dtype")(name));
+  }
 }
 
 }  // namespace
 
-bool read_operand(PyObject* object, Access access, Operand& operand) {
-  if (is_torch(object)) return read_torch(object, operand);
-  return is_numpy(object) && read_numpy(object, access, operand);
+bool read_operand(PyObject* object, Access access, Operand& operand, Shape* shape) {
+  if (is_torch(object)) return read_torch(object, operand, shape);
+  return is_numpy(object) && read_numpy(object, access, operand, shape);
 }
 
 bool requires_grad(PyObject* object) {
@@ -243,6 +278,22 @@ bool requires_grad(PyObject* object) {
 
 PyObject* empty_like(PyObject* plain) {
   return PyObject_CallOneArg(is_torch(plain) ? torch.empty_like : numpy.empty_like, plain);
+}
+
+PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape) {
+  const auto dims = py::reinterpret_steal<py::object>(PyTuple_New(shape.ndim));
+  if (!dims) return nullptr;
+  for (int dim = 0; dim < shape.ndim; ++dim) {
+    PyObject* size = PyLong_FromLongLong(shape.dims[dim]);
+    if (size == nullptr) return nullptr;
+    PyTuple_SET_ITEM(dims.ptr(), dim, size);
+  }
+  if (is_torch(plain)) {
+    PyObject* const args[] = {plain, dims.ptr()};
+    return PyObject_Vectorcall(torch.new_empty, args, 2, nullptr);
+  }
+  PyObject* const args[] = {dims.ptr(), numpy.dtypes[static_cast<int>(operand.dtype)]};
+  return PyObject_Vectorcall(numpy.empty, args, 2, nullptr);
 }
 
 bool mark_written(PyObject* plain) {

@@ -20,16 +20,33 @@ struct Operand {
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };
 
+// The dimensions of a tensor, where they matter. One with more is not plain.
+struct Shape {
+  static constexpr int kMostDims = 8;
+  int ndim = 0;
+  int64_t dims[kMostDims] = {};
+
+  // Elements of a row, which is everything but the first dimension.
+  size_t row_elems() const {
+    size_t elems = 1;
+    for (int dim = 1; dim < ndim; ++dim) elems *= static_cast<size_t>(dims[dim]);
+    return elems;
+  }
+};
+
 enum class Access { kRead, kWrite };
 
 // False: not a plain tensor, or its library was not registered yet. No Python error is set then.
-bool read_operand(PyObject* object, Access access, Operand& operand);
+bool read_operand(PyObject* object, Access access, Operand& operand, Shape* shape = nullptr);
 
 // Whether a result computed from this tensor may have to carry a gradient.
 bool requires_grad(PyObject* object);
 
 // A new tensor like a plain one, uninitialised. A new reference; null: a Python error is set.
 PyObject* empty_like(PyObject* plain);
+
+// The same with another shape.
+PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape);
 
 // Tells torch's autograd that the core wrote to a plain tensor. False: a Python error is set.
 bool mark_written(PyObject* plain);

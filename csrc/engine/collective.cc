@@ -53,6 +53,7 @@ void Fabric::connect_slots() {
   slots = std::make_unique<Slots>(window, *board);
   all_reduce = std::make_unique<NodeAllReduce>(*board, *slots);
   pull_slots = std::make_unique<PullSlots>(window, *board);
+  pull_now = std::make_unique<PullNow>(*board, *pull_slots);
   slots_posted = board->post({.offset_in = pull_slots->own_offset(), .value = slots->own_offset()});
 }
 
@@ -91,8 +92,8 @@ bool use_hierarchy(const Fabric& fabric, const Request& r) {
 }
 
 // The same for the other collectives, which have no algorithm of their own to choose.
-bool use_pull(const Fabric& fabric, const Request& r) {
-  return Pull::suits(r.kind) && fabric.board != nullptr &&
+bool use_pull(const Fabric& fabric, Kind kind) {
+  return Pull::suits(kind) && fabric.board != nullptr &&
          (fabric.algo == "auto" || fabric.algo == "direct" || fabric.algo == "hierarchical");
 }
 
@@ -163,7 +164,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kReduceScatter: {
       use(Collective::kReduceScatter,
           f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)), 0);
-      const std::vector<size_t> lengths = split_rows(r.count, f.size, r.row_elems);
+      const std::vector<size_t> lengths = r.splits.empty() ? split_rows(r.count, f.size, r.row_elems) : r.splits;
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;
@@ -219,7 +220,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const bool direct = r.kind == Kind::kAllReduce && use_direct(f, r.algo, r.op);
   const bool two_levels = use_hierarchy(f, r);
-  const bool pulls = use_pull(f, r);
+  const bool pulls = use_pull(f, r.kind);
   const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
 
@@ -231,6 +232,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_await everybody;
     f.slots->learn(f.slots_posted);
     f.pull_slots->learn(f.slots_posted);
+    const uint64_t tried = f.board->post({.value = f.pull_slots->can_read_peers() ? 1u : 0u});
+    BoardWait everybody_tried(*f.board, tried);
+    co_await everybody_tried;
+    f.pull_slots->agree_on_reading(tried);
     f.slots_posted = 0;
   }
 
@@ -244,7 +249,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
   } else if (f.size > 1 && f.board != nullptr) {
     if (ticket == 0 && pulls) {
-      ticket = Pull::enter(*f.board, *f.pull_slots, r);
+      ticket = Pull::enter(*f.board, *f.pull_slots, PullCall::of(r));
     } else if (ticket == 0) {
       ticket = f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
     }
@@ -351,9 +356,9 @@ Task start_collective(Fabric& fabric, Operation& operation) {
                                                        : run_collective(fabric, operation);
 }
 
-bool pulls_now(const Fabric& fabric, const Request& request) {
+bool pulls_now(const Fabric& fabric, Kind kind) {
   if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
-  return request.kind == Kind::kBarrier || use_pull(fabric, request);
+  return kind == Kind::kBarrier || use_pull(fabric, kind);
 }
 
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases) {

@@ -10,11 +10,11 @@
 
 #include "base/log.h"
 #include "engine/agreement.h"
-#include "engine/direct_collectives.h"
 #include "engine/hierarchy.h"
 #include "engine/link_constants.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
+#include "engine/pull_now.h"
 #include "engine/slots.h"
 #include "engine/task.h"
 #include "plan/algorithms.h"
@@ -33,6 +33,7 @@ struct Fabric {
   std::unique_ptr<Slots> slots;
   std::unique_ptr<NodeAllReduce> all_reduce;
   std::unique_ptr<PullSlots> pull_slots;
+  std::unique_ptr<PullNow> pull_now;  // of synchronous calls
   std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
@@ -89,7 +90,7 @@ void note_agreement(const NodeAllReduce& all_reduce, Phases& phases);
 // What runs a queued operation: a collective, or the rounds of a join (join.h).
 Task start_collective(Fabric& fabric, Operation& operation);
 
-// Whether PullNow may be tried.
-bool pulls_now(const Fabric& fabric, const Request& request);
+// Whether fabric.pull_now may be tried.
+bool pulls_now(const Fabric& fabric, Kind kind);
 
 }  // namespace dcoll

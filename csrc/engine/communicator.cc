@@ -7,6 +7,7 @@
 #include "engine/cores.h"
 #include "engine/failure.h"
 #include "engine/footprint.h"
+#include "engine/ranks_text.h"
 #include "engine/stall.h"
 
 namespace dcoll {
@@ -30,6 +31,10 @@ constexpr double kYieldUs = 1000;
 // (Transport::sleeps_well).
 constexpr double kSocketSpinUs = 50;
 
+// A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
+// it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
+constexpr double kNudgeSeconds = 30e-6;
+
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
@@ -38,7 +43,7 @@ double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 Communicator::Communicator(Members members, const Settings& settings)
     : members_(std::move(members)),
       settings_(settings),
-      log_{log_level_from(settings.log_level), members_.rank, settings.log_hide_time},
+      log_{log_level_from(settings.log_level), members_.job_rank(members_.rank), settings.log_hide_time},
       spin_s_((settings.spin_us >= 0 ? settings.spin_us
                : members_.own_core   ? kSpinUs
                                      : kYieldUs) *
@@ -88,8 +93,13 @@ void Communicator::check_open() const {
   }
 }
 
-std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+void Communicator::accept(Request& request) const {
   request.validate(members_.size);
+  request.root_in_job = members_.job_rank(request.root);
+}
+
+std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+  accept(request);
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
   bool had_work = false;
@@ -145,11 +155,17 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
   if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
   Clock::time_point idle_since = Clock::now();
+  double next_nudge_s = 0;
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
     // In the background there is only something to do while nobody else drives.
     if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load() || !background_turn_.load())) return;
-    const bool sleepy = idle && seconds_between(idle_since, Clock::now()) >= spin_s;
+    const double idle_s = idle ? seconds_between(idle_since, Clock::now()) : 0;
+    const bool sleepy = idle && idle_s >= spin_s;
+    if (idle && (sleepy || idle_s >= next_nudge_s)) {
+      members_.transport->nudge();
+      next_nudge_s = 2 * idle_s;
+    }
     // The ticket is drawn before the last look, so whatever happens after that look ends the sleep at once.
     const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
     bool moved = false;
@@ -165,6 +181,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     if (!idle) {
       idle = true;
       idle_since = Clock::now();
+      next_nudge_s = kNudgeSeconds;
     }
     if (!sleepy) {
       pause_between_looks();
@@ -310,7 +327,7 @@ std::string Communicator::stall_text(const Operation& operation, double seconds,
   std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
   for (int& rank : missing) rank = members_.job_rank(rank);
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
-         " s, waiting for " + (missing.empty() ? "the network" : list_ranks(missing)) + " of " +
+         " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
          std::to_string(members_.size) +
          ". Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
          std::to_string(settings_.timeout_s) + ").";

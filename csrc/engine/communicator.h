@@ -28,6 +28,7 @@
 #include "engine/diagnosis.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
+#include "engine/pull_call.h"
 #include "engine/scratch.h"
 #include "engine/stall_report.h"
 #include "engine/timeline.h"
@@ -72,7 +73,7 @@ class Communicator {
 
   // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if
   // the wait ends early. kSoon: the caller may be about to wait. It enters a small operation on its own thread, and the
-  // background thread is woken when a peer has done its part and still nobody waits.
+  // background thread is woken when a peer waits for more.
   enum class Start { kInBackground, kSoon, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
   // ArgumentError, or the failure of this communicator.
@@ -88,15 +89,19 @@ class Communicator {
   // is logged when the others go on.
   std::shared_ptr<Operation> submit_join(const std::string& note);
   // For a caller that is about to wait: finishes the collective on its thread, if the peers are there and nothing is
-  // queued, and returns null (all-reduce, which allocates nothing then) or the operation, done. Otherwise as
-  // submit(kByWaiter).
+  // queued, and returns null (which allocates nothing) or, from a Request but for all-reduce, the operation, done.
+  // Otherwise as submit(kByWaiter). Null of an all-gather or all-to-all: the result is as large as out_bytes.
   std::shared_ptr<Operation> run_or_submit(const ReduceCall& call);
+  std::shared_ptr<Operation> run_or_submit(const PullCall& call);
   std::shared_ptr<Operation> run_or_submit(Request request);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s);
+
+  // Whether it is done. A caller that asks again and again brings it on.
+  bool poll(Operation& operation);
 
   // What stalls here, of either sequence, if it has for `stagger` seconds longer than DCOLL_STALL_CHECK_TIME and nobody
   // has told of it; `later`: something has not for that long.
@@ -151,6 +156,8 @@ class Communicator {
 
   void connect_levels();
   void check_open() const;
+  // Validates; and what messages call the root.
+  void accept(Request& request) const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   void step(bool& moved);
   void take_inbox();
@@ -174,9 +181,10 @@ class Communicator {
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
-  // Whether the background thread goes on at once, or when a peer has done something.
+  // Whether the background thread goes on at once, or when a peer waits for it.
   enum class Wake { kNow, kByPeers };
   void hand_over(Wake wake);
+  void set_alert(bool on);
   void begin_here();
   void stand_back();
   void stop_background();
@@ -185,7 +193,7 @@ class Communicator {
   void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
-  bool finish_now(PullNow& pull, Operation& operation) const;
+  bool finish_now(PullNow& pull, Operation* operation) const;
   void bind_background_thread() const;
   void say_farewell();
   void finish_names();
@@ -222,8 +230,9 @@ class Communicator {
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
-  // Peers wake the background thread: something is pending and nobody waits. See hand_over().
+  // Peers that wait in vain wake the background thread: something is pending and nobody waits. See hand_over().
   std::atomic<bool> alert_{false};
+  std::mutex alert_mutex_;               // held while alert_ and the transport's change together
   std::atomic<bool> peers_wake_{false};  // as alert() said
   std::atomic<bool> background_wanted_{false};
   // From its waking until somebody waits. Otherwise a background thread woken in the middle of things would take the

@@ -4,7 +4,8 @@
 //
 // So a small operation is entered by the thread that submits it: its peers need nothing more of this rank for now, and
 // what is left to do comes with what they do. If the caller waits meanwhile, as it mostly does, it drives. If not, the
-// next peer that acts wakes the background thread (Transport::alert), for then there is something to do.
+// operation lies there until somebody needs it: a peer that waits in vain wakes the background thread
+// (Transport::nudge). What peers do wakes nobody, for a caller that is about to wait would be interrupted by it.
 #include "engine/communicator.h"
 #include "engine/cores.h"
 
@@ -29,26 +30,37 @@ void Communicator::hand_over(Wake wake) {
   if (!has_thread_) {
     const std::lock_guard lock(inbox_mutex_);
     if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
-    wake = Wake::kNow;  // what peers did before it sleeps for the first time does not wake it
   }
-  if (!alert_.exchange(true)) peers_wake_ = members_.transport->alert(true);
-  if (wake == Wake::kNow || !peers_wake_) {
-    background_wanted_.store(true);
-    return members_.transport->wake();
-  }
-  // What a peer did before the alert wakes nobody.
+  set_alert(true);
+  if (wake == Wake::kByPeers && peers_wake_) return;
+  background_wanted_.store(true);
+  members_.transport->wake();
+}
+
+// Whether it is done. Asking again and again brings it on, if nobody else does.
+bool Communicator::poll(Operation& operation) {
+  if (operation.done.load(std::memory_order_acquire)) return true;
+  if (!alert_.load() || waiters_.load() > 0 || !drive_mutex_.try_lock()) return false;
   bool moved = false;
-  {
-    const std::lock_guard lock(drive_mutex_);
-    step(moved);
-  }
-  if (moved && pending_.load()) hand_over(Wake::kNow);
+  step(moved);
+  drive_mutex_.unlock();
+  if (operation.done.load(std::memory_order_acquire)) return true;
+  if (!moved) members_.transport->nudge();
+  return false;
 }
 
 // Somebody else drives from now on.
 void Communicator::stand_back() {
   background_turn_.store(false);
-  if (alert_.exchange(false)) members_.transport->alert(false);
+  set_alert(false);
+}
+
+void Communicator::set_alert(bool on) {
+  if (alert_.load() == on) return;
+  const std::lock_guard lock(alert_mutex_);
+  if (alert_.load() == on) return;
+  peers_wake_ = members_.transport->alert(on);
+  alert_.store(on);
 }
 
 // DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
@@ -70,13 +82,15 @@ void Communicator::background() {
       stand_back();
       background_turn_.store(true);
       drive(stop_, Spin::kNever, Clock::time_point::max());
+    } else if (!pending_.load()) {
+      stand_back();                                    // nothing to be nudged for
+      if (pending_.load()) hand_over(Wake::kByPeers);  // whoever submitted just now may have been alert before that
     }
   }
 }
 
 void Communicator::stop_background() {
   stop_ = true;
-  if (!alert_.exchange(true)) members_.transport->alert(true);
   members_.transport->wake();
   if (thread_.joinable()) thread_.join();
 }

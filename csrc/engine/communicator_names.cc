@@ -5,7 +5,7 @@
 namespace dcoll {
 
 std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
-  request.validate(members_.size);
+  accept(request);
   if (request.name.empty()) throw ArgumentError(request.describe() + " needs a name to meet the other ranks by.");
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->by_name = true;

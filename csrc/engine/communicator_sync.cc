@@ -19,14 +19,15 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
   {
     const std::lock_guard lock(drive_mutex_);
-    if (may_run_on_the_spot() && pulls_now(fabric_, request)) {
-      request.validate(members_.size);
+    if (may_run_on_the_spot() && pulls_now(fabric_, request.kind)) {
+      accept(request);
       auto operation = std::make_shared<Operation>(std::move(request));
       operation->phases.on = timeline_->on();
       operation->phases.number = ++started_;
       operation->phases.enter(Phase::kAgree);
-      PullNow pull(*fabric_.board, *fabric_.pull_slots, *operation);
-      if (finish_now(pull, *operation)) {
+      PullNow& pull = *fabric_.pull_now;
+      pull.enter(PullCall::of(operation->request));
+      if (finish_now(pull, operation.get())) {
         if (footprint_ != nullptr)
           leave_footprint(*footprint_, members_.diagnosis->next_operation(), operation->request, kNoTime);
         if (operation->phases.on) [[unlikely]]
@@ -39,6 +40,28 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
     }
   }
   return submit(std::move(request), Start::kByWaiter);
+}
+
+std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
+  if (!timeline_->on() && call.plainly_valid(members_.size)) {  // else there is an operation to note the time in
+    const std::lock_guard lock(drive_mutex_);
+    if (may_run_on_the_spot() && pulls_now(fabric_, call.kind)) {
+      ++started_;
+      PullNow& pull = *fabric_.pull_now;
+      pull.enter(call);
+      if (finish_now(pull, nullptr)) {
+        if (footprint_ != nullptr) leave_footprint(*footprint_, members_.diagnosis->next_operation(), call);
+        return nullptr;
+      }
+      Request request = call.request(members_.size);
+      accept(request);
+      auto operation = std::make_shared<Operation>(std::move(request));
+      operation->phases.number = started_;
+      go_on(operation, {.ticket = pull.ticket()});
+      return operation;
+    }
+  }
+  return run_or_submit(call.request(members_.size));
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
@@ -94,14 +117,14 @@ bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
 }
 
 // Drive lock held, so for a few microseconds only.
-bool Communicator::finish_now(PullNow& pull, Operation& operation) const {
+bool Communicator::finish_now(PullNow& pull, Operation* operation) const {
   for (int i = 0; i < polls_on_the_spot(); ++i) {
     if (pull.poll()) {
-      if (operation.request.kind != Kind::kBarrier) {
-        operation.phases.enter(Phase::kMove);
-        operation.phases.name_algorithm("pull");
+      if (operation != nullptr && operation->request.kind != Kind::kBarrier) {
+        operation->phases.enter(Phase::kMove);
+        operation->phases.name_algorithm("pull");
       }
-      return pull.finish();
+      return pull.finish(operation);
     }
     pause_between_looks();
   }

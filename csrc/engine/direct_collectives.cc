@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
-#include "engine/layout.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
@@ -14,54 +12,48 @@ namespace {
 // reading in place.
 constexpr size_t kSlotBytes = 16 << 10;
 
-constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+// Private operands above this are read by the kernel: what it asks per call and page is less then than what a second
+// copy costs.
+constexpr size_t kLeastForeignBytes = 64 << 10;
+// In a post's offset_in: an address in the rank's own memory. No address and no offset has this bit.
+constexpr uint64_t kForeign = uint64_t{1} << 63;
 
-// Where each rank's share of `rows` begins, and the end of the last, in bytes.
-std::vector<uint64_t> even_begins(size_t rows, size_t row_bytes, int size) {
-  const Layout shares = Layout::even(rows, size);
-  std::vector<uint64_t> begins;
-  for (int rank = 0; rank < size; ++rank) begins.push_back(shares.chunk(rank).begin * row_bytes);
-  begins.push_back(rows * row_bytes);
-  return begins;
-}
+constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-std::vector<uint64_t> begins_of_blocks(const Request& r, int rank, int size) {
-  switch (r.kind) {
-    case Kind::kBroadcast:
-      return {0, rank == r.root ? r.count : 0};
-    case Kind::kAllGather:
-      return {0, r.count * r.row_elems};
-    case Kind::kReduceScatter:
-      return even_begins(r.count, r.row_elems * dtype_bytes(r.dtype), size);
-    case Kind::kAllToAll: {
-      std::vector<uint64_t> begins(size + 1, 0);
-      for (int peer = 0; peer < size; ++peer) begins[peer + 1] = begins[peer] + r.splits[peer] * r.row_elems;
-      return begins;
-    }
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-      break;
-  }
-  return {0, 0};
+// An all-to-all that this rank shares evenly says so in its post, as rows per block, and needs no table then.
+bool shares_evenly(const PullCall& call) {
+  return std::all_of(call.splits.begin(), call.splits.end(), [&](size_t rows) { return rows == call.splits[0]; });
 }
 
 }  // namespace
 
 PullSlots::PullSlots(std::shared_ptr<Window> window, Board& board)
     : board_(board),
+      word_(unlikely_word(this)),
       table_bytes_(round_up((board.size() + 1) * sizeof(uint64_t), Memory::kAlignment)),
       data_bytes_(std::max<size_t>(kDataBytes, board.size() * kLeastCellBytes)),
       slot_bytes_(table_bytes_ + data_bytes_),
-      memory_(Memory::mapped(window, kSlots * slot_bytes_)),
-      own_offset_(window->offset_of(memory_->data(), kSlots * slot_bytes_)),
+      memory_(Memory::mapped(window, kSlots * slot_bytes_ + sizeof(Introduction))),
+      own_offset_(window->offset_of(memory_->data(), memory_->bytes())),
       slots_(board.size()) {
   slots_[window->local_rank()] = memory_->data();
+  introduction(window->local_rank()) = introduce(word_);
+}
+
+bool PullSlots::can_read_peers() const {
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    if (rank != board_.rank() && !can_read(introduction(rank))) return false;
+  }
+  return true;
+}
+
+void PullSlots::agree_on_reading(uint64_t ticket) {
+  reads_peers_ = true;
+  for (int rank = 0; rank < board_.size(); ++rank) reads_peers_ &= board_.at(rank, ticket).value != 0;
 }
 
 void PullSlots::learn(uint64_t ticket) {
@@ -70,31 +62,66 @@ void PullSlots::learn(uint64_t ticket) {
   }
 }
 
-Contribution::Contribution(const Request& r, int rank, int size)
-    : data(static_cast<const std::byte*>(r.in)),
-      begins(begins_of_blocks(r, rank, size)),
-      dtype(r.dtype),
-      prescale(r.kind == Kind::kReduceScatter ? r.prescale : 1.0),
-      // A prescaled block has to be scaled before this rank reduces it, as everybody else's.
-      skip(blocks() > 1 && prescale == 1.0 ? rank : -1) {}
+Contribution::Contribution(const PullCall& call, int rank, int size)
+    : data_(static_cast<const std::byte*>(call.in)),
+      dtype_(call.dtype),
+      prescale_(call.kind == Kind::kReduceScatter ? call.prescale : 1.0),
+      row_bytes_(call.row_bytes()) {
+  switch (call.kind) {
+    case Kind::kBroadcast:
+      row_bytes_ = 1;
+      rows_each_ = rank == call.root ? call.count : 0;
+      break;
+    case Kind::kAllGather:
+      rows_each_ = call.count;
+      break;
+    case Kind::kAllToAll:
+    case Kind::kReduceScatter:
+      blocks_ = static_cast<size_t>(size);
+      rows_each_ = call.count / blocks_;
+      longer_blocks_ = call.count % blocks_;
+      break;
+    case Kind::kAllReduce:
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  if (!shares_evenly(call)) {
+    ends_.reserve(blocks_);
+    uint64_t end = 0;
+    for (const size_t rows : call.splits) ends_.push_back(end += rows * row_bytes_);
+  }
+  // A prescaled block has to be scaled before this rank reduces it, as everybody else's.
+  skip_ = blocks_ > 1 && !is_prescaled() ? rank : -1;
+}
 
 size_t Contribution::longest() const {
+  if (is_even()) return begin(1);
   uint64_t most = 0;
-  for (size_t b = 0; b < blocks(); ++b) most = std::max(most, begins[b + 1] - begins[b]);
+  for (size_t b = 0; b < blocks(); ++b) most = std::max(most, begin(b + 1) - begin(b));
   return most;
 }
 
 void Contribution::lay_out(std::byte* cells, size_t cell_bytes, size_t round) const {
   for (size_t b = 0; b < blocks(); ++b) {
-    const uint64_t begin = begins[b] + round * cell_bytes;
-    if (static_cast<int>(b) == skip || begin >= begins[b + 1]) continue;
-    const size_t bytes = std::min<uint64_t>(cell_bytes, begins[b + 1] - begin);
+    const uint64_t from = begin(b) + round * cell_bytes, end = begin(b + 1);
+    if (static_cast<int>(b) == skip_ || from >= end) continue;
+    const size_t bytes = std::min<uint64_t>(cell_bytes, end - from);
     std::byte* cell = cells + b * cell_bytes;
-    if (prescale != 1.0) {
-      kernels::scale(cell, data + begin, bytes / dtype_bytes(dtype), dtype, prescale);
+    if (is_prescaled()) {
+      kernels::scale(cell, data_ + from, bytes / dtype_bytes(dtype_), dtype_, prescale_);
     } else {
-      std::memcpy(cell, data + begin, bytes);
+      std::memcpy(cell, data_ + from, bytes);
     }
+  }
+}
+
+void Contribution::lay_out_inline(std::byte* at) const {
+  if (is_prescaled()) {
+    kernels::scale(at, data_, bytes() / dtype_bytes(dtype_), dtype_, prescale_);
+  } else {
+    copy(at, data_, bytes());
   }
 }
 
@@ -114,31 +141,97 @@ bool Pull::suits(Kind kind) {
   return false;
 }
 
-uint64_t Pull::enter(Board& board, PullSlots& slots, const Request& r) {
-  const int rank = board.window().local_rank();
-  const Contribution mine(r, rank, board.size());
-  BoardEntry::Post post{r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count};
-  if (mine.bytes() > kSlotBytes && mine.prescale == 1.0) {
-    post.offset_in = board.window().offset_of(mine.data, mine.bytes());
+// What a post says: `value` is the number of bytes (broadcast) or rows (all-gather) of this rank, or the longest block
+// of an all-to-all; offset_in is where the operand can be read in place; offset_out, of an all-to-all, the rows of
+// every block, where they are equal. All ranks read from it, by the same rules, where a contribution lies.
+uint64_t Pull::enter(Board& board, PullSlots& slots, const PullCall& call) {
+  const int rank = board.rank();
+  const Contribution mine(call, rank, board.size());
+  BoardEntry::Post post{call.fingerprint(), Window::kUnmapped, Window::kUnmapped, call.count};
+  if (mine.bytes() > kSlotBytes && !mine.is_prescaled()) {
+    post.offset_in = board.window().offset_of(mine.data(), mine.bytes());
+  }
+  // A reduction takes its operands side by side, so it cannot have them copied one by one.
+  if (post.offset_in == Window::kUnmapped && slots.reads_peers() && mine.bytes() > kLeastForeignBytes &&
+      call.kind != Kind::kReduceScatter) {
+    post.offset_in = reinterpret_cast<uint64_t>(mine.data()) | kForeign;
   }
   const uint64_t ticket = board.next_ticket();
-  if (r.kind == Kind::kAllToAll) {
-    uint64_t* table = slots.table(rank, ticket);
-    table[0] = 0;
-    for (int peer = 0; peer < board.size(); ++peer) table[peer + 1] = table[peer] + r.splits[peer];
+  if (call.kind == Kind::kAllToAll) {
     post.value = mine.longest();
+    if (mine.is_even()) {
+      post.offset_out = call.count / mine.blocks();
+    } else {
+      uint64_t* table = slots.table(rank, ticket);
+      table[0] = 0;
+      for (int peer = 0; peer < board.size(); ++peer) table[peer + 1] = table[peer] + call.splits[peer];
+    }
   }
   if (post.offset_in == Window::kUnmapped) {
-    mine.lay_out(slots.cells(rank, ticket), slots.cell_bytes(mine.blocks()), 0);
+    if (is_inline(call, board.size(), post)) {
+      mine.lay_out_inline(board.next_inline_data());
+    } else {
+      mine.lay_out(slots.cells(rank, ticket), slots.cell_bytes(mine.blocks()), 0);
+    }
   }
   return board.post(post);
+}
+
+bool Pull::is_inline(const PullCall& call, int size, const BoardEntry::Post& post) {
+  const uint64_t ranks = static_cast<uint64_t>(size);
+  switch (call.kind) {
+    case Kind::kBroadcast:
+      return call.count <= Board::kInlineBytes;
+    case Kind::kAllGather:
+      return post.value * call.row_elems <= Board::kInlineBytes;
+    case Kind::kReduceScatter:
+      return call.count * call.row_bytes() <= Board::kInlineBytes;
+    case Kind::kAllToAll:
+      return post.offset_out != Window::kUnmapped && post.offset_out * call.row_elems * ranks <= Board::kInlineBytes;
+    case Kind::kAllReduce:
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  return false;
+}
+
+// In bytes, of the rank that made this post.
+uint64_t Pull::longest_block(const PullCall& call, int size, int rank, const BoardEntry::Post& post) {
+  const uint64_t ranks = static_cast<uint64_t>(size);
+  switch (call.kind) {
+    case Kind::kBroadcast:
+      return rank == call.root ? call.count : 0;
+    case Kind::kAllGather:
+      return post.value * call.row_elems;
+    case Kind::kReduceScatter:
+      if (!call.splits.empty()) return *std::max_element(call.splits.begin(), call.splits.end()) * call.row_bytes();
+      return (call.count + ranks - 1) / ranks * call.row_bytes();
+    case Kind::kAllToAll:
+      return post.value;
+    case Kind::kAllReduce:
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  return 0;
+}
+
+Pull::Rows Pull::rows_from(const Board& board, const PullSlots& slots, uint64_t ticket, int rank) {
+  const uint64_t each = board.at(rank, ticket).offset_out, me = static_cast<uint64_t>(board.rank());
+  if (each != Window::kUnmapped) return {me * each, each};
+  const uint64_t* table = slots.table(rank, ticket);
+  return {table[me], table[me + 1] - table[me]};
 }
 
 Pull::Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket)
     : board_(board),
       slots_(slots),
       operation_(operation),
-      mine_(operation.request, board.window().local_rank(), board.size()),
+      call_(PullCall::of(operation.request)),
+      mine_(call_, board.rank(), board.size()),
       cell_bytes_(slots.cell_bytes(mine_.blocks())),
       ticket_(ticket) {
   count_rounds();
@@ -146,19 +239,14 @@ Pull::Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket
 
 // From the posts, so that all ranks count the same.
 void Pull::count_rounds() {
-  const Request& r = operation_.request;
-  auto longest_of = [&](int rank) -> uint64_t {  // blocks of `rank`
-    const uint64_t value = board_.at(rank, ticket_).value;
-    if (r.kind == Kind::kAllGather) return value * r.row_elems;
-    if (r.kind == Kind::kBroadcast) return rank == r.root ? value : 0;
-    return r.kind == Kind::kAllToAll ? value : mine_.longest();
-  };
-  read_in_place_ = board_.at(board_.window().local_rank(), ticket_).offset_in != Window::kUnmapped;
+  read_in_place_ = board_.at(board_.rank(), ticket_).offset_in != Window::kUnmapped;
   for (int rank = 0; rank < board_.size(); ++rank) {
-    if (board_.at(rank, ticket_).offset_in != Window::kUnmapped) {
+    const BoardEntry::Post& post = board_.at(rank, ticket_);
+    if (post.offset_in != Window::kUnmapped) {
       in_place_ = true;
     } else {
-      rounds_ = std::max<size_t>(rounds_, (longest_of(rank) + cell_bytes_ - 1) / cell_bytes_);
+      const uint64_t longest = longest_block(call_, board_.size(), rank, post);
+      rounds_ = std::max<size_t>(rounds_, (longest + cell_bytes_ - 1) / cell_bytes_);
     }
   }
 }
@@ -177,7 +265,7 @@ void Pull::find_sources() {
       break;
     case Kind::kReduceScatter:
       for (int rank = 0; rank < size; ++rank) {
-        add_source(rank, mine_.begins[me], mine_.begins[me + 1] - mine_.begins[me], nullptr);
+        add_source(rank, mine_.begin(me), mine_.begin(me + 1) - mine_.begin(me), nullptr);
       }
       operands_.resize(size);
       break;
@@ -198,14 +286,20 @@ void Pull::find_sources() {
 
 // The block of `rank` for this rank, which begins at `begin` of its operand.
 void Pull::add_source(int rank, uint64_t begin, uint64_t bytes, std::byte* to) {
-  const uint64_t offset = board_.at(rank, ticket_).offset_in;
+  const BoardEntry::Post& post = board_.at(rank, ticket_);
+  const uint64_t offset = post.offset_in;
   const std::byte* in_place = nullptr;
-  if (rank == board_.window().local_rank()) {
-    if (mine_.prescale == 1.0) in_place = mine_.data + begin;
-  } else if (offset != Window::kUnmapped) {
+  uint64_t foreign = 0;
+  if (rank == board_.rank() && !mine_.is_prescaled()) {
+    in_place = mine_.data() + begin;
+  } else if (is_inline(call_, board_.size(), post)) {
+    in_place = board_.inline_data(rank, ticket_) + begin;  // all of it is taken before the next post
+  } else if (rank != board_.rank() && offset != Window::kUnmapped && (offset & kForeign) != 0) {
+    foreign = (offset & ~kForeign) + begin;
+  } else if (rank != board_.rank() && offset != Window::kUnmapped) {
     in_place = board_.window().base(rank) + offset + begin;
   }
-  sources_.push_back({in_place, rank, bytes, to, 0});
+  sources_.push_back({in_place, rank, bytes, to, 0, foreign});
 }
 
 std::byte* Pull::place_output() {
@@ -230,17 +324,15 @@ void Pull::add_all_gather_sources() {
 
 void Pull::add_all_to_all_sources() {
   const size_t row_bytes = operation_.request.row_elems;
-  const int me = board_.window().local_rank();
   std::vector<int64_t>& counts = operation_.counts;
   counts.resize(board_.size());
   for (int rank = 0; rank < board_.size(); ++rank) {
-    const uint64_t* table = slots_.table(rank, ticket_);
-    counts[rank] = static_cast<int64_t>(table[me + 1] - table[me]);
+    counts[rank] = static_cast<int64_t>(rows_from(board_, slots_, ticket_, rank).count);
   }
   std::byte* to = place_output();
   for (int rank = 0; rank < board_.size(); ++rank) {
     const uint64_t bytes = static_cast<uint64_t>(counts[rank]) * row_bytes;
-    add_source(rank, slots_.table(rank, ticket_)[me] * row_bytes, bytes, to);
+    add_source(rank, rows_from(board_, slots_, ticket_, rank).begin * row_bytes, bytes, to);
     to += bytes;
   }
 }
@@ -282,7 +374,11 @@ bool Pull::copy_some() {
   for (; next_ < sources_.size(); ++next_) {
     Source& source = sources_[next_];
     const uint64_t bytes = std::min(room, round_end(source.bytes) - source.taken);
-    copy(source.to + source.taken, piece(source), bytes);
+    if (source.foreign != 0) {
+      slots_.read_peer(source.rank, source.to + source.taken, source.foreign + source.taken, bytes);
+    } else {
+      copy(source.to + source.taken, piece(source), bytes);
+    }
     source.taken += bytes;
     room -= bytes;
     if (source.taken < round_end(source.bytes)) return false;
@@ -302,31 +398,6 @@ bool Pull::reduce_some() {
   kernels::reduce_n(static_cast<std::byte*>(r.out) + taken, operands_, bytes / dtype_bytes(r.dtype), r.dtype, r.op,
                     final_scale(r.op, r.postscale, board_.size()));
   return taken + bytes == end;
-}
-
-PullNow::PullNow(Board& board, PullSlots& slots, Operation& operation)
-    : board_(board),
-      slots_(slots),
-      operation_(operation),
-      ticket_(operation.request.kind == Kind::kBarrier ? board.post({operation.request.fingerprint()})
-                                                       : Pull::enter(board, slots, operation.request)),
-      everybody_(board, ticket_) {}
-
-bool PullNow::poll() {
-  bool moved = false;
-  return everybody_.poll(moved);
-}
-
-bool PullNow::finish() {
-  if (!board_.fingerprints_equal(ticket_)) return false;
-  if (operation_.request.kind == Kind::kBarrier) return true;
-  try {
-    Pull pull(board_, slots_, operation_, ticket_);
-    bool moved = false;
-    return pull.ready() && pull.poll(moved);
-  } catch (const std::exception&) {
-    return false;  // no memory, say: run_collective meets it again, and there it becomes everybody's failure
-  }
 }
 
 }  // namespace dcoll

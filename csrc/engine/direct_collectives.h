@@ -10,20 +10,27 @@
 //   reduce-scatter   each rank shows p blocks, the b-th for rank b, which reduces the p blocks meant for it
 //   all-to-all       each rank shows p blocks, the b-th for rank b
 //
-// A large operand in the arena is read in place; a barrier at the end tells its owner that it may be changed again. Any
-// other operand passes through the owner's slot, cut into as many cells as it has blocks, in rounds: a cell holds the
-// next piece of its block. The first round comes with the handshake, so a small collective is one barrier in all. Ranks
-// need not agree on which way their operands go: each says so in its post.
+// Up to 88 bytes travel in the post itself, which is one cache line or two each way.
+//
+// A large operand in the arena is read in place, and one that is not by the kernel, if it lets all ranks; a barrier at
+// the end tells its owner that it may be changed again. Any other operand passes through the owner's slot, cut into as
+// many cells as it has blocks, in rounds: a cell holds the next piece of its block. The first round comes with the
+// handshake, so a small collective is one barrier in all. Ranks need not agree on which way their operands go: each
+// says so in its post.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/agreement.h"
 #include "engine/memory.h"
 #include "engine/operation.h"
+#include "engine/peer_memory.h"
+#include "engine/pull_call.h"
 #include "engine/task.h"
 
 namespace dcoll {
@@ -40,6 +47,15 @@ class PullSlots {
   uint64_t own_offset() const { return own_offset_; }
   void learn(uint64_t ticket);
 
+  // Once, after learn(): whether this rank can read its peers' private memory; and, from the posts that say so, whether
+  // all ranks can (peer_memory.h).
+  bool can_read_peers() const;
+  void agree_on_reading(uint64_t ticket);
+  bool reads_peers() const { return reads_peers_; }
+  void read_peer(int rank, void* to, uint64_t from, size_t bytes) const {
+    dcoll::read_peer(introduction(rank), rank, to, from, bytes);
+  }
+
   // Where block b of `blocks` lies in the slot: cells are of equal size, whole cache lines.
   size_t cell_bytes(size_t blocks) const { return data_bytes_ / blocks / Memory::kAlignment * Memory::kAlignment; }
   uint64_t* table(int rank, uint64_t ticket) const {
@@ -55,7 +71,13 @@ class PullSlots {
   static constexpr size_t kDataBytes = size_t{256} << 10;
   static constexpr size_t kLeastCellBytes = 512;  // of many ranks
 
+  Introduction& introduction(int rank) const {
+    return *reinterpret_cast<Introduction*>(slots_[rank] + kSlots * slot_bytes_);  // behind the last slot
+  }
+
   Board& board_;
+  const uint64_t word_;  // for the introduction
+  bool reads_peers_ = false;
   size_t table_bytes_, data_bytes_, slot_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
@@ -63,33 +85,60 @@ class PullSlots {
 };
 
 // What this rank contributes: its operand, cut into blocks.
-struct Contribution {
-  Contribution(const Request& request, int rank, int size);
+class Contribution {
+ public:
+  Contribution(const PullCall& call, int rank, int size);
 
-  const std::byte* data;
-  std::vector<uint64_t> begins;  // of the blocks, in bytes; and the end of the last
-  DType dtype;
-  double prescale;
-  int skip;  // the block for this rank alone, which it takes from the operand itself; -1: there is none
+  const std::byte* data() const { return data_; }
+  DType dtype() const { return dtype_; }
+  bool is_prescaled() const { return prescale_ != 1.0; }
+  bool is_even() const { return ends_.empty(); }
 
-  size_t blocks() const { return begins.size() - 1; }
-  size_t bytes() const { return begins.back(); }
+  size_t blocks() const { return blocks_; }
+  // Of block b, in bytes; begin(blocks()) is the end of the last.
+  uint64_t begin(size_t b) const {
+    if (!is_even()) return b == 0 ? 0 : ends_[b - 1];
+    return (b * rows_each_ + std::min(b, longer_blocks_)) * row_bytes_;
+  }
+  size_t bytes() const { return begin(blocks_); }
   size_t longest() const;
+
   // Puts the round-th piece of each block into its cell.
   void lay_out(std::byte* cells, size_t cell_bytes, size_t round) const;
+  // Puts all of it, one block behind the other, beside the next post.
+  void lay_out_inline(std::byte* at) const;
+
+ private:
+  const std::byte* data_;
+  DType dtype_;
+  double prescale_;
+  size_t blocks_ = 1;
+  size_t row_bytes_;
+  size_t rows_each_ = 0;        // of a block, where they are of about equal size: the first `longer_blocks_` ones have
+  size_t longer_blocks_ = 0;    // one more
+  std::vector<uint64_t> ends_;  // of the blocks, in bytes, where they are not
+  int skip_;  // the block for this rank alone, which it takes from the operand itself; -1: there is none
 };
 
 class Pull final : public Pollable {
  public:
+  static constexpr size_t kPieceBytes = size_t{256} << 10;  // moved per poll, so that the driver can look around
+
   static bool suits(Kind kind);
 
   // Enters: lays out what fits into the slot and posts. Returns the number of the post.
-  static uint64_t enter(Board& board, PullSlots& slots, const Request& request);
+  static uint64_t enter(Board& board, PullSlots& slots, const PullCall& call);
+  // Whether the rank that made this post with `call` put its blocks beside it.
+  static bool is_inline(const PullCall& call, int size, const BoardEntry::Post& post);
+  static uint64_t longest_block(const PullCall& call, int size, int rank, const BoardEntry::Post& post);
+  // The rows of an all-to-all that `rank` sends to this one, and where they begin in its operand.
+  struct Rows {
+    uint64_t begin, count;
+  };
+  static Rows rows_from(const Board& board, const PullSlots& slots, uint64_t ticket, int rank);
 
   // All ranks have made post `ticket` with equal fingerprints. The first poll allocates the result of ragged ones.
   Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket);
-  // Nothing but slots is to be read, and they are filled: one poll finishes.
-  bool ready() const { return rounds_ == 1 && !in_place_; }
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
 
@@ -99,8 +148,9 @@ class Pull final : public Pollable {
     const std::byte* in_place;  // null: through the slot of `rank`
     int rank;
     uint64_t bytes;
-    std::byte* to;   // copied to here; unused by a reduction
-    uint64_t taken;  // bytes
+    std::byte* to;     // copied to here; unused by a reduction
+    uint64_t taken;    // bytes
+    uint64_t foreign;  // not 0: its address in the memory of `rank`'s process
   };
 
   void count_rounds();
@@ -115,11 +165,10 @@ class Pull final : public Pollable {
   bool copy_some();
   bool reduce_some();
 
-  static constexpr size_t kPieceBytes = size_t{256} << 10;  // moved per poll, so that the driver can look around
-
   Board& board_;
   PullSlots& slots_;
   Operation& operation_;
+  const PullCall call_;
   const Contribution mine_;
   size_t cell_bytes_;
   std::vector<Source> sources_;
@@ -131,23 +180,6 @@ class Pull final : public Pollable {
   bool read_in_place_ = false;  // this rank's is
   bool found_ = false;          // sources_ is filled
   size_t next_ = 0;             // source under way
-};
-
-// A barrier or a small pull without a coroutine: what a synchronous call tries first. If the peers are late or there is
-// more to move, run_collective takes over from the post.
-class PullNow {
- public:
-  PullNow(Board& board, PullSlots& slots, Operation& operation);  // enters
-  uint64_t ticket() const { return ticket_; }
-  bool poll();    // true: everybody has entered
-  bool finish();  // false: run_collective has to go on
-
- private:
-  Board& board_;
-  PullSlots& slots_;
-  Operation& operation_;
-  uint64_t ticket_;
-  BoardWait everybody_;
 };
 
 }  // namespace dcoll

@@ -62,6 +62,10 @@ void leave_footprint(Footprint& to, uint64_t order, const Request& request, uint
         request.name);
 }
 
+void leave_footprint(Footprint& to, uint64_t order, const PullCall& call) {
+  leave(to, order, kNoTime, call.kind, call.dtype, call.op, call.count, call.row_elems, call.root, call.name);
+}
+
 const Footprint& later(const Footprint& a, const Footprint& b) {
   return a.word[0].load(std::memory_order_relaxed) < b.word[0].load(std::memory_order_relaxed) ? b : a;
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/operation.h"
+#include "engine/pull_call.h"
 #include "transport/window.h"
 
 namespace dcoll {
@@ -14,6 +15,7 @@ namespace dcoll {
 inline constexpr uint64_t kNoTime = 0;
 uint64_t footprint_time();
 void leave_footprint(Footprint& footprint, uint64_t order, const Request& request, uint64_t time);
+void leave_footprint(Footprint& footprint, uint64_t order, const PullCall& call);
 void leave_named_footprint(Footprint& footprint, uint64_t order, const ReduceCall& call);
 
 // The words: order; kind, dtype, op, length of the name; count; when; elements per row and root; the name, cut off.

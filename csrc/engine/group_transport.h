@@ -50,6 +50,7 @@ class GroupTransport final : public Transport {
   void wake() override { whole_.wake(); }
   void doze(uint32_t ticket, std::chrono::microseconds limit) override { whole_.doze(ticket, limit); }
   bool alert(bool on) override { return whole_.alert(on); }
+  void nudge() override { whole_.nudge(); }
   void check_peers() override { whole_.check_peers(); }
   void post_failure(const std::string& text) override { whole_.post_failure(text); }
   std::string poll_failure() override { return whole_.poll_failure(); }

@@ -1,22 +1,21 @@
 #include "engine/grouped.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
-#include "base/hash.h"
+#include "engine/group_text.h"
 
 namespace dcoll {
 namespace {
 
 // Groups of equal total size but other tensors must not meet. What ranks compare are names, so the tensors are part of
 // the name, and all of them of the name of each part.
-std::string name_of(std::string_view group, const std::vector<GroupTensor>& tensors) {
-  Fingerprint sizes;
-  for (const GroupTensor& tensor : tensors) sizes.add(tensor.count).add(static_cast<uint64_t>(tensor.dtype));
-  std::array<char, 24> hash{};
-  std::snprintf(hash.data(), hash.size(), "%08x", static_cast<unsigned>(sizes.value() & 0xffffffff));
-  return std::string(group) + "[" + std::to_string(tensors.size()) + " tensors, sizes #" + hash.data() + "]";
+std::string text_of(const std::vector<GroupTensor>& tensors) {
+  const auto text = [&](size_t i) {
+    return std::to_string(tensors[i].count) + " " + std::string(dtype_name(tensors[i].dtype));
+  };
+  return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
+    all.add(tensors[i].count).add(static_cast<uint64_t>(tensors[i].dtype));
+  });
 }
 
 }  // namespace
@@ -28,9 +27,10 @@ GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std
       prescale_(options.prescale),
       postscale_(options.postscale),
       given_name_(options.name),
-      name_(name_of(options.name, tensors)) {
+      tensors_(text_of(tensors)),
+      name_(given_name_ + "[" + tensors_ + "]") {
   for (const GroupTensor& tensor : tensors) {
-    Part& part = part_of(tensor.dtype);
+    Part& part = part_of(tensor.dtype, tensors.size());
     const size_t bytes = tensor.count * dtype_bytes(tensor.dtype);
     part.inputs.push_back({tensor.in, part.bytes, bytes});
     part.outputs.push_back({tensor.out, part.bytes, bytes});
@@ -39,12 +39,16 @@ GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std
   }
 }
 
-GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype) {
+GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype, size_t tensors) {
   for (Part& part : parts_) {
     if (part.dtype == dtype) return part;
   }
   parts_.emplace_back();
   parts_.back().dtype = dtype;
+  if (parts_.size() == 1) {  // mostly all are of one dtype
+    parts_.back().inputs.reserve(tensors);
+    parts_.back().outputs.reserve(tensors);
+  }
   return parts_.back();
 }
 
@@ -78,11 +82,11 @@ Request GroupedAllReduce::request_of(const Part& part) const {
 }
 
 // Groups of one name meet whatever is in them, so that a difference is a mismatch and not an endless wait: the tensors
-// are part of the fingerprint as the sizes of an Adasum are.
+// are part of the fingerprint instead of the name.
 Request GroupedAllReduce::request_by_name(const Part& part) const {
-  Request request = Request::of(call_of(part));
+  Request request = request_of(part);
   request.name = given_name_ + "/" + std::string(dtype_name(part.dtype));
-  for (const kernels::Segment& segment : part.inputs) request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
+  request.group = tensors_;
   return request;
 }
 
@@ -114,9 +118,8 @@ void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
 }
 
 bool GroupedAllReduce::done() const {
-  return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) {
-    return part.operation == nullptr || part.operation->done.load(std::memory_order_acquire);
-  });
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [&](const Part& part) { return part.operation == nullptr || comm_->poll(*part.operation); });
 }
 
 void GroupedAllReduce::finish(const std::function<void(Operation&)>& wait) {

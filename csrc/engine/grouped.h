@@ -51,7 +51,8 @@ class GroupedAllReduce {
     std::shared_ptr<Operation> operation;
   };
 
-  Part& part_of(DType dtype);
+  // A new one gets room for so many tensors.
+  Part& part_of(DType dtype, size_t tensors);
   void pack();
   ReduceCall call_of(const Part& part) const;
   Request request_of(const Part& part) const;
@@ -60,7 +61,7 @@ class GroupedAllReduce {
   const std::shared_ptr<Communicator> comm_;
   const ReduceOp op_;
   const double prescale_, postscale_;
-  const std::string given_name_, name_;
+  const std::string given_name_, tensors_, name_;
   std::vector<Part> parts_;
   size_t bytes_ = 0;
   bool unpacked_ = false;

@@ -4,15 +4,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <new>
-#include <utility>
+#include <vector>
 
 namespace dcoll {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kLargestKept = size_t{64} << 20;
+constexpr size_t kMostKept = size_t{64} << 20;    // in all
+constexpr size_t kLeastKept = size_t{128} << 10;  // smaller ones malloc() keeps by itself
 
 struct Block {
   std::byte* data = nullptr;
@@ -25,8 +27,8 @@ void release(Block block) {
   if (block.data != nullptr) ::operator delete(block.data, std::align_val_t{alignment_of(block.capacity)});
 }
 
-// The last large block that was freed, for the next that is about as large. Never destroyed: a block may be freed later
-// than static objects.
+// The large blocks that were freed last, for the next that are about as large. Never destroyed: a block may be freed
+// later than static objects.
 class Spare {
  public:
   static Spare& get() {
@@ -35,20 +37,32 @@ class Spare {
   }
   Block take(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (kept_.capacity < bytes || kept_.capacity > 2 * bytes) return {};
-    return std::exchange(kept_, {});
+    const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
+      return block.capacity >= bytes && block.capacity <= 2 * bytes;
+    });
+    if (found == kept_.rend()) return {};
+    const Block block = *found;
+    kept_.erase(std::prev(found.base()));
+    kept_bytes_ -= block.capacity;
+    return block;
   }
   void keep(Block block) {
-    {
-      const std::lock_guard lock(mutex_);
-      std::swap(kept_, block);
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(block);
+    kept_bytes_ += block.capacity;
+    while (kept_bytes_ > kMostKept || kept_.size() > kMostBlocks) {
+      kept_bytes_ -= kept_.front().capacity;
+      release(kept_.front());
+      kept_.erase(kept_.begin());
     }
-    release(block);
   }
 
  private:
+  static constexpr size_t kMostBlocks = 8;
+
   std::mutex mutex_;
-  Block kept_;
+  std::vector<Block> kept_;  // the last to be freed is the last
+  size_t kept_bytes_ = 0;
 };
 
 Block allocate(size_t bytes) {
@@ -74,7 +88,7 @@ std::shared_ptr<Memory> Memory::plain(size_t bytes) {
 
 std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
   Block block;
-  if (bytes >= kHugePage) block = Spare::get().take(bytes);
+  if (bytes >= kLeastKept) block = Spare::get().take(bytes);
   if (block.data == nullptr) block = allocate(bytes);
   return std::shared_ptr<Memory>(new Memory(nullptr, block.data, bytes, block.capacity));
 }
@@ -83,7 +97,7 @@ Memory::~Memory() {
   const Block block{data_, capacity_};
   if (window_) {
     window_->free(data_);
-  } else if (capacity_ >= kHugePage && capacity_ <= kLargestKept) {
+  } else if (capacity_ >= kLeastKept && capacity_ <= kMostKept) {
     Spare::get().keep(block);
   } else {
     release(block);

@@ -16,8 +16,9 @@ class Memory {
   static std::shared_ptr<Memory> mapped(std::shared_ptr<Window> window, size_t bytes);
   // Zeroed, private.
   static std::shared_ptr<Memory> plain(size_t bytes);
-  // Private, for what is about to be overwritten. Large blocks lie on huge pages, and the last one freed is used again:
-  // otherwise a result of many MiB costs more in page faults than in copying.
+  // Private, for what is about to be overwritten. From 2 MiB blocks lie on huge pages, and those from 128 KiB that were
+  // freed last are used again, at most 8 and 64 MiB of them: otherwise a result costs more in page faults than in
+  // copying.
   static std::shared_ptr<Memory> uninitialized(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;

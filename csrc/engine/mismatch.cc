@@ -6,15 +6,10 @@
 
 #include "base/error.h"
 #include "engine/join.h"
+#include "engine/ranks_text.h"
 
 namespace dcoll {
 namespace {
-
-std::string join_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
 
 void copy_text(const std::string& text, char* to, size_t bytes) {
   std::memcpy(to, text.data(), std::min(text.size(), bytes - 1));
@@ -81,7 +76,7 @@ std::string Mismatch::text() const {
   std::sort(by_rank.begin(), by_rank.end());
   std::string text;
   for (size_t i = 0; i < by_rank.size(); ++i) {
-    text += (i ? "; " : "") + join_ranks(by_rank[i].first) + " called " + by_rank[i].second;
+    text += (i ? "; " : "") + ranks_text(by_rank[i].first) + " called " + by_rank[i].second;
   }
   return text;
 }

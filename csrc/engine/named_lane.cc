@@ -170,7 +170,7 @@ void NamedLane::run(uint64_t id, Queue& running) {
   } else if (is_joined()) {
     running.push_back(std::make_shared<Operation>(Request{.kind = Kind::kJoin, .count = kOneRound}));
   } else {
-    throw TransportError("rank 0 ordered an operation by name that rank " + std::to_string(fabric_.rank) +
+    throw TransportError("an operation by name was ordered that rank " + std::to_string(fabric_.job_rank) +
                          " did not submit. Run the same dcoll version on every rank.");
   }
 }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "engine/pull_call.h"
 #include "plan/algorithms.h"
 
 namespace dcoll {
@@ -65,6 +66,11 @@ void validate_scale(const Request& r) {
                         ": prescale and postscale factors need a floating dtype (float16, bfloat16, "
                         "float32, float64). Leave them at 1.0 or convert first.");
   }
+}
+
+std::string factors_text(const Request& r) {
+  return (r.prescale != 1.0 ? ", prescale " + std::to_string(r.prescale) : "") +
+         (r.postscale != 1.0 ? ", postscale " + std::to_string(r.postscale) : "");
 }
 
 }  // namespace
@@ -134,20 +140,14 @@ uint64_t ReduceCall::fingerprint() const {
 
 uint64_t Request::fingerprint() const {
   if (stands_for != 0) return stands_for;
-  Fingerprint print;
   if (kind == Kind::kAllReduce) {
-    if (splits.empty()) return reduce_call().fingerprint();
-    print.add(reduce_call().fingerprint());
+    if (splits.empty() && group.empty()) return reduce_call().fingerprint();
+    Fingerprint print;
+    print.add(reduce_call().fingerprint()).add(group);
     for (const size_t elements : splits) print.add(elements);
     return print.value();
   }
-  print.add(static_cast<uint64_t>(kind)).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
-  if (kind == Kind::kBroadcast) print.add(count).add(static_cast<uint64_t>(root));
-  if (kind == Kind::kReduceScatter) {
-    print.add(count).add(static_cast<uint64_t>(op));
-    print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
-  }
-  return print.value();
+  return PullCall::of(*this).fingerprint();
 }
 
 size_t Request::bytes() const {
@@ -172,6 +172,10 @@ std::string Request::describe() const {
   std::string text(kind_name(kind));
   if (!name.empty()) text += " '" + name + "'";
   const std::string type(dtype_name(dtype));
+  if (!group.empty() && kind != Kind::kAllReduce) {
+    text += " (" + (reduces(kind) ? std::string(op_name(op)) + " of " : "") + group;
+    return text + factors_text(*this) + ")";
+  }
   switch (kind) {
     case Kind::kAllReduce:
       text += " (" + std::string(op_name(op)) + " of " + std::to_string(count) + " " + type;
@@ -181,7 +185,8 @@ std::string Request::describe() const {
               std::to_string(row_elems) + " " + type;
       break;
     case Kind::kBroadcast:
-      text += " (" + std::to_string(count) + " bytes of " + type + " from rank " + std::to_string(root);
+      text += " (" + std::to_string(count) + " bytes of " + type + " from rank " +
+              std::to_string(root_in_job >= 0 ? root_in_job : root);
       break;
     case Kind::kAllGather:
     case Kind::kAllToAll:
@@ -192,10 +197,9 @@ std::string Request::describe() const {
     case Kind::kJoin:
       return text;
   }
+  if (!group.empty()) text += ", " + group;
   if (reduces(kind) && !algo.empty()) text += ", algo " + algo;
-  if (prescale != 1.0) text += ", prescale " + std::to_string(prescale);
-  if (postscale != 1.0) text += ", postscale " + std::to_string(postscale);
-  return text + ")";
+  return text + factors_text(*this) + ")";
 }
 
 std::byte* Operation::place_output(size_t bytes) {

@@ -59,11 +59,15 @@ struct Request {
   int root = 0;
   double prescale = 1.0;
   double postscale = 1.0;
-  std::string algo{};            // "" = as configured
-  std::string name{};            // part of what ranks compare; "" is fine
-  std::vector<size_t> splits{};  // alltoall: rows for each rank. Adasum: elements of each tensor; {} is one tensor
-  uint64_t stands_for = 0;       // a joined rank's part in what others called: their fingerprint
-  size_t out_bytes = 0;  // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
+  std::string algo{};  // "" = as configured
+  std::string name{};  // part of what ranks compare; "" is fine
+  // alltoall: rows for each rank. reducescatter: elements for each rank; {} is rows shared evenly. Adasum: elements of
+  // each tensor; {} is one tensor
+  std::vector<size_t> splits{};
+  uint64_t stands_for = 0;  // a joined rank's part in what others called: their fingerprint
+  size_t out_bytes = 0;     // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
+  std::string group{};      // of several tensors as one: what they are, compared as the name is
+  int root_in_job = -1;     // what messages call the root; -1: by its number here
 
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings

@@ -2,6 +2,8 @@
 
 #include <sstream>
 
+#include "engine/ranks_text.h"
+
 namespace dcoll {
 namespace {
 
@@ -34,7 +36,7 @@ std::string places(const std::map<int, Answer>& answers) {
     ranks_at[answer.place.empty() ? answer.silence : "at " + answer.place].push_back(rank);
   }
   for (const auto& [place, ranks] : ranks_at) {
-    parts.push_back(list_ranks(ranks) + (place.empty() ? "" : (place.starts_with("at ") ? " " : ": ") + place));
+    parts.push_back(ranks_text(ranks) + (place.empty() ? "" : (place.starts_with("at ") ? " " : ": ") + place));
   }
   return joined(parts, "; ");
 }
@@ -46,12 +48,6 @@ std::string of_missing(int rank, const Answer& answer) {
 }
 
 }  // namespace
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
 
 std::string shortened(const std::string& text, size_t most) {
   if (text.size() <= most) return text;
@@ -121,7 +117,7 @@ std::string stall_report(const std::string& operation, double seconds, const std
   }
   std::string text = operation + " stalls for " + std::to_string(static_cast<int64_t>(seconds)) + " s. ";
   text += absent.empty() ? "All ranks wait in it, or have done their part: a link between them may be down."
-                         : "Missing: " + list_ranks(absent) + ". ";
+                         : "Missing: " + ranks_text(absent) + ". ";
   if (!missing.empty()) text += joined(missing, ". ") + ". " + (absent.size() > kMostNamed ? "And others. " : "");
   return text + (absent.empty() ? " " : "") + "Waiting: " + places(answers) + ".";
 }

@@ -50,8 +50,6 @@ void take_stack(Answer& answer, std::string_view lines);
 std::string stall_report(const std::string& operation, double seconds, const std::map<int, Answer>& answers,
                          const std::map<int, std::string>& silent);
 
-// "rank 3", "ranks 0, 2"
-std::string list_ranks(const std::vector<int>& ranks);
 // At most `most` bytes, in whole characters, ending in "..." where something was cut off.
 std::string shortened(const std::string& text, size_t most);
 

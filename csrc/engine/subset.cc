@@ -105,8 +105,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
   constexpr int kMultiple = 3;
   if (mpi->thread_level() < kMultiple) {
     throw TransportError(
-        "a process set whose ranks do not all share memory needs MPI_THREAD_MULTIPLE, which this MPI does not offer, "
-        "or "
+        "a process set whose ranks do not all share memory needs MPI_THREAD_MULTIPLE, which this MPI does not offer or "
         "was not asked for. Let dcoll.init() initialise MPI, or use an MPI built with thread support");
   }
   const auto messages = mpi->subset(ranks_);

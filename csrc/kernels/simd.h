@@ -212,7 +212,15 @@ struct Float16 {
   }
   DCOLL_INLINE static void store(char* p, const Wide<VecF>& w) {
 #pragma GCC unroll 8
+#if defined(__AVX512BW__)
     for (size_t u = 0; u < kUnroll; ++u) store_vec(p + u * kVectorBytes / 2, narrow_half(w.v[u]));
+#else
+    // One store for two vectors: a core stores one per cycle, of whatever width.
+    for (size_t u = 0; u < kUnroll; u += 2) {
+      const __m256i low = _mm256_castsi128_si256((__m128i)narrow_half(w.v[u]));
+      store_vec(p + u * kVectorBytes / 2, (VecU)_mm256_inserti128_si256(low, (__m128i)narrow_half(w.v[u + 1]), 1));
+    }
+#endif
   }
 };
 #else

@@ -41,6 +41,7 @@ class LaneTransport final : public Transport {
   void wake() override { main_.wake(); }
   void doze(uint32_t ticket, std::chrono::microseconds limit) override { main_.doze(ticket, limit); }
   bool alert(bool on) override { return main_.alert(on); }
+  void nudge() override { main_.nudge(); }
   void check_peers() override { main_.check_peers(); }
   void post_failure(const std::string& text) override { main_.post_failure(text); }
   std::string poll_failure() override { return main_.poll_failure(); }

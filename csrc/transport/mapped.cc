@@ -249,18 +249,23 @@ void MappedTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
 void MappedTransport::doze(uint32_t ticket, std::chrono::microseconds limit) {
   RegionHeader& own = world_->header(rank());
   const uint32_t doorbell = own.doorbell.load(std::memory_order_seq_cst);
+  uint32_t nudged = RegionHeader::kNudged;
+  if (own.alert.compare_exchange_strong(nudged, RegionHeader::kAlert, std::memory_order_seq_cst)) return;
   if (signals() == ticket) futex_wait(own.doorbell, doorbell, limit);
 }
 
-// As a sleeper in wait() does: registered first, then the caller looks whether anything happened.
 bool MappedTransport::alert(bool on) {
-  const uint32_t change = on ? 1 : ~uint32_t{0};
-  world_->header(rank()).sleepers.fetch_add(change, std::memory_order_seq_cst);
-  if (group_ != nullptr) group_->sleepers.fetch_add(change, std::memory_order_seq_cst);
+  world_->header(rank()).alert.store(on ? RegionHeader::kAlert : RegionHeader::kQuiet, std::memory_order_seq_cst);
   return true;
 }
 
-void MappedTransport::wake() { world_->regions[static_cast<size_t>(rank())]->ring(); }
+void MappedTransport::nudge() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) world_->regions[static_cast<size_t>(peer)]->nudge();
+  }
+}
+
+void MappedTransport::wake() { world_->regions[static_cast<size_t>(rank())]->wake(); }
 
 // ---- Failures ----
 
@@ -293,6 +298,7 @@ void MappedTransport::post_failure(const std::string& text) {
     std::memcpy(notice.text, text.data(), notice.length);
     notice.state.store(FailureNotice::kReady, std::memory_order_release);
     region.ring();
+    region.nudge();
   }
 }
 

@@ -22,10 +22,16 @@
 // and look are seq_cst on both sides again: either the sleeper sees the release, or the releaser sees the sleeper and
 // rings its doorbell.
 //
-// Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait(), wait() and their
-// twins for notes, which may run at any time on any thread: they touch nothing but the words slept on. Window::alloc,
-// Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The destructor must
-// not run beside any of them.
+// Dozing. A thread that dozes is no sleeper, so nothing above pays for it. Its rank is alert (RegionHeader::alert)
+// while something is left to that thread, and a peer that waits in vain nudges it: alert becomes nudged, then the
+// doorbell is rung, then it is woken. The dozer reads the doorbell, then takes back a nudge, then sleeps on the
+// doorbell it read. All are seq_cst: either it sees the nudge, or the kernel the new doorbell.
+//
+// Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait(), wait(), doze(),
+// alert(), nudge(), and those of a listener, which may run at any time on any thread: they touch nothing but the words
+// slept on and the group's line.
+// Window::alloc, Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The
+// destructor must not run beside any of them.
 //
 // Values a peer wrote (lengths, counts) are checked before they are used; a peer can send wrong data, but not make this
 // process read or write outside its regions.
@@ -97,6 +103,7 @@ class MappedTransport final : public Transport {
   void wake() override;
   void doze(uint32_t ticket, std::chrono::microseconds limit) override;
   bool alert(bool on) override;
+  void nudge() override;
 
   void check_peers() override;
   void post_failure(const std::string& text) override;

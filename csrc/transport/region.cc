@@ -82,4 +82,15 @@ void Region::ring() const {
   if (to.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(to.doorbell);
 }
 
+void Region::wake() const {
+  header().doorbell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(header().doorbell);
+}
+
+void Region::nudge() const {
+  uint32_t expected = RegionHeader::kAlert;
+  if (header().alert.load(std::memory_order_relaxed) != expected) return;
+  if (header().alert.compare_exchange_strong(expected, RegionHeader::kNudged, std::memory_order_seq_cst)) wake();
+}
+
 }  // namespace dcoll

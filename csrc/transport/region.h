@@ -38,6 +38,7 @@ struct FailureNotice {
 struct RegionHeader {
   static constexpr uint64_t kMagic = 0x31304c4c4f4344ull;  // "DCOLL01"
   enum State : uint32_t { kOpen = 1, kClosed = 2 };
+  enum Alert : uint32_t { kQuiet = 0, kAlert = 1, kNudged = 2 };
 
   uint64_t magic;
   uint32_t local_rank;
@@ -49,6 +50,8 @@ struct RegionHeader {
   // On one line, so that ringing takes one cache miss.
   alignas(kLinePair) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
+  // An Alert: whether the owner has left something to a thread that dozes on the doorbell without being a sleeper.
+  std::atomic<uint32_t> alert;
 
   // Rung by whoever posted a note; the owner's listener sleeps on it. Incremented (release) after the note was posted
   // and read (acquire) before notes are looked for. On a line of its own: nothing else touches it.
@@ -125,6 +128,9 @@ class Region {
   // Memory order: what the caller wrote before ring() is visible to a thread of the owner whose prepare_wait() returned
   // the new value, and to one that such a wait() woke. See "Sleeping" in mapped.h.
   void ring() const;
+  // Wakes those that doze on the doorbell too. nudge(): if the owner is alert.
+  void wake() const;
+  void nudge() const;
 
  private:
   std::byte* base_;

@@ -113,6 +113,7 @@ class Router final : public Transport {
   }
   void doze(uint32_t ticket, microseconds limit) override { sleeps_on_->doze(ticket, limit); }
   bool alert(bool on) override { return sleeps_on_->alert(on) && !remote_used_; }
+  void nudge() override { sleeps_on_->nudge(); }
 
   void check_peers() override {
     for_each([](Transport& medium) { medium.check_peers(); });

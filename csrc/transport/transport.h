@@ -99,12 +99,14 @@ class Transport {
   // Ends a wait() of this rank's from another thread of this process. Needs no lock.
   virtual void wake() = 0;
 
-  // The sleep of a thread with nothing to do: until wake(), or `limit` passed; peers' actions do not end it, and need
-  // not pay for waking anybody, but while alert(true) holds. alert() returns false where peers cannot wake a thread.
-  // Needs no lock. As with wait(), look between prepare_wait() and doze(); and after alert(true), for what happened
-  // before.
+  // The sleep of a thread with nothing to do: until wake(), or a peer's nudge() while alert(true) holds, or `limit`
+  // passed. What peers do otherwise does not end it, so they need not pay for waking anybody. alert() returns false
+  // where peers cannot nudge. Needs no lock. As with wait(), look between prepare_wait() and doze().
   virtual void doze(uint32_t ticket, std::chrono::microseconds limit) = 0;
   virtual bool alert(bool on) = 0;
+  // For a rank that waits in vain: ends the doze of each peer whose alert holds. Cheap where there is none. Needs no
+  // lock.
+  virtual void nudge() {}
 
   // Throws PeerError if a peer is known to be gone (its process ended, its socket closed). Called rarely (~10 times/s
   // while waiting).

@@ -80,7 +80,7 @@ void for_every_way(int n, const std::function<void(Communicator&, Where, How)>& 
   }
 }
 
-constexpr size_t kSizes[] = {0, 1, 63, 4096, 16384, 16385, 65536, 65537, 300007};
+constexpr size_t kSizes[] = {0, 1, 63, 88, 89, 4096, 16384, 16385, 65536, 65537, 300007};
 
 }  // namespace
 
@@ -338,7 +338,8 @@ TEST(in_any_sequence) {
           if (queued) CHECK_EQ(count_wrong(queued->output->data() + rank * bytes, bytes, rank, i), size_t{0});
         }
         float x = static_cast<float>(i);
-        if (auto sum = comm.run_or_submit({.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1})) comm.wait(*sum);
+        if (auto sum = comm.run_or_submit(Request{.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}))
+          comm.wait(*sum);
         CHECK_EQ(x, static_cast<float>(i * n));
       }
     });

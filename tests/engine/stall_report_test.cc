@@ -90,6 +90,8 @@ TEST(footprints) {
   CHECK(read_footprint(footprint).ends_with(" s ago"));
   leave_footprint(footprint, ++order, ReduceCall{.count = 5, .dtype = DType::kFloat64});
   CHECK_EQ(read_footprint(footprint), std::string("finished allreduce (sum of 5 float64)"));
+  leave_footprint(footprint, ++order, PullCall{.kind = Kind::kBroadcast, .count = 6, .root = 1});
+  CHECK_EQ(read_footprint(footprint), std::string("finished broadcast (6 bytes of float32 from rank 1)"));
   const std::string longest(200, 'n');
   leave_footprint(footprint, ++order, Request{.kind = Kind::kBarrier, .name = longest}, kNoTime);
   CHECK_EQ(read_footprint(footprint), "finished barrier '" + longest.substr(0, 80) + "'");

@@ -189,6 +189,35 @@ def check_gradients_of_the_others() -> None:
     assert torch.equal(scaled, 4 * gathered)
 
 
+def check_gradients_of_groups() -> None:
+    """The same as those of one call per tensor."""
+    n, r = hvd.size(), hvd.rank()
+    calls: list[tuple[Callable[[list[torch.Tensor]], list[torch.Tensor]], Collective]] = [
+        (hvd.grouped_allgather, hvd.allgather),
+        (hvd.grouped_reducescatter, hvd.reducescatter),
+        (
+            lambda group: hvd.grouped_reducescatter(group, op=hvd.Sum, prescale_factor=2.0, postscale_factor=4.0),
+            lambda one: hvd.reducescatter(one, op=hvd.Sum, prescale_factor=2.0, postscale_factor=4.0),
+        ),
+        (
+            lambda group: hvd.grouped_reducescatter(group, compression=hvd.Compression.fp16, op=hvd.Sum),
+            lambda one: hvd.reducescatter(one, compression=hvd.Compression.fp16, op=hvd.Sum),
+        ),
+    ]
+    for together, alone in calls:
+        more = r if alone is hvd.allgather else 0
+        parts = [values(r, 3 + more, 2), values(r, n, dtype=torch.float64), values(r, 4, 2)]
+        want = [gradient(alone, one, weight_of(r)) for one in (parts[0], parts[1])]
+        group = [parts[0].clone().requires_grad_(), parts[1].clone().requires_grad_(), parts[2]]
+        out = together(group)
+        assert out[0].requires_grad
+        sum((weight_of(r)(one) * one).sum() for one in out[:2]).backward()  # nothing depends on the last
+        assert torch.equal(group[0].grad, want[0])
+        assert torch.equal(group[1].grad, want[1])
+        assert group[2].grad is None
+        assert equal([one.detach() for one in out], [alone(one) for one in parts])
+
+
 def check_compression() -> None:
     class Negated:
         @staticmethod

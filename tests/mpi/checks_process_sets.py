@@ -76,6 +76,12 @@ def check_every_collective_on_overlapping_sets() -> None:
         assert splits.dtype == torch.int32
         out = hvd.grouped_allreduce([torch.full((5,), float(r)), torch.ones(2)], op=hvd.Sum, process_set=one)
         assert [t.tolist() for t in out] == [[float(sum(members))] * 5, [float(size)] * 2]
+        group = [torch.full((place + 1, 2), r), torch.full((2 * size,), float(r))]
+        gathered = hvd.grouped_allgather(group, process_set=one)
+        assert gathered[0][:, 0].tolist() == [k for i, k in enumerate(members) for _ in range(i + 1)]
+        assert gathered[1].tolist() == [float(k) for k in members for _ in range(2 * size)]
+        shares = hvd.grouped_reducescatter([group[1], group[1].long()], op=hvd.Sum, process_set=one)
+        assert [share.tolist() for share in shares] == [[float(sum(members))] * 2] * 2
         assert hvd.broadcast_object({"from": r}, root_rank=members[-1], process_set=one) == {"from": members[-1]}
         assert hvd.allgather_object(r, process_set=one) == members
         hvd.barrier(process_set=one)
@@ -141,6 +147,39 @@ def check_mismatch_in_a_set() -> None:
             hvd.allreduce(torch.ones(2 + hvd.rank()), process_set=pair)
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2
     assert hvd.remove_process_set(pair)
+
+
+def check_messages_of_a_set_say_the_ranks_of_the_job() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return  # ranks 0 and 1 are the whole
+    last = hvd.add_process_set([n - 2, n - 1])
+    if last.included():
+        with pytest.raises(hvd.MismatchError) as error:
+            hvd.broadcast(torch.ones(1), n - 2 if r == n - 2 else n - 1, process_set=last)
+        for rank in (n - 2, n - 1):
+            assert f"rank {rank} called broadcast (4 bytes of float32 from rank {rank})" in str(error.value)
+        with pytest.raises(hvd.MismatchError, match=f"rank {n - 1} called barrier"):
+            hvd.synchronize(hvd.broadcast_async(torch.ones(1), n - 1, process_set=last)) if r == n - 2 else hvd.barrier(
+                process_set=last
+            )
+        with pytest.raises((hvd.DcollError, TypeError, AttributeError)) as failed:
+            hvd.broadcast_object(Unpicklable(), n - 1, process_set=last)
+        assert r == n - 1 or f"rank {n - 1} could not pickle" in str(failed.value)
+        model = torch.nn.Linear(2, 1)
+        torch.nn.init.constant_(model.weight, float(r))
+        torch.nn.init.zeros_(model.bias)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), check_sync=1, process_set=last)
+        model(torch.ones(2)).backward()
+        with pytest.raises(hvd.MismatchError, match=f"rank {n - 2} holds one value, rank {n - 1} another"):
+            optimizer.step()
+    hvd.remove_process_set(last)
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise TypeError("not this one")
 
 
 def check_many_sets_come_and_go() -> None:

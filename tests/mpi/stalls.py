@@ -12,7 +12,6 @@ import threading
 import time
 
 import numpy as np
-import torch
 
 import dcoll as hvd
 
@@ -55,7 +54,7 @@ def ordered() -> None:
 def by_name() -> None:
     if is_last():
         loads_data("by name: 'b' 'c') stalls")
-    handles = [hvd.allreduce_async(torch.ones(5), name=name) for name in ("a", "b", "c")]
+    handles = [hvd.allreduce_async(np.ones(5, np.float32), name=name) for name in ("a", "b", "c")]
     for handle in handles:
         hvd.synchronize(handle)
 
@@ -83,6 +82,8 @@ def process_set() -> None:
 
 
 def backward() -> None:
+    import torch  # takes seconds, which the other jobs need not wait
+
     model = torch.nn.Linear(4, 1)
     alone = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(2, 4)).sum().backward()
@@ -118,7 +119,7 @@ def elsewhere() -> None:
 
     def come_at_last() -> None:
         loads_data("allreduce 'first' (average of 1 float32) stalls")
-        hvd.allreduce_async(torch.ones(1), name="first").wait()
+        hvd.allreduce_async(np.ones(1, np.float32), name="first").wait()
 
     if is_last():
         late = threading.Thread(target=come_at_last)
@@ -126,7 +127,7 @@ def elsewhere() -> None:
         hvd.barrier()
         late.join()
     else:
-        hvd.allreduce_async(torch.ones(1), name="first").wait()
+        hvd.allreduce_async(np.ones(1, np.float32), name="first").wait()
         hvd.barrier()
 
 

@@ -59,8 +59,8 @@ BY_NAME = (r"allreduce 'a' \(average of 5 float32\) \(and 2 more by name: 'b' 'c
 
 
 def test_one_line_says_what_the_missing_rank_does(tmp_path: Path) -> None:
-    kinds = ["ordered", "by_name", "barrier", "join", "backward", "process_set"]
-    kinds += ["elsewhere", "holds_lock", "stopped", "leaves_early"]
+    kinds = ["ordered", "by_name", "barrier", "join", "process_set"]
+    kinds += ["elsewhere", "holds_lock", "stopped", "backward", "leaves_early"]
     told = reports(log_of(tmp_path, *kinds, DCOLL_LOG_LEVEL="debug"))
     check("ordered", *ORDERED, told)
     check("by_name", *BY_NAME, told)

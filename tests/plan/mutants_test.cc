@@ -4,19 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "plan/describe.h"
+#include "plan/names.h"
 #include "plan/steps.h"
 #include "plan/verify.h"
 #include "support/check.h"
 
+using dcoll::test::full_name;
 using namespace dcoll::plan;
 using namespace dcoll::plan::steps;
 
 namespace {
-
-std::string full_name(const Algorithm& algorithm) {
-  return std::string(collective_name(algorithm.collective)) + " " + std::string(algorithm.name);
-}
 
 // Mutants of one step that cannot be equivalent to the original, with names.
 struct Mutant {

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "plan/describe.h"
+#include "plan/names.h"
 #include "plan/steps.h"
 #include "support/check.h"
 
+using dcoll::test::full_name;
 using namespace dcoll::plan;
 using namespace dcoll::plan::steps;
 
@@ -41,10 +42,6 @@ void check_all_modes(const std::vector<Schedule>& all, Collective collective, Ve
     options.in_place = true;
     check_right(all, collective, options, what);
   }
-}
-
-std::string full_name(const Algorithm& algorithm) {
-  return std::string(collective_name(algorithm.collective)) + " " + std::string(algorithm.name);
 }
 
 void prove_all(Collective collective) {

@@ -9,6 +9,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import arguments
+import calls
+import optimizer
 import table
 import verify
 
@@ -127,3 +129,20 @@ def test_table_lines_up_and_counts_wrong_elements():
     assert table.count_wrong([row, row]) == 6
     assert "6 FAILED" in table.footer([row, row], args)
     assert "geometric mean : 4.00" in table.footer([row], args)
+
+
+@pytest.mark.parametrize("parse", [calls.parse_arguments, optimizer.parse_arguments, arguments.parse])
+def test_the_benchmarks_have_a_help(parse, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse(["--help"])
+    assert error.value.code == 0
+    assert "--json FILE" in capsys.readouterr().out
+
+
+def test_arguments_of_calls(capsys):
+    assert calls.parse_arguments([]).only == ["inline", "async", "grouped"]
+    assert calls.parse_arguments(["--only", "async", "--only", "inline"]).only == ["async", "inline"]
+    for wrong in (["--turns", "0"], ["--ms", "0"], ["--only", "all"]):
+        with pytest.raises(SystemExit):
+            calls.parse_arguments(wrong)
+        assert "allowed are" in capsys.readouterr().err or wrong[0] == "--only"

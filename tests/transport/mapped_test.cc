@@ -283,6 +283,43 @@ TEST(wake_ends_a_wait_from_another_thread) {
   t.wait(t.prepare_wait(), std::chrono::microseconds(-5));
 }
 
+TEST(a_nudge_ends_the_doze_of_a_rank_that_is_alert) {
+  auto ends = connect_local(3, small(64, 2));
+  Transport& dozer = *ends[0].transport;
+  Transport& peer = *ends[1].transport;
+  uint32_t before = dozer.prepare_wait();
+  peer.nudge();
+  CHECK_EQ(dozer.prepare_wait(), before);  // not alert
+  CHECK(dozer.alert(true));
+  peer.nudge();
+  peer.nudge();
+  CHECK_EQ(dozer.prepare_wait(), before + 1);  // once
+  dozer.doze(dozer.prepare_wait(), kHang);     // it came before the ticket was drawn, and is not lost
+  CHECK(dozer.alert(false));
+  before = dozer.prepare_wait();
+  peer.nudge();
+  CHECK_EQ(dozer.prepare_wait(), before);
+
+  std::atomic<int> stage{0};
+  constexpr int kTimes = 2000;
+  std::thread nudger([&] {
+    for (int k = 1; k <= kTimes; ++k) {
+      stage.store(k);
+      while (stage.load() == k) {
+        peer.nudge();
+        std::this_thread::yield();
+      }
+    }
+  });
+  for (int k = 1; k <= kTimes; ++k) {
+    dozer.alert(true);
+    while (stage.load() != k) dozer.doze(dozer.prepare_wait(), kHang);
+    dozer.alert(false);
+    stage.store(-k);
+  }
+  nudger.join();
+}
+
 TEST(first_failure_notice_wins) {
   auto ends = connect_local(3, small(64, 2));
   for (auto& end : ends) CHECK_EQ(end.transport->poll_failure(), std::string());

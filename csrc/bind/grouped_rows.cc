@@ -1,0 +1,208 @@
+// Grouped all-gather and reduce-scatter. Tensors are plain ones (operand.h), or come as (address, rows, elements per
+// row, dtype code), so that ranks with other kinds of tensors call the same.
+#include "engine/grouped_rows.h"
+
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/error.h"
+#include "bind/bind.h"
+#include "bind/by_name.h"
+#include "bind/operand.h"
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+// Above this the interpreter lock is given to other threads; below, handing it over may take longer than the work.
+constexpr size_t kKeepLockBytes = 64 << 10;
+
+using CommPtr = std::shared_ptr<Communicator>;
+
+// The shape of a tensor, a tuple.
+py::tuple shape_of(py::handle tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("shape");  // immortal
+  PyObject* shape = PyObject_GetAttr(tensor.ptr(), name);
+  if (shape == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::tuple>(shape);
+}
+
+size_t length(const py::tuple& shape, size_t dim) {
+  const size_t value = PyLong_AsSize_t(PyTuple_GET_ITEM(shape.ptr(), static_cast<Py_ssize_t>(dim)));
+  if (value == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+// A plain tensor with rows (operand.h), or (address, rows, elements per row, dtype code). False: neither.
+bool read_tensor(py::handle given, RowTensor& tensor) {
+  if (PyTuple_CheckExact(given.ptr())) {
+    const auto [address, rows, row_elems, dtype] = given.cast<std::tuple<uintptr_t, size_t, size_t, int>>();
+    if (dtype < 0 || dtype >= kNumDTypes) {
+      throw ArgumentError("dtype code " + std::to_string(dtype) + " does not exist; allowed are 0 to " +
+                          std::to_string(kNumDTypes - 1) + ".");
+    }
+    tensor = {reinterpret_cast<const void*>(address), rows, row_elems, static_cast<DType>(dtype)};
+    return true;
+  }
+  Operand operand;
+  if (!read_operand(given.ptr(), Access::kRead, operand)) return false;
+  const py::tuple shape = shape_of(given);
+  if (shape.empty()) return false;
+  const size_t rows = length(shape, 0);
+  size_t row_elems = rows > 0 ? operand.count / rows : 1;
+  for (size_t dim = 1; rows == 0 && dim < shape.size(); ++dim) row_elems *= length(shape, dim);
+  tensor = {operand.data, rows, row_elems, operand.dtype};
+  return true;
+}
+
+// Nothing when one of them is neither.
+std::optional<std::vector<RowTensor>> read_tensors(const py::list& given) {
+  std::vector<RowTensor> tensors(given.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!read_tensor(PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), tensors[i])) return std::nullopt;
+  }
+  return tensors;
+}
+
+// A group under way, or done. Packing is done when it is made, so the inputs are free.
+class RowGroupHandle {
+ public:
+  RowGroupHandle(CommPtr comm, std::unique_ptr<GroupedRows> group) : comm_(std::move(comm)), group_(std::move(group)) {}
+  bool poll() const { return group_->done(); }
+  void wait(double timeout_s) {
+    group_->finish([&](Operation& operation) { wait_interruptibly(*comm_, operation, timeout_s); });
+  }
+  std::vector<size_t> rows() const {
+    check_finished();
+    return group_->rows();
+  }
+  void unpack(const std::vector<uintptr_t>& addresses) const {
+    check_finished();
+    std::vector<void*> results;
+    for (const uintptr_t address : addresses) results.push_back(reinterpret_cast<void*>(address));
+    group_->unpack(results);
+  }
+
+ private:
+  void check_finished() const {
+    if (!poll()) throw ArgumentError("the group is not finished; call wait() first.");
+  }
+  CommPtr comm_;
+  std::unique_ptr<GroupedRows> group_;
+};
+
+// New tensors like the given ones, but with these numbers of rows.
+py::list with_rows(const py::list& tensors, const std::vector<size_t>& rows, const py::dict& makers) {
+  py::list made(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const py::handle tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i));
+    const py::tuple shape = shape_of(tensor);
+    py::tuple wanted(shape.size());
+    wanted[0] = rows[i];
+    for (size_t dim = 1; dim < shape.size(); ++dim) wanted[dim] = shape[dim];
+    PyObject* maker = PyDict_GetItemWithError(makers.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())));
+    if (maker == nullptr) throw ArgumentError("makers has none for a tensor's type.");
+    PyObject* arguments[] = {tensor.ptr(), wanted.ptr()};
+    PyObject* result = PyObject_Vectorcall(maker, arguments, 2, nullptr);
+    if (result == nullptr) throw py::error_already_set();
+    PyList_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), result);
+  }
+  return made;
+}
+
+// The results of a finished group, in new tensors like those that were given. makers: of each type, what makes a tensor
+// from one of that type and a shape.
+py::object unpack_new(const RowGroupHandle& group, const py::list& tensors, const py::dict& makers) {
+  py::list results = with_rows(tensors, group.rows(), makers);
+  std::vector<uintptr_t> addresses;
+  for (const py::handle result : results) {
+    Operand operand;
+    if (!read_operand(result.ptr(), Access::kWrite, operand)) return py::none();
+    addresses.push_back(reinterpret_cast<uintptr_t>(operand.data));
+  }
+  group.unpack(addresses);
+  return results;
+}
+
+using Handle = std::unique_ptr<RowGroupHandle>;
+using Group = std::unique_ptr<GroupedRows>;  // null: not all of the tensors can be read
+
+Handle start(const CommPtr& comm, Group group) {
+  if (group == nullptr) return nullptr;
+  group->start();
+  return std::make_unique<RowGroupHandle>(comm, std::move(group));
+}
+
+Handle start(const ByName& named, Group group) {
+  if (group == nullptr) return nullptr;
+  group->start_by_name();
+  return std::make_unique<RowGroupHandle>(named.comm, std::move(group));
+}
+
+Handle run(const CommPtr& comm, Group group) {
+  if (group == nullptr) return nullptr;
+  if (group->bytes() <= kKeepLockBytes) {
+    group->run([&](Operation& operation) { wait_interruptibly(*comm, operation, -1); });
+  } else {
+    const py::gil_scoped_release unlocked;
+    group->run([&](Operation& operation) {
+      const py::gil_scoped_acquire locked;
+      wait_interruptibly(*comm, operation, -1);
+    });
+  }
+  return std::make_unique<RowGroupHandle>(comm, std::move(group));
+}
+
+Group gather(const CommPtr& comm, const py::list& given, const std::string& name) {
+  auto tensors = read_tensors(given);
+  return tensors ? std::make_unique<GroupedAllGather>(comm, std::move(*tensors), name) : nullptr;
+}
+
+Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
+              double postscale) {
+  if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
+  const ReduceCall options{.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
+  auto tensors = read_tensors(given);
+  return tensors ? std::make_unique<GroupedReduceScatter>(comm, std::move(*tensors), options) : nullptr;
+}
+
+}  // namespace
+
+void bind_grouped_rows(py::module_& m) {
+  using namespace py::literals;
+  py::class_<RowGroupHandle>(m, "RowGroupHandle", py::is_final())
+      .def("poll", &RowGroupHandle::poll)
+      .def("wait", &RowGroupHandle::wait, "timeout"_a = -1.0)
+      .def("rows", &RowGroupHandle::rows)
+      .def("unpack", &RowGroupHandle::unpack, "addresses"_a);
+  m.def("unpack_rows", &unpack_new, "group"_a, "tensors"_a, "makers"_a);
+  const auto define_gather = [&](const char* name, auto function) {
+    m.def(name, function, "comm"_a, "tensors"_a, "name"_a = "");
+  };
+  const auto define_scatter = [&](const char* name, auto function) {
+    m.def(name, function, "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0);
+  };
+  using Name = const std::string&;
+  define_gather("grouped_allgather_sync",
+                [](const CommPtr& c, const py::list& t, Name name) { return run(c, gather(c, t, name)); });
+  define_gather("grouped_allgather",
+                [](const CommPtr& c, const py::list& t, Name name) { return start(c, gather(c, t, name)); });
+  define_gather("grouped_allgather",
+                [](const ByName& c, const py::list& t, Name name) { return start(c, gather(c.comm, t, name)); });
+  define_scatter("grouped_reducescatter_sync", [](const CommPtr& c, const py::list& t, int op, Name name, double pre,
+                                                  double post) { return run(c, scatter(c, t, op, name, pre, post)); });
+  define_scatter("grouped_reducescatter", [](const CommPtr& c, const py::list& t, int op, Name name, double pre,
+                                             double post) { return start(c, scatter(c, t, op, name, pre, post)); });
+  define_scatter("grouped_reducescatter",
+                 [](const ByName& c, const py::list& t, int op, Name name, double pre, double post) {
+                   return start(c, scatter(c.comm, t, op, name, pre, post));
+                 });
+}
+
+}  // namespace dcoll::bind

@@ -1,0 +1,303 @@
+#include "bind/inline_call.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+// The job's communicator: what a callable without one of its own uses. Null between shutdown() and init().
+PyObject* job = nullptr;
+Communicator* job_communicator = nullptr;
+
+// The process sets with a communicator, by their Python objects; the global one is among them. Few, so a list.
+std::vector<Ranks> process_sets;
+
+constexpr const char* kParameterNames[kNumParameters] = {
+    "tensor",          "average",          "name",        "compression", "op",
+    "prescale_factor", "postscale_factor", "process_set", "root_rank",   "splits"};
+PyObject* interned[kNumParameters];
+
+}  // namespace
+
+// Names in a call's source are interned, so comparing addresses finds them.
+bool Arguments::place(PyObject* const* args, Py_ssize_t positional, PyObject* names, std::span<const Parameter> order) {
+  if (static_cast<size_t>(positional) > order.size()) return false;
+  for (Py_ssize_t i = 0; i < positional; ++i) given[order[static_cast<size_t>(i)]] = args[i];
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    const PyObject* name = PyTuple_GET_ITEM(names, i);
+    const auto found = std::find_if(order.begin(), order.end(), [&](Parameter at) { return interned[at] == name; });
+    if (found == order.end() || given[*found] != nullptr) return false;
+    given[*found] = args[positional + i];
+  }
+  return true;
+}
+
+Ranks find_ranks(const InlineCall& self, PyObject* process_set) {
+  if (process_set == nullptr) {
+    if (self.communicator != nullptr) return {nullptr, self.communicator, self.core};
+    return {nullptr, job, job_communicator};
+  }
+  for (const Ranks& known : process_sets) {
+    if (known.object == process_set) return known;
+  }
+  return {};
+}
+
+bool read_factor(PyObject* object, double& factor) {
+  if (object == nullptr) return true;
+  if (!PyFloat_CheckExact(object)) return false;
+  factor = PyFloat_AS_DOUBLE(object);
+  return true;
+}
+
+bool read_op(const InlineCall& self, PyObject* object, ReduceOp& op) {
+  if (absent(object)) {
+    op = ReduceOp::kAverage;
+    return true;
+  }
+  for (int code = 0; code < kNumReduceOps; ++code) {
+    if (self.ops[code] == object) {
+      op = static_cast<ReduceOp>(code);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool read_name(PyObject* object, std::string_view& name) {
+  if (absent(object)) return true;
+  if (!PyUnicode_CheckExact(object)) return false;
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object, &length);  // kept by the string once it was asked for
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  name = {text, static_cast<size_t>(length)};
+  return true;
+}
+
+bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation,
+                 std::initializer_list<PyObject*> memory) {
+  if (operation == nullptr) return true;
+  try {
+    wait_interruptibly(core, *operation, -1);
+    return true;
+  } catch (...) {
+    set_error(std::current_exception());
+  }
+  // Ctrl-C ends the wait, not the operation: the core works on this memory for as long as the peers take. So it must
+  // never be freed.
+  if (!operation->done.load(std::memory_order_acquire)) {
+    for (PyObject* object : memory) Py_XINCREF(object);
+  }
+  return false;
+}
+
+namespace {
+
+// --- the types
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  InlineCall& self = as_inline(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self.dict);
+  Py_VISIT(self.otherwise);
+  Py_VISIT(self.communicator);
+  Py_VISIT(self.no_compression);
+  Py_VISIT(self.wrap_rows);
+  for (PyObject* op : self.ops) Py_VISIT(op);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  InlineCall& self = as_inline(object);
+  self.core = nullptr;
+  Py_CLEAR(self.dict);
+  Py_CLEAR(self.otherwise);
+  Py_CLEAR(self.communicator);
+  Py_CLEAR(self.no_compression);
+  Py_CLEAR(self.wrap_rows);
+  for (PyObject*& op : self.ops) Py_CLEAR(op);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  if (as_inline(object).weakrefs != nullptr) PyObject_ClearWeakRefs(object);
+  clear(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+// ops: the members of dcoll.ReduceOp. False: a Python error is set.
+bool take_ops(InlineCall& self, PyObject* ops) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ops); ++i) {
+    PyObject* op = PyTuple_GET_ITEM(ops, i);
+    const long code = PyLong_AsLong(op);
+    if (code < 0 || code >= kNumReduceOps || self.ops[code] != nullptr) {
+      if (PyErr_Occurred() == nullptr) PyErr_Format(PyExc_ValueError, "%R is not the code of an operator", op);
+      return false;
+    }
+    self.ops[code] = Py_NewRef(op);
+  }
+  return true;
+}
+
+// What both types have. Null: a Python error is set.
+PyObject* make(PyTypeObject* type, PyObject* otherwise, PyObject* ops, PyObject* communicator,
+               PyObject* no_compression) {
+  Communicator* core = nullptr;
+  if (communicator != Py_None && (core = communicator_of(communicator)) == nullptr) return nullptr;
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  InlineCall& self = as_inline(object);
+  self.otherwise = Py_NewRef(otherwise);
+  self.no_compression = Py_XNewRef(no_compression);
+  if (core != nullptr) {
+    self.communicator = Py_NewRef(communicator);
+    self.core = core;
+  }
+  if (take_ops(self, ops)) return object;
+  Py_DECREF(object);
+  return nullptr;
+}
+
+PyObject* create_all_reduce(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"otherwise", "ops", "in_place", "communicator", "no_compression", nullptr};
+  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr;
+  int in_place = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OO!p|OO:InlineAllReduce", const_cast<char**>(names), &otherwise,
+                                  &PyTuple_Type, &ops, &in_place, &communicator, &no_compression) == 0) {
+    return nullptr;
+  }
+  PyObject* object = make(type, otherwise, ops, communicator, no_compression);
+  if (object == nullptr) return nullptr;
+  InlineCall& self = as_inline(object);
+  self.call = call_all_reduce;
+  self.kind = Kind::kAllReduce;
+  self.in_place = in_place != 0;
+  return object;
+}
+
+bool read_kind(const char* text, Kind& kind) {
+  for (const Kind known : {Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll, Kind::kBarrier}) {
+    if (kind_name(known) == text) {
+      kind = known;
+      return true;
+    }
+  }
+  PyErr_Format(PyExc_ValueError,
+               "no collective '%s'; allowed are broadcast, allgather, reducescatter, alltoall, barrier", text);
+  return false;
+}
+
+PyObject* create_collective(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"otherwise",    "collective",     "ops",       "in_place",
+                                "communicator", "no_compression", "wrap_rows", nullptr};
+  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr, *wrap_rows = nullptr;
+  const char* collective = nullptr;
+  int in_place = 0;
+  Kind kind{};
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOO:InlineCollective", const_cast<char**>(names), &otherwise,
+                                  &collective, &PyTuple_Type, &ops, &in_place, &communicator, &no_compression,
+                                  &wrap_rows) == 0 ||
+      !read_kind(collective, kind)) {
+    return nullptr;
+  }
+  PyObject* object = make(type, otherwise, ops, communicator, no_compression);
+  if (object == nullptr) return nullptr;
+  InlineCall& self = as_inline(object);
+  self.call = call_collective;
+  self.kind = kind;
+  self.in_place = in_place != 0;
+  self.wrap_rows = Py_XNewRef(wrap_rows);
+  return object;
+}
+
+// As a function in a class body: a method of the instances.
+PyObject* bind_to(PyObject* self, PyObject* instance, PyObject*) {
+  return instance == nullptr || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+PyObject* repr(PyObject* self) { return PyObject_Repr(as_inline(self).otherwise); }
+
+// Pickled, and copied, by name, as functions are.
+PyObject* reduce_for_pickle(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
+
+PyMethodDef methods[] = {{"__reduce__", reduce_for_pickle, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(InlineCall, call), READONLY, nullptr},
+                         {"__dictoffset__", T_PYSSIZET, offsetof(InlineCall, dict), READONLY, nullptr},
+                         {"__weaklistoffset__", T_PYSSIZET, offsetof(InlineCall, weakrefs), READONLY, nullptr},
+                         {nullptr, 0, 0, 0, nullptr}};
+PyGetSetDef attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+// The two types differ in how an object is made.
+PyObject* make_type(const char* name, newfunc create) {
+  PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
+                         {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                         {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                         {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                         {Py_tp_descr_get, reinterpret_cast<void*>(bind_to)},
+                         {Py_tp_repr, reinterpret_cast<void*>(repr)},
+                         {Py_tp_methods, methods},
+                         {Py_tp_members, members},
+                         {Py_tp_getset, attributes},
+                         {0, nullptr}};
+  PyType_Spec spec = {name, sizeof(InlineCall), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                      slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw py::error_already_set();
+  return type;
+}
+
+void set_job(const py::object& communicator) {
+  Communicator* core = nullptr;
+  if (!communicator.is_none() && (core = communicator_of(communicator.ptr())) == nullptr) throw py::error_already_set();
+  const auto before = py::reinterpret_steal<py::object>(job);  // freed at the end, when the new one is in place
+  job = core != nullptr ? Py_NewRef(communicator.ptr()) : nullptr;
+  job_communicator = core;
+}
+
+// None: the set is no more.
+void set_process_set(const py::object& process_set, const py::object& communicator) {
+  Communicator* core = nullptr;
+  if (!communicator.is_none() && (core = communicator_of(communicator.ptr())) == nullptr) throw py::error_already_set();
+  const auto found = std::find_if(process_sets.begin(), process_sets.end(),
+                                  [&](const Ranks& known) { return known.object == process_set.ptr(); });
+  if (found != process_sets.end()) {
+    const auto object = py::reinterpret_steal<py::object>(found->object);  // freed when the list is whole again
+    const auto before = py::reinterpret_steal<py::object>(found->communicator);
+    process_sets.erase(found);
+  }
+  if (core == nullptr) return;
+  process_sets.push_back({Py_NewRef(process_set.ptr()), Py_NewRef(communicator.ptr()), core});
+}
+
+}  // namespace
+
+void bind_inline_calls(py::module_& m) {
+  for (int i = 0; i < kNumParameters; ++i) {
+    interned[i] = PyUnicode_InternFromString(kParameterNames[i]);
+    if (interned[i] == nullptr) throw py::error_already_set();
+  }
+  m.add_object("InlineAllReduce",
+               py::reinterpret_steal<py::object>(make_type("dcoll._C.InlineAllReduce", create_all_reduce)));
+  m.add_object("InlineCollective",
+               py::reinterpret_steal<py::object>(make_type("dcoll._C.InlineCollective", create_collective)));
+  m.def("set_process_set", &set_process_set, py::arg("process_set"), py::arg("communicator").none(true));
+  m.def("set_job", &set_job, py::arg("communicator").none(true));
+}
+
+}  // namespace dcoll::bind

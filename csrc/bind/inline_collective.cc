@@ -1,0 +1,198 @@
+// InlineCollective: broadcast, allgather, reducescatter, alltoall and barrier as inline calls (inline_call.h).
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+#include "bind/inline_call.h"
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+std::span<const Parameter> parameters_of(Kind kind) {
+  static constexpr std::array kBroadcast{kTensor, kRootRank, kName, kProcessSet};
+  static constexpr std::array kGather{kTensor, kName, kProcessSet};
+  static constexpr std::array kScatter{kTensor, kName, kCompression, kOp, kProcessSet, kPrescale, kPostscale};
+  static constexpr std::array kExchange{kTensor, kSplits, kName, kProcessSet};
+  static constexpr std::array kMeet{kProcessSet};
+  switch (kind) {
+    case Kind::kBroadcast:
+      return kBroadcast;
+    case Kind::kAllGather:
+      return kGather;
+    case Kind::kReduceScatter:
+      return kScatter;
+    case Kind::kAllToAll:
+      return kExchange;
+    case Kind::kBarrier:
+      return kMeet;
+    case Kind::kAllReduce:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  return {};
+}
+
+// Roots are numbers of the job. False: not a plain number, or no rank of the set.
+bool read_root(const Communicator& core, PyObject* object, int& root) {
+  if (object == nullptr || !PyLong_CheckExact(object)) return false;
+  int overflow = 0;
+  const long rank = PyLong_AsLongAndOverflow(object, &overflow);
+  const std::vector<int>& job_ranks = core.members().job_ranks;
+  if (overflow != 0 || rank < 0) return false;
+  if (job_ranks.empty()) {
+    root = static_cast<int>(rank);
+    return rank < core.size();
+  }
+  const auto found = std::find(job_ranks.begin(), job_ranks.end(), static_cast<int>(rank));
+  root = static_cast<int>(found - job_ranks.begin());
+  return found != job_ranks.end();
+}
+
+// One call under way: what its steps share.
+class CollectiveCall {
+ public:
+  CollectiveCall(InlineCall& self, Communicator& core, const Arguments& arguments)
+      : self_(self), core_(core), arguments_(arguments), tensor_(arguments.given[kTensor]) {
+    call_.kind = self.kind;
+  }
+
+  // False: not a plain call, and nothing was done, or a Python error is set.
+  bool read() {
+    if (self_.kind == Kind::kBarrier) return true;
+    if (tensor_ == nullptr || !read_name(arguments_.given[kName], call_.name)) return false;
+    if (!self_.in_place && requires_grad(tensor_)) return false;
+    if (!read_operand(tensor_, self_.in_place ? Access::kWrite : Access::kRead, source_, &shape_)) return false;
+    call_.in = source_.data;
+    call_.dtype = source_.dtype;
+    return read_kind() && call_.plainly_valid(core_.size()) && make_result();
+  }
+
+  // A new reference; null: a Python error is set.
+  PyObject* run() {
+    if (self_.kind == Kind::kBroadcast && !self_.in_place && call_.root == core_.rank() && call_.count > 0) {
+      std::memcpy(call_.out, source_.data, source_.bytes());
+    }
+    std::shared_ptr<Operation> operation;
+    if (!run_call(core_, call_, source_.bytes(), {tensor_, result_.ptr()}, operation)) return nullptr;
+    if (self_.kind == Kind::kBarrier) return Py_NewRef(Py_None);
+    if (self_.in_place) return mark_written(tensor_) ? result_.release().ptr() : nullptr;
+    if (operation == nullptr || operation->output == nullptr) return result_.release().ptr();
+    return wrap(*operation);
+  }
+
+ private:
+  bool read_kind() {
+    switch (self_.kind) {
+      case Kind::kBroadcast:
+        call_.count = source_.bytes();
+        return read_root(core_, arguments_.given[kRootRank], call_.root);
+      case Kind::kReduceScatter:
+        call_.row_elems = shape_.row_elems();
+        return read_rows() && read_reduction();
+      case Kind::kAllToAll:
+        if (!absent(arguments_.given[kSplits])) return false;
+        [[fallthrough]];
+      case Kind::kAllGather:
+        call_.row_elems = shape_.row_elems() * dtype_bytes(source_.dtype);
+        return read_rows();
+      case Kind::kAllReduce:
+      case Kind::kBarrier:
+      case Kind::kShutdown:
+      case Kind::kJoin:
+        break;
+    }
+    return false;
+  }
+
+  bool read_rows() {
+    if (shape_.ndim == 0) return false;
+    call_.count = static_cast<size_t>(shape_.dims[0]);
+    return true;
+  }
+
+  bool read_reduction() {
+    PyObject* compression = arguments_.given[kCompression];
+    if (compression != nullptr && compression != self_.no_compression) return false;
+    if (arguments_.given[kOp] == Py_None || !read_op(self_, arguments_.given[kOp], call_.op)) return false;
+    return read_factor(arguments_.given[kPrescale], call_.prescale) &&
+           read_factor(arguments_.given[kPostscale], call_.postscale);
+  }
+
+  // The tensor the result goes to. Of an all-gather and an all-to-all it is a guess: ranks mostly bring as many rows as
+  // this one. A large result is left to the core.
+  bool make_result() {
+    const auto size = static_cast<int64_t>(core_.size());
+    Shape shape = shape_;
+    if (self_.in_place) {
+      result_ = py::reinterpret_borrow<py::object>(tensor_);
+      call_.out = source_.data;
+      return true;
+    }
+    bool same_shape = true;
+    if (self_.kind == Kind::kAllGather) {
+      shape.dims[0] *= size;
+      same_shape = false;
+    } else if (self_.kind == Kind::kReduceScatter) {
+      shape.dims[0] = shape.dims[0] / size + (core_.rank() < shape.dims[0] % size);
+      same_shape = false;
+    }
+    if (self_.kind == Kind::kAllGather || self_.kind == Kind::kAllToAll) {
+      call_.out_bytes = source_.bytes() * (same_shape ? 1 : core_.size());
+      if (call_.out_bytes == 0 || call_.out_bytes > kMostGuessedBytes) return false;
+    }
+    result_ = py::reinterpret_steal<py::object>(same_shape ? empty_like(tensor_) : new_empty(tensor_, source_, shape));
+    Operand target;
+    if (!result_ || !read_operand(result_.ptr(), Access::kWrite, target)) return false;
+    call_.out = target.data;
+    return true;
+  }
+
+  // The result is of another size than was guessed, and lies in memory of the core.
+  PyObject* wrap(Operation& operation) {
+    try {
+      if (self_.wrap_rows == nullptr) throw Error("a ragged result, but the callable has no wrap_rows");
+      const py::function wrap_rows = py::reinterpret_borrow<py::function>(self_.wrap_rows);
+      return wrap_rows(py::handle(tensor_), operation.output, operation.counts).release().ptr();
+    } catch (...) {
+      set_error(std::current_exception());
+      return nullptr;
+    }
+  }
+
+  static constexpr size_t kMostGuessedBytes = 128 << 10;  // up to here a tensor is cheaper than wrapping memory
+
+  InlineCall& self_;
+  Communicator& core_;
+  const Arguments& arguments_;
+  PyObject* const tensor_;
+  PullCall call_;
+  Operand source_;
+  Shape shape_;
+  py::object result_;
+};
+
+}  // namespace
+
+PyObject* call_collective(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* names) {
+  InlineCall& self = as_inline(object);
+  Arguments arguments;
+  if (arguments.place(args, PyVectorcall_NARGS(nargsf), names, parameters_of(self.kind))) {
+    const Ranks ranks = find_ranks(self, arguments.given[kProcessSet]);
+    // A reference of our own: another thread may call shutdown() while this one waits.
+    const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
+    if (ranks.core != nullptr) {
+      CollectiveCall call(self, *ranks.core, arguments);
+      if (call.read()) return call.run();
+      if (PyErr_Occurred() != nullptr) return nullptr;
+    }
+  }
+  return PyObject_Vectorcall(self.otherwise, args, nargsf, names);
+}
+
+}  // namespace dcoll::bind

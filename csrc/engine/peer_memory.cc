@@ -1,0 +1,56 @@
+#include "engine/peer_memory.h"
+
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+
+namespace dcoll {
+namespace {
+
+// Bytes copied; -1 with errno.
+ssize_t copy_from(int64_t process, void* to, uint64_t from, size_t bytes) {
+  const iovec here{to, bytes}, there{reinterpret_cast<void*>(from), bytes};
+  return process_vm_readv(static_cast<pid_t>(process), &here, 1, &there, 1, 0);
+}
+
+}  // namespace
+
+Introduction introduce(const uint64_t& word) { return {getpid(), reinterpret_cast<uint64_t>(&word), word}; }
+
+uint64_t unlikely_word(const void* place) {
+  Fingerprint print;
+  print.add(reinterpret_cast<uint64_t>(place)).add(static_cast<uint64_t>(getpid()));
+  print.add(static_cast<uint64_t>(Clock::now().time_since_epoch().count()));
+  return print.value();
+}
+
+bool can_read(const Introduction& peer) {
+  uint64_t word = 0;
+  return copy_from(peer.process, &word, peer.address, sizeof word) == sizeof word && word == peer.word;
+}
+
+void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size_t bytes) {
+  auto* at = static_cast<std::byte*>(to);
+  while (bytes > 0) {
+    const ssize_t copied = copy_from(peer.process, at, from, bytes);
+    if (copied < 0 && errno == EINTR) continue;
+    if (copied <= 0) {
+      throw TransportError(
+          "cannot read the memory of rank " + std::to_string(rank) + " (process " + std::to_string(peer.process) +
+          "): " + (copied < 0 ? std::strerror(errno) : "nothing was copied") +
+          ". It was readable when the job began, so that process has probably ended; look at its output");
+    }
+    at += copied;
+    from += static_cast<uint64_t>(copied);
+    bytes -= static_cast<size_t>(copied);
+  }
+}
+
+}  // namespace dcoll
