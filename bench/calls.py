@@ -17,7 +17,6 @@ within a turn. "against" is the kind that a line is compared with.
 import argparse
 import json
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gloo import join_gloo
 
 import dcoll as hvd
 
@@ -181,16 +181,6 @@ def show(times: dict[str, list[float]]) -> None:
             difference = statistics.median(a - b for a, b in pairs)
             text += f" {difference:+10.2f} {statistics.median(a / b for a, b in pairs):8.2f}   {other}"
         print(text, flush=True)
-
-
-def join_gloo() -> None:
-    port = 0
-    if hvd.rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-    address = f"tcp://127.0.0.1:{hvd.broadcast_object(port, root_rank=0)}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size())
 
 
 def main() -> None:

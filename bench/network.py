@@ -78,7 +78,7 @@ def summarize(result: dict[str, Any], rate: str) -> dict[str, Any]:
         medians = {name: statistics.median(times) for name, at, times in result["samples_s"] if at == size}
         own = {n.removeprefix("dcoll "): t for n, t in medians.items() if n.startswith("dcoll ")}
         predicted = result["predicted_s"][str(size)]
-        chosen = min(predicted, key=predicted.__getitem__)
+        chosen = next(iter(predicted))
         best = min((name for name in own if name != "auto"), key=own.__getitem__)
         rows.append(
             {

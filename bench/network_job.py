@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import dcoll as hvd
 from dcoll import _C, world
+from dcoll.plan import slice_bytes_of_job
 
 Call = Callable[[int], None]  # the number of elements
 
@@ -90,10 +91,11 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
             once = slowest([turn(call, count, 1)])[0]
             calls_of[name, count] = min(max(round(1e-3 * turn_ms / once), 1), 500)
             samples[name, count] = []
-    for _ in range(rounds):
+    names = list(columns)
+    for i in range(rounds):
         for count in counts:
-            for name, call in columns.items():
-                samples[name, count].append(turn(call, count, calls_of[name, count]))
+            for name in names[i % len(names) :] + names[: i % len(names)]:  # nobody is always behind the same one
+                samples[name, count].append(turn(columns[name], count, calls_of[name, count]))
     keys = list(samples)
     flat = slowest([second for key in keys for second in samples[key]])
     if hvd.rank() == 0:
@@ -103,7 +105,7 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
             4 * count: {
                 name: us * 1e-6
                 for name, us, _, _ in _C.plan.select(
-                    "all_reduce", of_network[0], 4 * count, 1, 64 << 10, comm.constants()
+                    "all_reduce", of_network[0], 4 * count, 1, slice_bytes_of_job(several_nodes=True), comm.constants()
                 )["candidates"]
             }
             for count in counts

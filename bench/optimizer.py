@@ -19,13 +19,13 @@ slowest rank; a figure is the median over the turns, and of differences the medi
 import argparse
 import json
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gloo import join_gloo
 from torch import nn
 
 import dcoll as hvd
@@ -66,16 +66,6 @@ class Eighty(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x).sum()
-
-
-def join_gloo() -> None:
-    port = 0
-    if hvd.rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-    address = f"tcp://127.0.0.1:{hvd.broadcast_object(port, root_rank=0)}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size())
 
 
 class Step:

@@ -19,15 +19,15 @@ Apply = Callable[..., Any]
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
-        process_set, op, name, prescale, postscale = ctx.options = options
+        process_set, op, name, prescale, postscale, algo = ctx.options = options
         out: torch.Tensor = collective.allreduce_sync(
-            communicator_of(process_set), tensor, op, name, prescale, postscale
+            communicator_of(process_set), tensor, op, name, prescale, postscale, algo
         )
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return allreduce(grads[0], *ctx.options), None, None, None, None, None
+        return allreduce(grads[0], *ctx.options), None, None, None, None, None, None
 
 
 class _GroupedAllReduce(torch.autograd.Function):
@@ -149,10 +149,16 @@ def _rows_of_all(comm: _C.Communicator, rows: int) -> list[int]:
 
 
 def allreduce(
-    tensor: torch.Tensor, process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
+    tensor: torch.Tensor,
+    process_set: ProcessSet,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str,
 ) -> Any:
     """The gradient is reduced like the tensor was."""
-    return _apply(_AllReduce)(tensor, process_set, op, name, prescale, postscale)
+    return _apply(_AllReduce)(tensor, process_set, op, name, prescale, postscale, algo)
 
 
 def grouped_allreduce(

@@ -25,7 +25,7 @@ def _code(tensor: Any) -> int:
 
 
 def allreduce_sync(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
 ) -> Any:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -36,12 +36,12 @@ def allreduce_sync(
         code = code_of(source.dtype)
     out = kind.empty_like(source)
     address = kind.address
-    comm.allreduce_sync(address(source), address(out), kind.count(source), code, op, name, prescale, postscale)
+    comm.allreduce_sync(address(source), address(out), kind.count(source), code, op, name, prescale, postscale, algo)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def allreduce_sync_(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
 ) -> Any:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -51,7 +51,7 @@ def allreduce_sync_(
     if code is None:
         code = code_of(target.dtype)
     address = kind.address(target)
-    comm.allreduce_sync(address, address, kind.count(target), code, op, name, prescale, postscale)
+    comm.allreduce_sync(address, address, kind.count(target), code, op, name, prescale, postscale, algo)
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -59,7 +59,9 @@ def allreduce_sync_(
     return tensor
 
 
-def allreduce(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
+def allreduce(
+    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
+) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
@@ -67,21 +69,23 @@ def allreduce(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float,
     code = _code(source)
     out = kind.empty_like(source)
     core = comm.allreduce(
-        kind.address(source), kind.address(out), kind.count(source), code, op, name, prescale, postscale
+        kind.address(source), kind.address(out), kind.count(source), code, op, name, prescale, postscale, algo
     )
     if source is tensor:
         return Handle(core, source, None, out)
     return Handle(core, (source, out), lambda _: kind.like(tensor, out), None)
 
 
-def allreduce_(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
+def allreduce_(
+    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
+) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
     code = _code(target)
     address = kind.address(target)
-    core = comm.allreduce(address, address, kind.count(target), code, op, name, prescale, postscale)
+    core = comm.allreduce(address, address, kind.count(target), code, op, name, prescale, postscale, algo)
     return _in_place(core, tensor, target)
 
 

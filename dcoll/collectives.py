@@ -91,15 +91,17 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> T:
     """Combine the tensor of all ranks, element by element, and return the result, which is the same on every rank.
 
     op: dcoll.Average (the default), Sum, Min, Max or Product. prescale_factor multiplies the input, postscale_factor
-    the result. Differentiable: the gradient is reduced in the same way.
+    the result. algo: one of `python -m dcoll.plan list`, "hierarchical" or "auto", the same on every rank; "" is
+    DCOLL_ALGO. Differentiable: the gradient is reduced in the same way.
     """
     if average is not None or op is None:
         op = _op(average, op)
-    options = (op, name or "", prescale_factor, postscale_factor)
+    options = (op, name or "", prescale_factor, postscale_factor, algo)
     sent: Any
     sent, context = (tensor, None) if compression is Compression.none else compression.compress(tensor)
     if _has_gradient(sent):
@@ -108,8 +110,7 @@ def allreduce(
         out = autograd.allreduce(sent, process_set, *options)
     else:
         out = collective.allreduce_sync(_comm(process_set), sent, *options)
-    result: T = out if compression is Compression.none else compression.decompress(out, context)
-    return result
+    return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
 @_inline(in_place=True)
@@ -121,13 +122,13 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> T:
     """As allreduce(), overwriting the tensor, which is returned."""
     if average is not None or op is None:
         op = _op(average, op)
-    comm = _comm(process_set)
-    out: T = collective.allreduce_sync_(comm, tensor, op, name or "", prescale_factor, postscale_factor)
-    return out
+    options = (op, name or "", prescale_factor, postscale_factor, algo)
+    return cast(T, collective.allreduce_sync_(_comm(process_set), tensor, *options))
 
 
 def allreduce_async(
@@ -138,10 +139,11 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
+    return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
 
 
 def allreduce_async_(
@@ -152,10 +154,11 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    algo: str = "",
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor)
+    return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
 
 
 def grouped_allreduce(
@@ -170,11 +173,15 @@ def grouped_allreduce(
 ) -> list[T]:
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return _compressed(tensors, compression, lambda sent: _reduce_group(sent, process_set, options))
+
+
+def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[T]:
+    """What `run` makes of the tensors, which travel compressed."""
     if compression is Compression.none:
-        plain: list[T] = _reduce_group(tensors, process_set, options)
-        return plain
+        return cast(list[T], run(tensors))
     pairs = [compression.compress(tensor) for tensor in tensors]
-    results = _reduce_group([sent for sent, _ in pairs], process_set, options)
+    results = run([sent for sent, _ in pairs])
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
 
 
@@ -367,12 +374,7 @@ def grouped_reducescatter(
 ) -> list[T]:
     """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     options = (op, name or "", prescale_factor, postscale_factor)
-    if compression is Compression.none:
-        plain: list[T] = _scatter_group(tensors, process_set, options)
-        return plain
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    results = _scatter_group([sent for sent, _ in pairs], process_set, options)
-    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+    return _compressed(tensors, compression, lambda sent: _scatter_group(sent, process_set, options))
 
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:

@@ -99,13 +99,13 @@ def explain(
     """What the cost model chooses, the predicted time of every candidate, and the numbers it follows from."""
     constants = constants or _C.plan.constants()
     if slice_bytes is None:
-        slice_bytes = _slice_bytes(several_nodes=n > ranks_per_node)
+        slice_bytes = slice_bytes_of_job(several_nodes=n > ranks_per_node)
     nodes = -(-n // (ranks_per_node or n))
     two_levels = collective == "all_reduce" and nodes > 1 and ranks_per_node > 1
     # On two levels the network sees one all-reduce between nodes, whose slices are shared out to the ranks of each.
     asked = (nodes, 1) if two_levels else (n, ranks_per_node)
     choice = _C.plan.select(collective, asked[0], nbytes, asked[1], slice_bytes, constants)
-    fastest = choice["candidates"][0][1]
+    fastest = min(candidate[1] for candidate in choice["candidates"])
     lines = [choice["why"], f"  {choice['name']} is for: {choice['reason']}"]
     if two_levels:
         lines.insert(0, f"hierarchical: {ranks_per_node} ranks of a node in shared memory, and between {nodes} nodes")
@@ -144,7 +144,7 @@ def explain_job(collective: str, nbytes: int) -> str | None:
             per_node,
             comm.constants(),
             comm.constants_source(),
-            _slice_bytes(several_nodes=comm.num_nodes > 1),
+            slice_bytes_of_job(several_nodes=comm.num_nodes > 1),
         )
         if comm.num_nodes == 1:
             text += (
@@ -154,7 +154,7 @@ def explain_job(collective: str, nbytes: int) -> str | None:
     return text
 
 
-def _slice_bytes(several_nodes: bool) -> int:
+def slice_bytes_of_job(several_nodes: bool) -> int:
     """The longest message of a job."""
     return (int(_setting("DCOLL_SLICE_KB")) or (256 if several_nodes else 64)) << 10
 

@@ -28,12 +28,15 @@ std::string explain(const std::vector<Candidate>& candidates, uint64_t bytes, ui
   return why;
 }
 
+bool has_several_nodes(const Topology& topology) {
+  return std::any_of(topology.node_of_rank.begin(), topology.node_of_rank.end(),
+                     [&](uint32_t node) { return node != topology.node_of_rank[0]; });
+}
+
 // How many rounds the engine has under way on each channel: between nodes as many as there are channels for.
 uint32_t lanes_of(const std::vector<Schedule>& schedules, const Topology& topology) {
-  const bool several_nodes = std::any_of(topology.node_of_rank.begin(), topology.node_of_rank.end(),
-                                         [&](uint32_t node) { return node != topology.node_of_rank[0]; });
   const size_t channels = std::max<size_t>(1, schedules[0].channels.size());
-  if (!several_nodes || topology.num_ranks > kMaxTriedRanks) return 1;
+  if (!has_several_nodes(topology) || topology.num_ranks > kMaxTriedRanks) return 1;
   return std::max<uint32_t>(1, static_cast<uint32_t>(kMaxScheduleChannels / channels));
 }
 
@@ -53,6 +56,19 @@ Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& to
   return best;
 }
 
+// Between nodes "direct" is preferred where it is predicted to take at most this much of the fastest's time. Its two
+// hops depend on little, where a late message stops a ring or a tree until it comes, and that the model leaves out.
+// Measured on 4 hosts of 1 Gbit/s: direct 0.87 to 1.0 of the ring's time from 16 MiB on, predicted 1.0 to 1.1 of it.
+constexpr double kDirectMayTake = 1.10;
+
+void prefer_direct(std::vector<Candidate>& candidates, const Topology& topology) {
+  if (!has_several_nodes(topology)) return;
+  const auto direct = std::find_if(candidates.begin(), candidates.end(),
+                                   [](const Candidate& one) { return one.algorithm->name == "direct"; });
+  if (direct == candidates.end() || direct->predicted_us > kDirectMayTake * candidates[0].predicted_us) return;
+  std::rotate(candidates.begin(), direct, direct + 1);
+}
+
 }  // namespace
 
 Choice select(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
@@ -65,6 +81,7 @@ Choice select(Collective collective, uint64_t bytes, const Topology& topology, u
   // Stable: at equal times (0 bytes, one rank) the registry's order decides, the same on every rank.
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.predicted_us < b.predicted_us; });
+  if (collective == Collective::kAllReduce) prefer_direct(choice.candidates, topology);
   choice.algorithm = choice.candidates[0].algorithm;
   choice.slice_bytes = choice.candidates[0].slice_bytes;
   choice.why = explain(choice.candidates, bytes, topology.num_ranks);

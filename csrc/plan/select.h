@@ -21,7 +21,7 @@ struct Choice {
   const Algorithm* algorithm;         // never null
   uint64_t slice_bytes;               // its longest message
   std::string why;                    // one line: the numbers that decided
-  std::vector<Candidate> candidates;  // fastest first
+  std::vector<Candidate> candidates;  // the chosen one, then by time
 };
 
 // A pure function of its arguments, so ranks that call it with the same ones agree without talking. Simulates every

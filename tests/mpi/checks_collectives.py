@@ -63,6 +63,25 @@ def check_allreduce_layouts() -> None:
         assert torch.equal(mine, want), name
 
 
+def check_algorithm_per_call() -> None:
+    n = hvd.size()
+    inputs = [sample(rank, 20_001, torch.float32, hvd.Sum, n) for rank in range(n)]
+    want, mine = reduced(inputs, hvd.Sum), inputs[hvd.rank()]
+    for algo in ("auto", "ring", "tree", "halving_doubling", "recursive_doubling", "direct", "hierarchical"):
+        assert torch.equal(hvd.allreduce(mine, op=hvd.Sum, algo=algo), want), algo
+        assert torch.equal(hvd.allreduce_(mine.clone(), op=hvd.Sum, algo=algo), want), algo
+        assert torch.equal(hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Sum, algo=algo)), want), algo
+        assert torch.equal(hvd.synchronize(hvd.allreduce_async_(mine.clone(), op=hvd.Sum, algo=algo)), want), algo
+    x = torch.ones(5, requires_grad=True)
+    hvd.allreduce(x, op=hvd.Sum, algo="tree").sum().backward()
+    assert torch.equal(x.grad, torch.full((5,), float(n)))
+    with pytest.raises(hvd.ArgumentError, match=r"no algorithm 'rong'; allowed are auto, .*ring"):
+        hvd.allreduce(mine, algo="rong")
+    if n > 1:
+        with pytest.raises(hvd.MismatchError, match="algo ring"):
+            hvd.allreduce(mine, algo="ring" if hvd.rank() == 0 else "tree")
+
+
 def check_deprecated_average() -> None:
     x = torch.tensor([float(hvd.rank())])
     with pytest.warns(DeprecationWarning, match="average="):

@@ -36,7 +36,7 @@ def test_signature_and_documentation(function: object) -> None:
     parameters = inspect.signature(function).parameters
     compression = ["compression"] if function is dcoll.allreduce else []
     factors = ["prescale_factor", "postscale_factor"]
-    assert list(parameters) == ["tensor", "average", "name", *compression, "op", *factors, "process_set"]
+    assert list(parameters) == ["tensor", "average", "name", *compression, "op", *factors, "process_set", "algo"]
     assert parameters["op"].default is None
     assert parameters["prescale_factor"].default == 1.0
     assert typing.get_type_hints(function)["op"] == dcoll.ReduceOp | None

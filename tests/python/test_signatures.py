@@ -84,7 +84,14 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "track_running_stats": True,
     },
 }
-NEW_PARAMETERS = {"allgather_object": {"process_set": ALL}}
+_ALGO = {"algo": ""}
+NEW_PARAMETERS = {
+    "allgather_object": {"process_set": ALL},
+    "allreduce": _ALGO,
+    "allreduce_": _ALGO,
+    "allreduce_async": _ALGO,
+    "allreduce_async_": _ALGO,
+}
 """Ours, behind Horovod's."""
 
 
