@@ -74,7 +74,7 @@ void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phase
   job.timed = phases.on;
   phases.enter(Phase::kPack);
   all_reduce.enter(job, fingerprint);
-  phases.enter(Phase::kAgree);
+  phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
 }
 
 // Whether an all-reduce takes a direct form over mapped memory rather than a schedule.

@@ -27,6 +27,8 @@ void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
   } else if (bytes > 0) {
     std::memcpy(board_.next_inline_data(), job.in, bytes);
   }
+  if (job.timed) [[unlikely]]
+    entered_ns_ = now_ns();
   ticket_ = board_.post(post);
   everybody_.emplace(board_, ticket_);
 }

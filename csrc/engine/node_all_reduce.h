@@ -46,9 +46,10 @@ class NodeAllReduce final : public Pollable {
   Outcome outcome() const { return outcome_; }
   void waiting_for(std::vector<int>& ranks) const override;
 
-  // Of a timed job, once it is done: when everybody had entered, and which form the operands took.
+  // Of a timed job: when this rank entered, noted before any peer can see it, and once it is done, when everybody had.
+  int64_t entered_ns() const { return entered_ns_; }
   int64_t agreed_ns() const { return agreed_ns_; }
-  const char* form() const;
+  const char* form() const;  // that the operands took, once it is done
 
   // kToStage: the post that says of each rank that operand and result are mapped, or else by which its first piece lies
   // in the slot.
@@ -69,6 +70,7 @@ class NodeAllReduce final : public Pollable {
   ReduceJob job_;
   Phase phase_ = Phase::kEntered;
   Outcome outcome_ = Outcome::kNone;
+  int64_t entered_ns_ = 0;
   int64_t agreed_ns_ = 0;
   uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_
   std::optional<BoardWait> everybody_;
