@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "engine/cores.h"
 #include "engine/failure.h"
-#include "engine/footprint.h"
 #include "engine/ranks_text.h"
 #include "engine/stall.h"
 
@@ -274,8 +273,7 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
-  if (error == nullptr && footprint_ != nullptr)
-    leave_footprint(*footprint_, members_.diagnosis->next_operation(), operation->request, footprint_time());
+  if (error == nullptr) last_.note(operation->request);
   if (operation->phases.on) [[unlikely]]
     timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);

@@ -26,6 +26,7 @@
 #include "base/settings.h"
 #include "engine/collective.h"
 #include "engine/diagnosis.h"
+#include "engine/last_operation.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
 #include "engine/pull_call.h"
@@ -110,10 +111,8 @@ class Communicator {
   uint64_t answer(const Question& question, int asker, Answer& answer);
   // Where a thread of the program waits for an operation of this communicator: which thread, and `text`: for what.
   std::optional<uint64_t> waits_here(std::string& text);
-  std::string footprint_of(int job_rank);
-  const Footprint& own_footprint() const { return *footprint_; }
   void report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
-                    const std::map<int, std::string>& silent);
+                    const std::vector<int>& silent);
   // How stalls tell the program's communicators apart, on every rank alike. The job's is 0.
   uint64_t id() const;
   // For the thread of the job's Diagnosis. take_notes is false when it would have to wait for the driver.
@@ -172,6 +171,8 @@ class Communicator {
   void watch_names(Clock::time_point now);
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
   std::shared_ptr<Operation> find(const Question& question) const;
+  std::vector<std::shared_ptr<Operation>> untold_names() const;
+  std::string last_operation() const;
   bool given_up();
   bool heard_of_failure() const {
     return failure_flag_ != nullptr && failure_flag_->load(std::memory_order_relaxed) != 0;
@@ -209,8 +210,6 @@ class Communicator {
   std::shared_ptr<Timeline> timeline_;
   int number_;                                       // in the timeline
   const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
-  Footprint* footprint_ = nullptr;                   // this rank's. Null: nobody will ask
-  std::unique_ptr<Footprint> private_footprint_;     // where there is no window for it
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
@@ -218,6 +217,7 @@ class Communicator {
   std::unique_ptr<NamedLane> names_;                   // made when a name is first used
   Queue named_queue_;                                  // in the agreed order; the front one is running
   uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
+  LastOperation last_;                                 // of those
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
   Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain

@@ -5,14 +5,14 @@
 #include "base/hash.h"
 #include "engine/communicator.h"
 #include "engine/failure.h"
-#include "engine/footprint.h"
 
 namespace dcoll {
 namespace {
 
 // The rank that makes the report ends the job with it; the others leave it this long.
 constexpr double kReporterSeconds = 2;
-constexpr double kMostPatienceSeconds = 5;
+// What others get to answer. They wait a second for Python's lock.
+constexpr double kLeastPatienceSeconds = 1.5, kMostPatienceSeconds = 5;
 constexpr size_t kMostReportBytes = 850;  // of an error, which has to reach all ranks in one piece
 
 // All that stall by name are told of in one report.
@@ -34,9 +34,15 @@ int64_t whole_seconds(double seconds) { return static_cast<int64_t>(seconds); }
 // Drive lock held.
 void Communicator::watch_stall(Operation& operation, double idle, const std::vector<int>& missing) {
   if (settings_.stall_check_disable || idle <= settings_.stall_check_time_s || missing.empty()) return;
-  if (!operation.stalled.exchange(true) && members_.diagnosis != nullptr) members_.diagnosis->stalls();
-  // The end of the others is waited for, however long they go on alone.
-  if (operation.request.kind == Kind::kJoin || operation.request.kind == Kind::kShutdown) return;
+  const bool waits_for_the_end = operation.request.kind == Kind::kJoin || operation.request.kind == Kind::kShutdown;
+  if (!operation.stalled.exchange(true)) {
+    if (members_.diagnosis != nullptr) {
+      members_.diagnosis->stalls();
+    } else if (!waits_for_the_end) {
+      log_(LogLevel::kWarning, stall_text(operation, idle, missing));
+    }
+  }
+  if (waits_for_the_end) return;  // of the others, however long they go on alone
   const double limit = settings_.stall_shutdown_time_s;
   if (limit <= 0 || idle <= limit || (operation.report.empty() && idle <= limit + kReporterSeconds)) return;
   const std::string what = operation.report.empty() ? stall_text(operation, idle, missing) : operation.report;
@@ -47,15 +53,8 @@ void Communicator::watch_stall(Operation& operation, double idle, const std::vec
 void Communicator::listen_for_stalls() {
   if (members_.diagnosis == nullptr && (settings_.stall_check_disable || members_.size == 1 || !members_.may_listen))
     return;
-  if (members_.window != nullptr) {
-    footprint_ = &members_.window->footprint(members_.window->local_rank());
-  } else {
-    private_footprint_ = std::make_unique<Footprint>();
-    footprint_ = private_footprint_.get();
-  }
   if (members_.diagnosis == nullptr) {
-    const double until_end = settings_.stall_shutdown_time_s - settings_.stall_check_time_s;
-    const double patience = until_end > 0 ? std::clamp(until_end, 0.5, kMostPatienceSeconds) : kMostPatienceSeconds;
+    const double patience = std::clamp(settings_.stall_check_time_s, kLeastPatienceSeconds, kMostPatienceSeconds);
     members_.diagnosis = std::make_shared<Diagnosis>(*this, patience);
   }
   members_.diagnosis->add(*this);
@@ -132,7 +131,17 @@ uint64_t Communicator::answer(const Question& question, int asker, Answer& answe
     return 0;
   }
   answer.state = Answer::State::kBusy;
+  const std::string before = last_operation(), none = members_.job_ranks.empty() ? "" : " of this process set";
+  answer.operation = before.empty() ? "has finished no operation" + none + " yet" : "finished " + before;
   return 0;
+}
+
+// Drive lock held. Empty: none so far.
+std::string Communicator::last_operation() const {
+  if (!last_.any()) return "";
+  Request last = last_.request();
+  last.root_in_job = members_.job_rank(last.root);
+  return last.describe();
 }
 
 std::optional<uint64_t> Communicator::waits_here(std::string& text) {
@@ -169,44 +178,34 @@ std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
   if (!queue_.empty() && due(*queue_.front())) return describe(queue_.front(), started_ + queue_.front()->rounds);
   if (!named_queue_.empty() && due(*named_queue_.front())) return describe(named_queue_.front(), named_started_);
   if (names_ == nullptr) return std::nullopt;
-  // Once one is due, those submitted soon after it are told of with it.
   const auto& waiting = names_->waiting();
   if (std::none_of(waiting.begin(), waiting.end(), [&](const auto& entry) { return due(*entry.second); }))
     return std::nullopt;
-  std::vector<std::shared_ptr<Operation>> names;
-  for (const auto& [id, operation] : waiting) {
-    const double idle = seconds_between(operation->last_moved, Clock::now());
-    if (idle >= settings_.stall_check_time_s / 2 && !operation->stall_told.load()) names.push_back(operation);
-  }
-  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a->last_moved < b->last_moved; });
+  auto names = untold_names();
   Stall first = describe(names.front(), 0);
   names.erase(names.begin());
   first.text += told_along(names);
   return first;
 }
 
-// Of a rank that does not answer, where its memory is mapped here.
-std::string Communicator::footprint_of(int job_rank) {
-  int local = 0;
-  for (int of = 0; of < members_.size; ++of) {
-    const bool mapped = members_.memory_of_rank.empty()
-                            ? members_.node_of_rank[of] == node()
-                            : members_.memory_of_rank[of] == members_.memory_of_rank[rank()];
-    if (!mapped) continue;
-    if (members_.job_rank(of) == job_rank) {
-      const bool known = members_.window != nullptr && local < members_.window->local_size();
-      return known ? read_footprint(members_.window->footprint(local)) : "";
-    }
-    ++local;
+// Drive lock held. Once one is due, those submitted soon after it are told of with it.
+std::vector<std::shared_ptr<Operation>> Communicator::untold_names() const {
+  std::vector<std::shared_ptr<Operation>> names;
+  for (const auto& [id, operation] : names_->waiting()) {
+    const double idle = seconds_between(operation->last_moved, Clock::now());
+    if (idle >= settings_.stall_check_time_s / 2 && !operation->stall_told.load()) names.push_back(operation);
   }
-  return "";
+  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a->last_moved < b->last_moved; });
+  return names;
 }
 
 void Communicator::report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
-                                const std::map<int, std::string>& silent) {
+                                const std::vector<int>& silent) {
   const std::lock_guard lock(drive_mutex_);
   if (operation.done.load()) return;
-  operation.report = stall_report(text, seconds_between(operation.last_moved, Clock::now()), answers, silent);
+  // Nothing is finished here that the others did not take part in.
+  const double seconds = seconds_between(operation.last_moved, Clock::now());
+  operation.report = stall_report(text, seconds, answers, silent, last_operation());
   // A rank that is done waits for the others to be, however long they compute.
   log_(operation.request.kind == Kind::kShutdown ? LogLevel::kDebug : LogLevel::kWarning, operation.report);
 }

@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/communicator.h"
-#include "engine/footprint.h"
 
 namespace dcoll {
 
@@ -28,8 +27,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       PullNow& pull = *fabric_.pull_now;
       pull.enter(PullCall::of(operation->request));
       if (finish_now(pull, operation.get())) {
-        if (footprint_ != nullptr)
-          leave_footprint(*footprint_, members_.diagnosis->next_operation(), operation->request, kNoTime);
+        last_.note(operation->request);
         if (operation->phases.on) [[unlikely]]
           timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
@@ -50,7 +48,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
       PullNow& pull = *fabric_.pull_now;
       pull.enter(call);
       if (finish_now(pull, nullptr)) {
-        if (footprint_ != nullptr) leave_footprint(*footprint_, members_.diagnosis->next_operation(), call);
+        last_.note(call);
         return nullptr;
       }
       Request request = call.request(members_.size);
@@ -71,7 +69,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
     if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call, phases)) {
       phases.number = ++started_;
       if (poll_briefly(*fabric_.all_reduce)) {
-        if (footprint_ != nullptr) leave_footprint(*footprint_, members_.diagnosis->next_operation(), call);
+        last_.note(call);
         if (phases.on) [[unlikely]] {
           note_agreement(*fabric_.all_reduce, phases);
           timeline_->record(number_, call, phases);

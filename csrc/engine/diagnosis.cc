@@ -1,9 +1,9 @@
 #include "engine/diagnosis.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "engine/communicator.h"
-#include "engine/footprint.h"
 
 namespace dcoll {
 namespace {
@@ -104,15 +104,12 @@ void Diagnosis::answer(int asker, const Question& question) {
 
 // What this rank does instead of what it is asked about: the thread that waits, 0 where none does.
 uint64_t Diagnosis::look_elsewhere(Answer& answer) {
-  const Footprint* last = &job_.own_footprint();
   for (Communicator* communicator : communicators_) {
     if (const auto thread = communicator->waits_here(answer.operation)) {
       answer.state = Answer::State::kElsewhere;
       return *thread;
     }
-    last = &later(*last, communicator->own_footprint());
   }
-  answer.operation = read_footprint(*last);
   return 0;
 }
 
@@ -155,10 +152,9 @@ void Diagnosis::end_inquiry() {
   const std::unique_ptr<Inquiry> inquiry = std::move(inquiry_);
   Operation& operation = *inquiry->operation;
   if (operation.done.load() || operation.stall_told.exchange(true)) return;
-  std::map<int, std::string> silent;
-  for (const int rank : inquiry->others) {
-    if (!inquiry->answers.contains(rank)) silent[rank] = inquiry->communicator->footprint_of(rank);
-  }
+  std::vector<int> silent;
+  std::copy_if(inquiry->others.begin(), inquiry->others.end(), std::back_inserter(silent),
+               [&](int rank) { return !inquiry->answers.contains(rank); });
   Answer own;
   own.state = Answer::State::kWaits;
   ask_the_program(own, operation.waiter.load(std::memory_order_relaxed));

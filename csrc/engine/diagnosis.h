@@ -8,8 +8,9 @@
 //      the report already. So there is one report per stall.
 //   2. Each answers at once: whether it waits in the operation too, what it finished last, and where its program is.
 //      For that it needs Python's lock, and waits for it only so long.
-//   3. When all have answered, or kPatience has passed, the asker writes the report. What a silent rank of this node
-//      did last stands in its memory (footprint.h).
+//   3. When all have answered, or its patience is at an end, the asker writes the report. Of a silent rank it knows
+//   that
+//      it took part in what the asker itself finished last.
 //
 // Questions and answers are notes of the job's transport (Transport::post_note), for process sets as well.
 #pragma once
@@ -51,13 +52,6 @@ class Diagnosis {
   void set_program(Program program);
   // An operation stalls somewhere: looks at once. Any thread, whatever it has locked.
   void stalls();
-  // Numbers what this rank finishes, in all of its communicators. Two threads may get the same number, which costs
-  // nothing but the order of those two.
-  uint64_t next_operation() {
-    const uint64_t next = operations_.load(std::memory_order_relaxed) + 1;
-    operations_.store(next, std::memory_order_relaxed);
-    return next;
-  }
   // Ends the thread. Nothing is answered any more.
   void stop();
 
@@ -91,7 +85,6 @@ class Diagnosis {
   uint64_t questions_ = 0;
 
   std::atomic<bool> stalls_{false}, stop_{false};
-  std::atomic<uint64_t> operations_{0};
   std::thread thread_;
 };
 

@@ -99,7 +99,7 @@ void take_stack(Answer& answer, std::string_view lines) {
 }
 
 std::string stall_report(const std::string& operation, double seconds, const std::map<int, Answer>& answers,
-                         const std::map<int, std::string>& silent) {
+                         const std::vector<int>& silent, const std::string& before) {
   std::vector<std::string> missing;
   std::vector<int> absent;
   for (const auto& [rank, answer] : answers) {
@@ -107,19 +107,16 @@ std::string stall_report(const std::string& operation, double seconds, const std
     absent.push_back(rank);
     if (absent.size() <= kMostNamed) missing.push_back(of_missing(rank, answer));
   }
-  for (const auto& [rank, words] : silent) {
-    absent.push_back(rank);
-    if (absent.size() <= kMostNamed) {
-      missing.push_back("Rank " + std::to_string(rank) +
-                        " does not answer: its process is stopped or ended, or cannot be reached" +
-                        (words.empty() ? "" : "; it " + words));
-    }
+  if (absent.size() > kMostNamed) missing.push_back("And others");
+  if (!silent.empty()) {
+    missing.push_back("No answer from " + ranks_text(silent) + ": stopped, ended or out of reach" +
+                      (before.empty() ? "" : ", after " + before));
+    absent.insert(absent.end(), silent.begin(), silent.end());
   }
   std::string text = operation + " stalls for " + std::to_string(static_cast<int64_t>(seconds)) + " s. ";
-  text += absent.empty() ? "All ranks wait in it, or have done their part: a link between them may be down."
-                         : "Missing: " + ranks_text(absent) + ". ";
-  if (!missing.empty()) text += joined(missing, ". ") + ". " + (absent.size() > kMostNamed ? "And others. " : "");
-  return text + (absent.empty() ? " " : "") + "Waiting: " + places(answers) + ".";
+  text += absent.empty() ? "All ranks wait in it, or have done their part: a link between them may be down"
+                         : "Missing: " + ranks_text(absent) + ". " + joined(missing, ". ");
+  return text + ". Waiting: " + places(answers) + ".";
 }
 
 }  // namespace dcoll

@@ -45,10 +45,10 @@ std::optional<Answer> decode_answer(std::string_view note);
 // A text from the program's thread: its place, then its frames, one per line.
 void take_stack(Answer& answer, std::string_view lines);
 
-// All there is to say. `answers`: by rank, this one's included; who is in `silent` did not answer in time, with what is
-// known of it all the same.
+// All there is to say. `answers`: by rank, this one's included; who is in `silent` did not answer in time. `before`:
+// what all ranks took part in before; empty: nothing.
 std::string stall_report(const std::string& operation, double seconds, const std::map<int, Answer>& answers,
-                         const std::map<int, std::string>& silent);
+                         const std::vector<int>& silent, const std::string& before);
 
 // At most `most` bytes, in whole characters, ending in "..." where something was cut off.
 std::string shortened(const std::string& text, size_t most);

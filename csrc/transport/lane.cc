@@ -60,7 +60,6 @@ class LaneWindow final : public Window {
   size_t arena_bytes() const override { return main_->arena_bytes(); }
   BoardEntry& board(int local_rank) override { return main_->lane_board(local_rank); }
   BoardEntry& lane_board(int local_rank) override { return main_->lane_board(local_rank); }
-  Footprint& footprint(int local_rank) override { return main_->footprint(local_rank); }
   void notify_all() override { main_->notify_all(); }
   const std::vector<std::vector<int>>& groups() const override { return no_groups_; }
   ArrivalGroup& group(int group) override { return main_->group(group); }

@@ -171,7 +171,6 @@ class MappedWindow : public Window {
   size_t arena_bytes() const override { return world_->layout.arena_bytes; }
   BoardEntry& board(int local_rank) override;
   BoardEntry& lane_board(int local_rank) override;
-  Footprint& footprint(int local_rank) override { return world_->header(local_rank).footprint; }
   void notify_all() override;
   const std::vector<std::vector<int>>& groups() const override { return world_->groups; }
   ArrivalGroup& group(int group) override;

@@ -60,7 +60,6 @@ struct RegionHeader {
   alignas(kLinePair) FailureNotice failure;
   alignas(kLinePair) BoardEntry board;
   alignas(kLinePair) BoardEntry lane_board;
-  alignas(kLinePair) Footprint footprint;
   alignas(kLinePair) ArrivalGroup group;  // in use where the owner is the first rank of a group
 };
 

@@ -60,17 +60,6 @@ struct ArrivalGroup {
   Summary outcome[2];                              // of all groups
 };
 
-// What a rank did last, for a peer to read when the rank itself does not answer (engine/footprint.h). Written by the
-// owner alone, on lines that nobody reads as long as all is well.
-struct Footprint {
-  static constexpr size_t kWords = 15;
-  // Odd while the words are written. Memory order: a writer stores it odd (relaxed, then a release fence), the words
-  // (relaxed), and it even (release); a reader loads it (acquire), the words (relaxed), and after an acquire fence it
-  // again (relaxed): an even, unchanged value means that the words belong together.
-  std::atomic<uint64_t> version{0};
-  std::atomic<uint64_t> word[kWords]{};
-};
-
 class Window {
  public:
   static constexpr uint64_t kUnmapped = kUnmappedOffset;
@@ -82,7 +71,6 @@ class Window {
   virtual size_t arena_bytes() const = 0;             // the same on every rank
   virtual BoardEntry& board(int local_rank) = 0;
   virtual BoardEntry& lane_board(int local_rank) = 0;  // of the second sequence of collectives (lane.h)
-  virtual Footprint& footprint(int local_rank) = 0;
   // Wakes every peer that sleeps in Transport::wait. Call after completing a post on the board (the last arriver does:
   // nobody can go on before, so waking anybody earlier only costs system calls and context switches).
   virtual void notify_all() = 0;

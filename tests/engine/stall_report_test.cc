@@ -1,7 +1,8 @@
-// What ranks ask and answer about a stall, the line that is made of it, and the footprints of silent ranks.
+// What ranks ask and answer about a stall, the line that is made of it, and what ranks know of their last operation.
 #include "engine/stall_report.h"
 
-#include "engine/footprint.h"
+#include "engine/last_operation.h"
+#include "engine/pull_call.h"
 #include "support/check.h"
 
 namespace dcoll {
@@ -52,22 +53,27 @@ TEST(questions_and_answers_travel) {
 
 TEST(one_line_says_it_all) {
   const Answer waits = answer_of(State::kWaits, "", "t.py:5 in step\nt.py:5 in step");
-  const Answer busy =
-      answer_of(State::kBusy, "finished barrier 9 s ago", "t.py:2 in load\nt.py:2 in load\nt.py:8 in f");
-  CHECK_EQ(stall_report("barrier", 60.7, {{0, waits}, {1, busy}, {2, waits}}, {}),
-           std::string("barrier stalls for 60 s. Missing: rank 1. Rank 1 finished barrier 9 s ago, now at t.py:2 in "
+  const Answer busy = answer_of(State::kBusy, "finished barrier", "t.py:2 in load\nt.py:2 in load\nt.py:8 in f");
+  CHECK_EQ(stall_report("barrier", 60.7, {{0, waits}, {1, busy}, {2, waits}}, {}, "barrier"),
+           std::string("barrier stalls for 60 s. Missing: rank 1. Rank 1 finished barrier, now at t.py:2 in "
                        "load < t.py:8 in f. Waiting: ranks 0, 2 at t.py:5 in step."));
   Answer locked = answer_of(State::kBusy, "has finished no operation yet", "");
   locked.stack.clear();
   locked.silence = "busy in C";
-  CHECK_EQ(stall_report("join", 2, {{3, waits}, {4, locked}}, {{5, "finished join 1 s ago"}, {6, ""}}),
+  CHECK_EQ(stall_report("join", 2, {{3, waits}, {4, locked}}, {5, 6}, "barrier"),
            std::string("join stalls for 2 s. Missing: ranks 4, 5, 6. Rank 4 has finished no operation yet, now busy in "
-                       "C. Rank 5 does not answer: its process is stopped or ended, or cannot be reached; it finished "
-                       "join 1 s ago. Rank 6 does not answer: its process is stopped or ended, or cannot be reached. "
+                       "C. No answer from ranks 5, 6: stopped, ended or out of reach, after barrier. "
                        "Waiting: rank 3 at t.py:5 in step."));
+  CHECK_EQ(stall_report("join", 2, {{1, waits}}, {0}, ""),
+           std::string("join stalls for 2 s. Missing: rank 0. No answer from rank 0: stopped, ended or out of reach. "
+                       "Waiting: rank 1 at t.py:5 in step."));
+  CHECK_EQ(
+      stall_report("join", 2, {{0, locked}, {1, locked}, {2, locked}, {3, locked}, {4, locked}, {5, waits}}, {}, "")
+          .substr(0, 51),
+      std::string("join stalls for 2 s. Missing: ranks 0, 1, 2, 3, 4. "));
   Answer passed = busy;
   passed.state = State::kPassed;
-  CHECK_EQ(stall_report("barrier", 1, {{0, waits}, {1, passed}}, {}),
+  CHECK_EQ(stall_report("barrier", 1, {{0, waits}, {1, passed}}, {}, ""),
            std::string("barrier stalls for 1 s. All ranks wait in it, or have done their part: a link between them may "
                        "be down. Waiting: rank 0 at t.py:5 in step."));
 }
@@ -78,28 +84,20 @@ TEST(texts_are_cut_between_characters) {
   CHECK_EQ(shortened("a\xc3\xa9z\xc3\xa9", 5), std::string("a..."));  // not in the middle of an e with an accent
 }
 
-TEST(footprints) {
-  Footprint footprint;
-  uint64_t order = 0;
-  CHECK_EQ(read_footprint(footprint), std::string("has finished no operation yet"));
-  leave_footprint(footprint, ++order, ReduceCall{.count = 4, .op = ReduceOp::kMax, .name = "x"});
-  CHECK_EQ(read_footprint(footprint), std::string("finished allreduce 'x' (max of 4 float32)"));
-  const Request broadcast{.kind = Kind::kBroadcast, .count = 3, .row_elems = 1, .root = 2};
-  leave_footprint(footprint, ++order, broadcast, footprint_time());
-  CHECK(read_footprint(footprint).starts_with("finished broadcast (3 bytes of float32 from rank 2) "));
-  CHECK(read_footprint(footprint).ends_with(" s ago"));
-  leave_footprint(footprint, ++order, ReduceCall{.count = 5, .dtype = DType::kFloat64});
-  CHECK_EQ(read_footprint(footprint), std::string("finished allreduce (sum of 5 float64)"));
-  leave_footprint(footprint, ++order, PullCall{.kind = Kind::kBroadcast, .count = 6, .root = 1});
-  CHECK_EQ(read_footprint(footprint), std::string("finished broadcast (6 bytes of float32 from rank 1)"));
-  const std::string longest(200, 'n');
-  leave_footprint(footprint, ++order, Request{.kind = Kind::kBarrier, .name = longest}, kNoTime);
-  CHECK_EQ(read_footprint(footprint), "finished barrier '" + longest.substr(0, 80) + "'");
-
-  Footprint of_set;
-  leave_footprint(of_set, ++order, ReduceCall{.count = 1});
-  CHECK(&later(footprint, of_set) == &of_set);
-  CHECK(&later(of_set, footprint) == &of_set);
+TEST(the_last_operation_is_told_as_it_was_called) {
+  LastOperation last;
+  CHECK(!last.any());
+  last.note(ReduceCall{.count = 4, .op = ReduceOp::kMax, .name = "x"});
+  CHECK(last.any());
+  CHECK_EQ(last.request().describe(), std::string("allreduce 'x' (max of 4 float32)"));
+  last.note(Request{.kind = Kind::kBroadcast, .count = 3, .row_elems = 1, .root = 2});
+  CHECK_EQ(last.request().describe(), std::string("broadcast (3 bytes of float32 from rank 2)"));
+  last.note(ReduceCall{.count = 5, .dtype = DType::kFloat64});
+  CHECK_EQ(last.request().describe(), std::string("allreduce (sum of 5 float64)"));
+  last.note(PullCall{.kind = Kind::kAllGather, .row_elems = 8, .name = "y", .group = "2 tensors"});
+  CHECK_EQ(last.request().describe(), std::string("allgather 'y' (2 tensors)"));
+  last.note(Request{.kind = Kind::kBarrier});
+  CHECK_EQ(last.request().describe(), std::string("barrier"));
 }
 
 }  // namespace dcoll

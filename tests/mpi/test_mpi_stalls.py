@@ -9,7 +9,7 @@ from mpirun import HERE, launch
 pytestmark = pytest.mark.mpi
 
 SCRIPT = str(HERE / "stalls.py")
-CHECK_TIME_S = "0.5"
+CHECK_TIME_S = "0.3"
 
 
 def log_of(tmp_path: Path, *kinds: str, **env: str) -> str:
@@ -43,37 +43,33 @@ def check(kind: str, begin: str, rest: str, told: dict[str, list[str]]) -> None:
 
 
 SECONDS = r" stalls for \d+ s\. Missing: rank 2\. "
-FINISHED = r"Rank 2 (finished [^,]+|has finished no operation yet), "
+FINISHED = r"Rank 2 (finished [^,]+|has finished no operation[^,]*), "
 LOADS = rf"now at {here('loads_data')} < {here('KIND')} < {here('<module>')}\. "
 WAITING = rf"Waiting: ranks 0, 1 at {here('KIND')}\."
 USUAL = SECONDS + FINISHED + LOADS + WAITING
 
 ORDERED = (
     r"allreduce 'loss' \(sum of 5 float64\)",
-    SECONDS
-    + r"Rank 2 finished broadcast 'weights' \(24 bytes of float64 from rank 0\)( \d+ s ago)?, "
-    + LOADS
-    + WAITING,
+    SECONDS + r"Rank 2 finished broadcast 'weights' \(24 bytes of float64 from rank 0\), " + LOADS + WAITING,
 )
 BY_NAME = (r"allreduce 'a' \(average of 5 float32\) \(and 2 more by name: 'b' 'c'\)", USUAL)
 
 
 def test_one_line_says_what_the_missing_rank_does(tmp_path: Path) -> None:
     kinds = ["ordered", "by_name", "barrier", "join", "process_set"]
-    kinds += ["elsewhere", "holds_lock", "stopped", "backward", "leaves_early"]
+    kinds += ["elsewhere", "holds_lock", "stopped", "leaves_early"]
     told = reports(log_of(tmp_path, *kinds, DCOLL_LOG_LEVEL="debug"))
     check("ordered", *ORDERED, told)
     check("by_name", *BY_NAME, told)
-    of_four = r"Rank 2 finished allreduce \(sum of 4 float32\)( \d+ s ago)?, "
+    of_four = r"Rank 2 finished allreduce \(sum of 4 float32\), "
     check("barrier", "barrier", SECONDS + of_four + LOADS + WAITING, told)
     check("join", "join", USUAL, told)
-    check("backward", r"allreduce 'bucket 0' [^:]*", USUAL, told)
     only_rank_0 = rf"Waiting: rank 0 at {here('KIND')}\."
     check("process_set", r"allreduce 'of the set' [^:]*", SECONDS + FINISHED + LOADS + only_rank_0, told)
     waits = rf"Rank 2 waits in barrier for \d+ s, now at {here('KIND')} < .*"
     check("elsewhere", r"allreduce 'first' [^:]*", SECONDS + waits + WAITING, told)
     check("holds_lock", "barrier", SECONDS + FINISHED + r"now busy without releasing Python's lock .*", told)
-    silent = r"Rank 2 does not answer: its process is stopped .*; it finished broadcast 'weights' .*"
+    silent = r"No answer from rank 2: stopped, ended or out of reach, after broadcast 'weights' .*"
     check("stopped", "barrier", SECONDS + silent, told)
     check("leaves_early", "shutdown", ".*", told)
     assert "[dcoll debug " in "".join(told["leaves_early"]), told
