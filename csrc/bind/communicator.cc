@@ -296,6 +296,7 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
+      .def_property_readonly("timeout_s", [](const Communicator& self) { return self.settings().timeout_s; })
       .def(
           "log",
           [](const Communicator& self, const std::string& level, const std::string& text) {
