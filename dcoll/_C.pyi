@@ -231,6 +231,8 @@ class Communicator:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
     def log(self, level: str, text: str) -> None:
         """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
+    timeout_s: float
+    """DCOLL_TIMEOUT"""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
     def close(self) -> None:
@@ -355,7 +357,8 @@ class Mpi:
     def subset(self, ranks: Sequence[int]) -> Mpi:
         """MPI for these ranks alone, this one among them. Collective over them."""
     def finalize(self) -> None: ...
-    def abort(self, exit_code: int) -> None: ...
+    def abort_after(self, seconds: float, exit_code: int, text: str = "") -> None:
+        """End all ranks of the job then, whatever this process is doing. text: what to print before."""
 
 def load_mpi(plugin_path: str) -> Mpi:
     """Load libdcoll_mpi.so, initialise MPI unless it is already."""

@@ -1,17 +1,18 @@
 """The end of a job: a rank that leaves, however it leaves, never keeps the others waiting.
 
-Normal exit     close the communicator, then MPI_Finalize.
-Uncaught error  tell the peers its text at once (they raise PeerError with it), print, give them a moment to print
-                theirs, then MPI_Abort: MPI_Finalize would wait for ranks that can no longer come.
+Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize.
+Failure         an uncaught error, or sys.exit() with a status: tell the peers its text at once (they raise PeerError
+                with it), give them a moment to print theirs, then MPI_Abort: MPI_Finalize would wait for ranks that can
+                no longer come. The core counts the time, so exit handlers or threads that hang change nothing.
 """
 
 import atexit
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import NoReturn
 
 from dcoll import _C
 from dcoll.errors import DcollError
@@ -19,10 +20,12 @@ from dcoll.process_sets import REGISTRY
 
 GRACE_S = 1.0
 """What the peers get to print the error before MPI_Abort ends them."""
-STAGGER_S = 0.1
+STAGGER_S, MOST_STAGGERED = 0.15, 4
 """Between the aborts of two ranks: the first ends the job, and launchers handle two at once badly."""
-EXIT_LIMIT_S = 15.0
-"""What other exit handlers and threads of a failed rank get before MPI_Abort."""
+FOLLOW_S = 1.8
+"""When a rank aborts that failed because of another: after that one, whose exit status is to be the job's."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
 
 
 class Lifecycle:
@@ -31,15 +34,19 @@ class Lifecycle:
     def __init__(self, mpi: _C.Mpi | None) -> None:
         self.mpi = mpi
         self._comm: _C.Communicator | None = None
+        self._limit_s = 0.0  # DCOLL_TIMEOUT
         self._pid = os.getpid()
         self._failed = False
+        self._aborts = False
         self._next_hook = sys.excepthook
         atexit.register(self._at_exit)
         sys.excepthook = self._on_exception
+        _notice_exits(self)
 
     def join(self, comm: _C.Communicator) -> None:
         """From now on `comm` is what has to be closed."""
         self._comm = comm
+        self._limit_s = comm.timeout_s
         self._failed = False
 
     def leave(self, sets: Sequence[_C.Communicator] = ()) -> None:
@@ -47,27 +54,38 @@ class Lifecycle:
         comm, self._comm = self._comm, None
         if comm is None:
             return
-        self._failed = any(one.failure() != "" for one in (comm, *sets))
-        for one in (*sets, comm):
-            one.close()
+        try:
+            for one in (*sets, comm):
+                one.close()
+        finally:
+            self._failed = any(one.failure() != "" for one in (comm, *sets))
         _C.stop_timeline(comm)
 
+    def fail(self, text: str, exit_code: int) -> None:
+        """This process ends because of an error: so does the job."""
+        if os.getpid() != self._pid or self.mpi is None or hasattr(sys, "ps1") or sys.flags.interactive:
+            return  # a forked child, a process alone, or one that goes on
+        follows = self._comm is not None and self._comm.failure() != ""
+        if self._comm is not None:
+            for comm in (self._comm, *REGISTRY.communicators()):
+                comm.fail(text)  # the core adds the rank
+        self._abort_soon(exit_code, follows)
+
+    def _abort_soon(self, exit_code: int, follows: bool) -> None:
+        if self._aborts or self.mpi is None:
+            return
+        self._aborts = True
+        first = GRACE_S + STAGGER_S * min(self.mpi.rank, MOST_STAGGERED)
+        self.mpi.abort_after(FOLLOW_S + STAGGER_S * min(self.mpi.rank, 1) if follows else first, exit_code)
+
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        ends_process = os.getpid() == self._pid and not hasattr(sys, "ps1") and not sys.flags.interactive
-        if ends_process and self.mpi is not None:
-            self._failed = True
-            if self._comm is not None:
-                for comm in (self._comm, *REGISTRY.communicators()):
-                    comm.fail(f"{kind.__name__}: {value}")  # the core adds the rank
-            limit = threading.Timer(EXIT_LIMIT_S, self.mpi.abort, args=(1,))
-            limit.daemon = True
-            limit.start()
+        self.fail(f"{kind.__name__}: {value}", INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
         self._next_hook(kind, value, trace)
+        _flush()  # while there is time: what still runs at exit may hang
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: neither the communicator nor MPI is its own
-        failed = self._failed
         try:
             self.leave(REGISTRY.communicators())
         except DcollError as error:
@@ -75,10 +93,40 @@ class Lifecycle:
             self._failed = True
         if self.mpi is None:
             return
-        if not (failed or self._failed):
-            self.mpi.finalize()
-            return
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(GRACE_S + STAGGER_S * min(self.mpi.rank, 5))
-        self.mpi.abort(1)
+        _flush()
+        if self._failed or self._aborts:
+            self._abort_soon(1, follows=True)
+            while True:
+                time.sleep(1)  # until then
+        rank, limit = self.mpi.rank, self._limit_s
+        self.mpi.abort_after(
+            limit, 1, f"dcoll: rank {rank} still ran {limit:.0f} s after its program's end (DCOLL_TIMEOUT)."
+        )
+        self.mpi.finalize()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _notice_exits(lifecycle: Lifecycle) -> None:
+    """Have `lifecycle` hear of it when sys.exit() ends the process with a status, which Python tells no hook.
+
+    An exit that somebody catches is none. The exception itself notices which it is: at the end of one that nobody
+    caught, and that Python has turned into an exit status, no function is running any more.
+    """
+
+    class Exit(SystemExit):
+        def __del__(self) -> None:
+            uncaught = sys._getframe().f_back is None
+            status = 0 if self.code is None else self.code & 0xFF if isinstance(self.code, int) else 1
+            if uncaught and status != 0:
+                lifecycle.fail(f"SystemExit: {self.code}", status)
+
+    def exit(status: object = None, /) -> NoReturn:
+        raise Exit(status)
+
+    exit.__doc__ = sys.exit.__doc__
+    sys.exit = exit

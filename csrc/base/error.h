@@ -36,6 +36,12 @@ class TimeoutError : public Error {
   using Error::Error;
 };
 
+// An operation that some ranks did not submit for DCOLL_STALL_SHUTDOWN_TIME: the same words on every rank.
+class StallError : public TimeoutError {
+ public:
+  using TimeoutError::TimeoutError;
+};
+
 // A peer died, closed its communicator, or reported a failure. The communicator has failed.
 class PeerError : public Error {
  public:

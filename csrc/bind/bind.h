@@ -29,6 +29,9 @@ void bind_grouped(pybind11::module_& m);
 void bind_grouped_rows(pybind11::module_& m);
 void bind_inline_calls(pybind11::module_& m);
 
+// For reports of stalls: where this process's program is.
+void show_program_to(Communicator& comm);
+
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);
 

@@ -249,18 +249,10 @@ Communicator* communicator_of(PyObject* object) {
   }
 }
 
-// One line on standard error: what stalls, and where this rank's program waits for it.
-static void tell_of_stall(Communicator& comm, Operation& operation) {
-  const std::string report = comm.stall_report(operation);
-  if (report.empty()) return;
-  const auto place = py::module_::import("dcoll.stall").attr("place")();
-  comm.log()(LogLevel::kWarning,
-             report + ". Rank " + std::to_string(comm.rank()) + " waits at " + py::cast<std::string>(place) + ".");
-}
-
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s) {
   constexpr double kLookForSignalsSeconds = 0.1;
   const auto begin = Clock::now();
+  operation.waiter.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
   while (!operation.done.load(std::memory_order_acquire)) {
     const double left = timeout_s < 0 ? kLookForSignalsSeconds : timeout_s - seconds_between(begin, Clock::now());
     if (left <= 0) {
@@ -273,7 +265,6 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
       done = comm.wait_for(operation, std::min(left, kLookForSignalsSeconds));
     }
     if (!done && PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (!done) tell_of_stall(comm, operation);
   }
   if (operation.error) std::rethrow_exception(operation.error);
 }
@@ -305,6 +296,7 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
+      .def_property_readonly("timeout_s", [](const Communicator& self) { return self.settings().timeout_s; })
       .def(
           "log",
           [](const Communicator& self, const std::string& level, const std::string& text) {

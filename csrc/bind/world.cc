@@ -3,11 +3,31 @@
 
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <utility>
+
 #include "bind/bind.h"
 
 namespace py = pybind11;
 
 namespace dcoll::bind {
+namespace {
+
+// A thread of the core's own, so that nothing in the interpreter can keep it from running: neither a lock that is held
+// nor Python's own end.
+void abort_after(const py::object& mpi, double seconds, int exit_code, std::string text) {
+  mpi.inc_ref();  // for ever: the thread uses it
+  std::thread([&backend = mpi.cast<MpiBackend&>(), seconds, exit_code, text = std::move(text)] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    if (!text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
+    backend.abort(exit_code);
+  }).detach();
+}
+
+}  // namespace
 
 void bind_world(py::module_& m) {
   py::class_<MpiBackend>(m, "Mpi", py::is_final())
@@ -18,18 +38,30 @@ void bind_world(py::module_& m) {
       .def_property_readonly("thread_level", &MpiBackend::thread_level)
       .def("subset", &MpiBackend::subset, py::arg("ranks"), py::call_guard<py::gil_scoped_release>())
       .def("finalize", &MpiBackend::finalize, py::call_guard<py::gil_scoped_release>())
-      .def("abort", &MpiBackend::abort, py::arg("exit_code"), py::call_guard<py::gil_scoped_release>());
+      .def("abort_after", &abort_after, py::arg("seconds"), py::arg("exit_code"), py::arg("text") = "");
 
   m.def("load_mpi", &load_mpi, py::arg("plugin_path"), py::call_guard<py::gil_scoped_release>());
   m.def(
       "connect_world",
       [](MpiBackend* mpi) {
         const Settings settings = Settings::from_env();
-        const py::gil_scoped_release unlocked;
-        return connect_world(mpi, settings);
+        std::shared_ptr<Communicator> comm;
+        {
+          const py::gil_scoped_release unlocked;
+          comm = connect_world(mpi, settings);
+        }
+        show_program_to(*comm);
+        return comm;
       },
       py::arg("mpi").none(true), py::keep_alive<0, 1>());
-  m.def("connect_local", [](int n) { return connect_threads(n, Settings::from_env()); }, py::arg("n"));
+  m.def(
+      "connect_local",
+      [](int n) {
+        auto comms = connect_threads(n, Settings::from_env());
+        for (const auto& comm : comms) show_program_to(*comm);
+        return comms;
+      },
+      py::arg("n"));
 }
 
 }  // namespace dcoll::bind

@@ -49,7 +49,8 @@ Communicator::Communicator(Members members, const Settings& settings)
               1e-6),
       timeline_(members_.timeline != nullptr ? members_.timeline
                                              : std::make_shared<Timeline>(members_.rank, node(), 0)),
-      number_(timeline_->add_communicator()) {
+      number_(timeline_->add_communicator()),
+      failure_flag_(members_.transport->failure_flag()) {
   members_.timeline = timeline_;
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
@@ -65,6 +66,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     fabric_.connect_slots();
   if (!members_.memory_of_rank.empty()) connect_levels();
+  listen_for_stalls();
 }
 
 // Some ranks share memory, on several nodes.
@@ -77,7 +79,10 @@ void Communicator::connect_levels() {
                                                   fabric_.topology, fabric_.slice_bytes, little_memory);
 }
 
-Communicator::~Communicator() { stop_background(); }
+Communicator::~Communicator() {
+  stop_listening();
+  stop_background();
+}
 
 void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
@@ -232,6 +237,10 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   }
   try {
     if (!operation->started) {
+      if (given_up()) {
+        fail_with(decode_failure(members_.transport->poll_failure()), /*tell_peers=*/false);
+        return moved = true;
+      }
       operation->phases.number = operation->by_name ? kFirstNamed + named_started_++ : ++started_;
       operation->task = start_collective(fabric, *operation);
       operation->started = true;
@@ -244,7 +253,10 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
       operation->last_moved = Clock::now();
     }
     if (!ended) return false;
-    if (operation->request.kind == Kind::kJoin && &queue == &queue_) names_->join_ended();
+    if (operation->request.kind == Kind::kJoin && &queue == &queue_) {
+      names_->join_ended();
+      started_ += operation->rounds;  // what the others did meanwhile
+    }
     finish(operation, nullptr);
   } catch (const MismatchError&) {
     finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
@@ -261,6 +273,7 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
+  if (error == nullptr) last_.note(operation->request);
   if (operation->phases.on) [[unlikely]]
     timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);
@@ -384,6 +397,7 @@ void Communicator::close() {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   }
   abandon_names();
+  if (members_.job_ranks.empty() && members_.diagnosis != nullptr) members_.diagnosis->stop();
   stop_background();
 }
 

@@ -12,8 +12,10 @@
 
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -23,15 +25,25 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "engine/collective.h"
+#include "engine/diagnosis.h"
+#include "engine/last_operation.h"
 #include "engine/named_lane.h"
 #include "engine/operation.h"
 #include "engine/pull_call.h"
 #include "engine/scratch.h"
+#include "engine/stall_report.h"
 #include "engine/timeline.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
 namespace dcoll {
+
+// An operation that stalls on this rank, and what to ask the others.
+struct Stall {
+  std::shared_ptr<Operation> operation;
+  Question question;
+  std::string text;
+};
 
 // Who is in a communicator and how they are reached.
 struct Members {
@@ -47,8 +59,10 @@ struct Members {
   std::vector<int> memory_of_rank{};
   std::vector<int> job_ranks{};  // what messages call the ranks; empty: by their numbers here
   int job_rank(int of) const { return job_ranks.empty() ? of : job_ranks[of]; }
-  std::shared_ptr<Timeline> timeline{};  // of the process; null: a new one
-  bool own_core = true;                  // no other rank needs the core this one runs on, so it may spin while it waits
+  std::shared_ptr<Timeline> timeline{};    // of the process; null: a new one
+  std::shared_ptr<Diagnosis> diagnosis{};  // of the process; null: this communicator makes it
+  bool may_listen = true;  // whether a thread of its own may call the transport at any time, under the lock
+  bool own_core = true;    // no other rank needs the core this one runs on, so it may spin while it waits
 };
 
 class Communicator {
@@ -90,9 +104,24 @@ class Communicator {
   // Whether it is done. A caller that asks again and again brings it on.
   bool poll(Operation& operation);
 
-  // For a caller in wait_for(), between two attempts: once, when an operation that others did not submit became overdue
-  // (DCOLL_STALL_CHECK_TIME), what to tell the user; else an empty string.
-  std::string stall_report(Operation& operation);
+  // What stalls here, of either sequence, if it has for `stagger` seconds longer than DCOLL_STALL_CHECK_TIME and nobody
+  // has told of it; `later`: something has not for that long.
+  std::optional<Stall> find_stall(double stagger, bool& later);
+  // What this rank has to do with it, but for its program's stack; returns the thread that waits for it, 0: none.
+  uint64_t answer(const Question& question, int asker, Answer& answer);
+  // Where a thread of the program waits for an operation of this communicator: which thread, and `text`: for what.
+  std::optional<uint64_t> waits_here(std::string& text);
+  void report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
+                    const std::vector<int>& silent);
+  // How stalls tell the program's communicators apart, on every rank alike. The job's is 0.
+  uint64_t id() const;
+  // For the thread of the job's Diagnosis. take_notes is false when it would have to wait for the driver.
+  bool take_notes(std::vector<Note>& notes);
+  void post_note(int peer, const std::string& text);
+  bool hears_of_notes() const { return members_.transport->announces_notes(); }
+  uint32_t prepare_listen() { return members_.transport->prepare_listen(); }
+  void listen(uint32_t ticket, std::chrono::microseconds limit) { members_.transport->listen(ticket, limit); }
+  void wake_listener() { members_.transport->wake_listener(); }
 
   std::shared_ptr<Memory> alloc(size_t bytes);
   void fail(const std::string& text);
@@ -141,7 +170,15 @@ class Communicator {
   void watch_operation(Operation& running, Clock::time_point now);
   void watch_names(Clock::time_point now);
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
-  std::vector<int> missing_from(const Operation& operation) const;
+  std::shared_ptr<Operation> find(const Question& question) const;
+  std::vector<std::shared_ptr<Operation>> untold_names() const;
+  std::string last_operation() const;
+  bool given_up();
+  bool heard_of_failure() const {
+    return failure_flag_ != nullptr && failure_flag_->load(std::memory_order_relaxed) != 0;
+  }
+  void listen_for_stalls();
+  void stop_listening();
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
   void watch(Clock::time_point now);
   void fail_with(std::exception_ptr error, bool tell_peers);
@@ -171,7 +208,8 @@ class Communicator {
   Fabric fabric_;
   double spin_s_;
   std::shared_ptr<Timeline> timeline_;
-  int number_;  // in the timeline
+  int number_;                                       // in the timeline
+  const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
   std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
@@ -179,6 +217,7 @@ class Communicator {
   std::unique_ptr<NamedLane> names_;                   // made when a name is first used
   Queue named_queue_;                                  // in the agreed order; the front one is running
   uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
+  LastOperation last_;                                 // of those
   std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
   Clock::time_point last_peer_check_;
   Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain

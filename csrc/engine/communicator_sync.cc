@@ -11,7 +11,7 @@ namespace dcoll {
 // Drive lock held.
 bool Communicator::may_run_on_the_spot() {
   if (alert_.load(std::memory_order_relaxed) && !pending_.load()) stand_back();
-  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load();
+  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
@@ -27,6 +27,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       PullNow& pull = *fabric_.pull_now;
       pull.enter(PullCall::of(operation->request));
       if (finish_now(pull, operation.get())) {
+        last_.note(operation->request);
         if (operation->phases.on) [[unlikely]]
           timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
@@ -46,7 +47,10 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
       ++started_;
       PullNow& pull = *fabric_.pull_now;
       pull.enter(call);
-      if (finish_now(pull, nullptr)) return nullptr;
+      if (finish_now(pull, nullptr)) {
+        last_.note(call);
+        return nullptr;
+      }
       Request request = call.request(members_.size);
       accept(request);
       auto operation = std::make_shared<Operation>(std::move(request));
@@ -65,6 +69,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
     if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call, phases)) {
       phases.number = ++started_;
       if (poll_briefly(*fabric_.all_reduce)) {
+        last_.note(call);
         if (phases.on) [[unlikely]] {
           note_agreement(*fabric_.all_reduce, phases);
           timeline_->record(number_, call, phases);

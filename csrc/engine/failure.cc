@@ -3,6 +3,13 @@
 #include "base/error.h"
 
 namespace dcoll {
+namespace {
+
+constexpr char kStall = 'S';
+
+}  // namespace
+
+bool is_stall(const std::string& notice) { return !notice.empty() && notice.front() == kStall; }
 
 std::string failure_text(std::exception_ptr error) {
   try {
@@ -16,6 +23,8 @@ std::string encode_failure(std::exception_ptr error, int rank) {
   const std::string text = "rank " + std::to_string(rank) + ": " + failure_text(error);
   try {
     std::rethrow_exception(error);
+  } catch (const StallError& e) {
+    return kStall + std::string(e.what());  // the same on every rank: it says of each what it did
   } catch (const TimeoutError&) {
     return "T" + text;
   } catch (const TransportError&) {
@@ -28,6 +37,8 @@ std::string encode_failure(std::exception_ptr error, int rank) {
 std::exception_ptr decode_failure(const std::string& notice) {
   const std::string text = notice.substr(1);
   switch (notice.front()) {
+    case kStall:
+      return std::make_exception_ptr(StallError(text));
     case 'T':
       return std::make_exception_ptr(TimeoutError(text));
     case 'X':

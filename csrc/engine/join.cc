@@ -86,16 +86,15 @@ Task contribute_nothing(Fabric& f, Call call) {
 }
 
 Task run_join(Fabric& f, Operation& op) {
-  uint64_t rounds = 0;  // that this rank took part in while it was joined
   while (f.size > 1) {
     Operation round({.kind = Kind::kJoin, .count = kOneRound});
     Nested one(run_collective(f, round));
     co_await one;
     if (!round.counts.empty()) break;
-    if (rounds++ == 0 && f.log != nullptr) (*f.log)(LogLevel::kWarning, op.note);
+    if (op.rounds++ == 0 && f.log != nullptr) (*f.log)(LogLevel::kWarning, op.note);
   }
   // The last to join is the one that took part in the fewest.
-  RecordExchange all_rounds(f, &rounds, sizeof rounds);
+  RecordExchange all_rounds(f, &op.rounds, sizeof op.rounds);
   if (f.size > 1) co_await all_rounds.executor;
   int64_t last = 0;
   uint64_t fewest = std::numeric_limits<uint64_t>::max();

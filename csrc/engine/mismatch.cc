@@ -76,7 +76,9 @@ std::string Mismatch::text() const {
   std::sort(by_rank.begin(), by_rank.end());
   std::string text;
   for (size_t i = 0; i < by_rank.size(); ++i) {
-    text += (i ? "; " : "") + ranks_text(by_rank[i].first) + " called " + by_rank[i].second;
+    const auto& [ranks, what] = by_rank[i];
+    text += (i ? "; " : "") + ranks_text(ranks) + " called " + what;
+    if (what == kind_name(Kind::kShutdown)) text += " (or the program there ended)";
   }
   return text;
 }

@@ -95,9 +95,12 @@ struct Operation {
   bool started = false;
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
-  // DCOLL_STALL_CHECK_TIME has passed, and somebody has said so. Flags alone; the text is made under the drive lock.
+  uint64_t rounds = 0;           // join: that this rank took part in while it was joined
+  // DCOLL_STALL_CHECK_TIME has passed, and a rank has said so or will. Flags alone, under the drive lock or not.
   std::atomic<bool> stalled{false}, stall_told{false};
-  Phases phases{false};  // for the timeline
+  std::string report;               // where this rank has said so. Drive lock
+  std::atomic<uint64_t> waiter{0};  // the thread that waits for it, as Python numbers threads; a hint, relaxed
+  Phases phases{false};             // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out

@@ -57,6 +57,8 @@ Members Subset::describe() const {
   members.transport_of_rank.clear();
   members.own_core = all.own_core;
   members.timeline = all.timeline;
+  members.diagnosis = all.diagnosis;
+  members.may_listen = all.may_listen;
   members.job_ranks = ranks_;
   std::map<int, int> nodes;  // of the whole -> of the subset, numbered by lowest rank
   for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -234,6 +234,10 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
     members.links = link_constants(*mpi, members.node_of_rank, settings, log);
   }
 
+  // A thread that listens calls MPI while the program may be doing so itself.
+  constexpr int kMultiple = 3;
+  members.may_listen = (mapped && all_local) || mpi->thread_level() == kMultiple;
+
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {
     members.transport = std::move(node.transport);

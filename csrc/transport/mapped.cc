@@ -23,10 +23,10 @@ std::byte* payload(SlotHeader& slot, size_t bytes) {
 
 RingHead& ring_head(std::byte* ring) { return *reinterpret_cast<RingHead*>(ring); }
 
-// At most FailureNotice::kTextBytes, never cutting a UTF-8 character (the text becomes a Python string).
-size_t notice_length(const std::string& text) {
-  if (text.size() <= FailureNotice::kTextBytes) return text.size();
-  size_t length = FailureNotice::kTextBytes;
+// At most `most` bytes of the text, never cutting a UTF-8 character (it becomes a Python string).
+size_t whole_characters(const std::string& text, size_t most) {
+  if (text.size() <= most) return text.size();
+  size_t length = most;
   while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
   return length;
 }
@@ -294,7 +294,7 @@ void MappedTransport::post_failure(const std::string& text) {
     FailureNotice& notice = region.header().failure;
     uint32_t none = FailureNotice::kNone;
     if (!notice.state.compare_exchange_strong(none, FailureNotice::kWriting, std::memory_order_acq_rel)) continue;
-    notice.length = static_cast<uint32_t>(notice_length(text));
+    notice.length = static_cast<uint32_t>(whole_characters(text, FailureNotice::kTextBytes));
     std::memcpy(notice.text, text.data(), notice.length);
     notice.state.store(FailureNotice::kReady, std::memory_order_release);
     region.ring();
@@ -306,6 +306,53 @@ std::string MappedTransport::poll_failure() {
   const FailureNotice& notice = world_->regions[static_cast<size_t>(rank())]->header().failure;
   if (notice.state.load(std::memory_order_acquire) != FailureNotice::kReady) return {};
   return std::string(notice.text, std::min<size_t>(notice.length, FailureNotice::kTextBytes));
+}
+
+const std::atomic<uint32_t>* MappedTransport::failure_flag() const {
+  static_assert(FailureNotice::kNone == 0);
+  return &world_->header(rank()).failure.state;
+}
+
+// ---- Notes ----
+
+void MappedTransport::post_note(int peer, const std::string& text) {
+  const size_t bytes = whole_characters(text, std::min(kMostNoteBytes, max_message_bytes()));
+  if (bytes == 0 || !post_send(peer, kNotesChannel, text.data(), bytes)) return;  // no room: it does not listen
+  std::atomic<uint32_t>& word = world_->header(peer).notes;
+  word.fetch_add(1, std::memory_order_release);
+  futex_wake_all(word);
+}
+
+std::vector<Note> MappedTransport::take_notes() {
+  std::vector<Note> notes;
+  expects_note_.resize(static_cast<size_t>(size()));
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    for (;;) {
+      if (!expects_note_[static_cast<size_t>(peer)]) {
+        post_recv_up_to(peer, kNotesChannel, std::min(kMostNoteBytes, max_message_bytes()));
+        expects_note_[static_cast<size_t>(peer)] = true;
+      }
+      const std::byte* data = front(peer, kNotesChannel);
+      if (data == nullptr) break;
+      notes.push_back({peer, std::string(reinterpret_cast<const char*>(data), front_bytes(peer, kNotesChannel))});
+      pop(peer, kNotesChannel);
+      expects_note_[static_cast<size_t>(peer)] = false;
+    }
+  }
+  return notes;
+}
+
+uint32_t MappedTransport::prepare_listen() { return world_->header(rank()).notes.load(std::memory_order_acquire); }
+
+void MappedTransport::listen(uint32_t ticket, std::chrono::microseconds limit) {
+  futex_wait(world_->header(rank()).notes, ticket, limit);
+}
+
+void MappedTransport::wake_listener() {
+  std::atomic<uint32_t>& word = world_->header(rank()).notes;
+  word.fetch_add(1, std::memory_order_release);
+  futex_wake_all(word);
 }
 
 std::shared_ptr<const MappedWorld> complete_world(MappedWorld world) {

@@ -28,7 +28,8 @@
 // doorbell it read. All are seq_cst: either it sees the nudge, or the kernel the new doorbell.
 //
 // Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait(), wait(), doze(),
-// alert() and nudge(), which may run at any time on any thread: they touch nothing but doorbells and the group's line.
+// alert(), nudge(), and those of a listener, which may run at any time on any thread: they touch nothing but the words
+// slept on and the group's line.
 // Window::alloc, Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The
 // destructor must not run beside any of them.
 //
@@ -107,6 +108,13 @@ class MappedTransport final : public Transport {
   void check_peers() override;
   void post_failure(const std::string& text) override;
   std::string poll_failure() override;
+  const std::atomic<uint32_t>* failure_flag() const override;
+  void post_note(int peer, const std::string& text) override;
+  std::vector<Note> take_notes() override;
+  bool announces_notes() const override { return true; }
+  uint32_t prepare_listen() override;
+  void listen(uint32_t ticket, std::chrono::microseconds limit) override;
+  void wake_listener() override;
 
  private:
   // The sending end of a ring, which lies in the receiver's region.
@@ -149,6 +157,7 @@ class MappedTransport final : public Transport {
   bool failure_posted_ = false;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
+  std::vector<bool> expects_note_;        // per peer: the receive of its next note is posted
   std::vector<PostedRecv> posted_recvs_;  // `slots` per (peer, channel), circular
 };
 

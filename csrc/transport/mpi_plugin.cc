@@ -209,6 +209,8 @@ void Backend::finalize() {
 }
 
 void Backend::abort(int exit_code) {
+  int finalized = 0;
+  if (MPI_Finalized(&finalized) == MPI_SUCCESS && finalized != 0) std::_Exit(exit_code);
   // MPI_Abort asks the launcher and may wait for its answer for ever (seen with Open MPI's mpirun --continuous when two
   // ranks abort at once). The process ends all the same.
   std::thread([exit_code] {

@@ -73,6 +73,21 @@ class MpiTransport final : public Transport {
     if (!closed_) notices_->post_stall(waits_for);
   }
   std::vector<StallNote> stall_notes() const override { return notices_->stalls(); }
+  void post_note(int peer, const std::string& text) override {
+    if (!closed_) notices_->post_note(peer, text);
+  }
+  std::vector<Note> take_notes() override {
+    if (closed_) return {};
+    idle_polls_ = kIdlePollStride - 1;  // whoever takes notes does so seldom: MPI is asked in any case
+    progress();
+    return notices_->take_notes();
+  }
+  uint32_t prepare_listen() override { return listener_wakes_.load(std::memory_order_acquire); }
+  void listen(uint32_t ticket, microseconds limit) override { futex_wait(listener_wakes_, ticket, limit); }
+  void wake_listener() override {
+    listener_wakes_.fetch_add(1, std::memory_order_release);
+    futex_wake_all(listener_wakes_);
+  }
 
   // Ends everything outstanding without waiting for peers longer than kCloseLimit.
   void close() noexcept;
@@ -109,7 +124,8 @@ class MpiTransport final : public Transport {
   const MpiEvents events_;
   EventTrust trust_;
   std::atomic<uint32_t> wakes_{0};
-  std::atomic<uint32_t> naps_{0};  // waits since something last completed
+  std::atomic<uint32_t> listener_wakes_{0};  // release and acquire: what was done before wake_listener() is seen after
+  std::atomic<uint32_t> naps_{0};            // waits since something last completed
 
   const TcpCongestion congestion_;
   struct Met {

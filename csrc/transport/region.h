@@ -53,6 +53,10 @@ struct RegionHeader {
   // An Alert: whether the owner has left something to a thread that dozes on the doorbell without being a sleeper.
   std::atomic<uint32_t> alert;
 
+  // Rung by whoever posted a note; the owner's listener sleeps on it. Incremented (release) after the note was posted
+  // and read (acquire) before notes are looked for. On a line of its own: nothing else touches it.
+  alignas(kLinePair) std::atomic<uint32_t> notes;
+
   alignas(kLinePair) FailureNotice failure;
   alignas(kLinePair) BoardEntry board;
   alignas(kLinePair) BoardEntry lane_board;

@@ -22,7 +22,11 @@ class Router final : public Transport {
  public:
   Router(int rank, int size, std::unique_ptr<Transport> local, const std::vector<int>& local_ranks,
          std::unique_ptr<Transport> remote)
-      : rank_(rank), local_(std::move(local)), remote_(std::move(remote)), routes_(static_cast<size_t>(size)) {
+      : rank_(rank),
+        local_(std::move(local)),
+        local_ranks_(local_ranks),
+        remote_(std::move(remote)),
+        routes_(static_cast<size_t>(size)) {
     if (remote_) {
       for (int peer = 0; peer < size; ++peer) route(peer) = {remote_.get(), peer};
     }
@@ -129,6 +133,22 @@ class Router final : public Transport {
   std::vector<StallNote> stall_notes() const override {
     return remote_ ? remote_->stall_notes() : std::vector<StallNote>{};
   }
+  void post_note(int peer, const std::string& text) override {
+    const Route& to = checked_route(peer);
+    to.medium->post_note(to.peer, text);
+  }
+  std::vector<Note> take_notes() override {
+    std::vector<Note> notes;
+    if (local_) notes = local_->take_notes();
+    for (Note& note : notes) note.from = local_ranks_[static_cast<size_t>(note.from)];
+    if (!remote_) return notes;
+    for (Note& note : remote_->take_notes()) notes.push_back(std::move(note));
+    return notes;
+  }
+  bool announces_notes() const override { return sleeps_on_->announces_notes() && !remote_used_; }
+  uint32_t prepare_listen() override { return sleeps_on_->prepare_listen(); }
+  void listen(uint32_t ticket, microseconds limit) override { sleeps_on_->listen(ticket, limit); }
+  void wake_listener() override { sleeps_on_->wake_listener(); }
 
  private:
   struct Route {
@@ -151,6 +171,7 @@ class Router final : public Transport {
 
   const int rank_;
   const std::unique_ptr<Transport> local_;
+  const std::vector<int> local_ranks_;
   const std::unique_ptr<Transport> remote_;
   std::vector<Route> routes_;
   bool remote_used_ = false;

@@ -19,6 +19,7 @@
 //   - Errors throw TransportError or PeerError naming the peer.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,12 @@ struct StallNote {
   int rank = 0;
   std::vector<int> waits_for;
   Clock::time_point heard;
+};
+
+// A short text from another rank, beside the data.
+struct Note {
+  int from = 0;
+  std::string text;
 };
 
 class Transport {
@@ -109,11 +116,27 @@ class Transport {
   virtual void post_failure(const std::string& text) = 0;
   // A peer's failure text, or an empty string. Cheap: called in every progress loop.
   virtual std::string poll_failure() = 0;
+  // Where a look at memory tells whether there is a notice: not zero then. Null: ask poll_failure(). Read relaxed, the
+  // notice itself comes from poll_failure().
+  virtual const std::atomic<uint32_t>* failure_flag() const { return nullptr; }
 
   // Stalls: tells everybody, best effort, that this rank waits in vain for these; and the latest word of each other
   // rank. Only media whose ranks cannot see for themselves who has come so far.
   virtual void post_stall(const std::vector<int>& /*waits_for*/) {}
   virtual std::vector<StallNote> stall_notes() const { return {}; }
+
+  // Notes: what ranks ask each other about a stall. Best effort, in order, without waiting; cut off after
+  // kMostNoteBytes or the longest message. They reach a rank that calls nothing, through a thread that sleeps in
+  // listen(), as in wait(): until a note came since the ticket was drawn, wake_listener() was called or `limit` has
+  // passed. Where announces_notes() is false a note does not end the sleep. prepare_listen(),
+  // listen() and wake_listener() need no lock.
+  static constexpr size_t kMostNoteBytes = 2000;
+  virtual void post_note(int /*peer*/, const std::string& /*text*/) {}
+  virtual std::vector<Note> take_notes() { return {}; }
+  virtual bool announces_notes() const { return false; }
+  virtual uint32_t prepare_listen() { return 0; }
+  virtual void listen(uint32_t /*ticket*/, std::chrono::microseconds /*limit*/) {}
+  virtual void wake_listener() {}
 };
 
 }  // namespace dcoll

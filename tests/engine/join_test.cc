@@ -122,9 +122,20 @@ TEST(a_stall_ends_the_job_when_so_configured) {
     auto world = connect_threads(2, settings);
     std::vector<float> x(1, 1.0f);
     CHECK_THROWS(reduce(*world[0], x, DType::kFloat32, ReduceOp::kSum, by_name), TimeoutError,
-                 "waiting for rank 1 of 2");
+                 "Missing: rank 1. Rank 1 has finished no operation yet");
     CHECK_THROWS(run(*world[1], {.kind = Kind::kBarrier}), TimeoutError, "DCOLL_STALL_SHUTDOWN_TIME");
   }
+}
+
+TEST(listening_for_stalls_costs_nothing) {
+  Settings settings = test_settings();
+  settings.stall_check_disable = true;
+  for (const auto& rank : connect_threads(2, settings)) CHECK(rank->members().diagnosis == nullptr);
+  settings.stall_check_disable = false;
+  // Within a node the thread sleeps until it is woken; between nodes it has to look for itself.
+  for (const auto& rank : connect_threads(2, settings)) CHECK(rank->members().diagnosis && rank->hears_of_notes());
+  settings.nodes = {0, 0, 1};
+  for (const auto& rank : connect_threads(3, settings)) CHECK(rank->members().diagnosis && !rank->hears_of_notes());
 }
 
 TEST_MAIN

@@ -1,8 +1,10 @@
 """One rank of a job in which something goes wrong: python fault.py KIND (see test_mpi_faults.py)."""
 
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -67,11 +69,55 @@ def killed() -> None:
         os._exit(1)
 
 
-def early_exit() -> None:
+def exits() -> None:
     """One rank leaves with sys.exit while the others still work."""
     if hvd.rank() == 1:
         sys.exit(3)
     work_for_ever()
+
+
+def exits_alone() -> None:
+    """As exits(), but the others compute and call nothing."""
+    if hvd.rank() == 1:
+        sys.exit(3)
+    hang()
+
+
+def ends_early() -> None:
+    """One rank's program ends as if all were well, after an exit that was none."""
+    if hvd.rank() == 1:
+        try:
+            sys.exit(4)
+        except SystemExit:
+            return
+    work_for_ever()
+
+
+def thread_hangs() -> None:
+    """One rank raises, and then waits for a thread that does not end. The others call nothing."""
+    if hvd.rank() == 1:
+        threading.Thread(target=hang).start()
+        raise RuntimeError("the data ran out")
+    hang()
+
+
+def exit_hangs() -> None:
+    """All end, but one hangs before it has told the others so."""
+    if hvd.rank() == 1:
+        atexit.register(hang)  # runs before dcoll's own
+
+
+def end_hangs() -> None:
+    """All end, but one hangs when it has told the others so."""
+
+
+def hang_if_asked() -> None:
+    if sys.argv[1] == "end_hangs" and RANK == 1:
+        hang()
+
+
+def hang() -> None:
+    time.sleep(600)
 
 
 def caught() -> None:
@@ -93,5 +139,7 @@ def leaves_handles() -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(hang_if_asked)  # runs after dcoll's own
     hvd.init()
+    RANK = hvd.rank()
     globals()[sys.argv[1]]()

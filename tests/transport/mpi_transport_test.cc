@@ -286,6 +286,25 @@ TEST(a_stalled_rank_says_so_to_all) {
   }
 }
 
+TEST(notes_reach_a_rank_that_expects_nothing) {
+  const auto t = mpi().make_transport(16, kSlots);
+  const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
+  CHECK(t->take_notes().empty());
+  mpi().barrier();
+  std::vector<std::string> heard;
+  for (int again = 0; again < 3; ++again) t->post_note(next, "note " + std::to_string(again));
+  t->post_note(next, std::string(3000, 'x'));
+  progress_until(*t, "the notes", [&] {
+    for (const Note& note : t->take_notes()) {
+      CHECK_EQ(note.from, previous);
+      heard.push_back(note.text);
+    }
+    return heard.size() == 4;
+  });
+  CHECK(heard == (std::vector<std::string>{"note 0", "note 1", "note 2", std::string(Transport::kMostNoteBytes, 'x')}));
+  mpi().barrier();
+}
+
 TEST(impossible_arguments_are_refused) {
   CHECK_THROWS(mpi().make_transport(0, 1, "auto"), ArgumentError, "at least 1 slot");
   CHECK_THROWS(mpi().make_transport(16, kSlots, "swift"), ArgumentError,

@@ -1,0 +1,67 @@
+// The stack of a Python thread, asked for by a thread that is not Python's and must not wait for the interpreter lock
+// for long: a C call of the program may hold that for minutes, or for ever. So a third thread waits for the lock, for
+// as long as it takes; the asker goes on without it.
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "bind/bind.h"
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+PyObject* stack_function;  // dcoll.stall.stack. Immortal: threads may use it to the end
+
+struct Waiting {
+  std::mutex mutex;  // guards all of it
+  std::condition_variable changed;
+  bool under_way = false;  // a thread waits for the lock: one is enough
+  uint64_t done = 0, asked = 0;
+  std::string lines;
+};
+Waiting* waiting;  // immortal, as its threads may outlive the module
+
+std::string stack_of(uint64_t thread) {
+  PyObject* lines = PyObject_CallFunction(stack_function, "K", static_cast<unsigned long long>(thread));
+  const char* text = lines != nullptr ? PyUnicode_AsUTF8(lines) : nullptr;
+  std::string found = text != nullptr ? text : "";
+  Py_XDECREF(lines);
+  PyErr_Clear();
+  return found;
+}
+
+void get_stack(uint64_t thread) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  std::string lines = stack_of(thread);
+  PyGILState_Release(state);
+  const std::lock_guard lock(waiting->mutex);
+  waiting->under_way = false;
+  ++waiting->done;
+  waiting->lines = std::move(lines);
+  waiting->changed.notify_all();
+}
+
+std::string stack_within(uint64_t thread, std::chrono::milliseconds limit) {
+  std::unique_lock lock(waiting->mutex);
+  if (waiting->under_way || Py_IsInitialized() == 0) return "";
+  waiting->under_way = true;
+  const uint64_t own = ++waiting->asked;
+  std::thread(get_stack, thread).detach();
+  return waiting->changed.wait_for(lock, limit, [&] { return waiting->done >= own; }) ? waiting->lines : "";
+}
+
+}  // namespace
+
+void show_program_to(Communicator& comm) {
+  if (comm.members().diagnosis == nullptr) return;
+  if (stack_function == nullptr) {
+    stack_function = py::object(py::module_::import("dcoll.stall").attr("stack")).release().ptr();
+    waiting = new Waiting;
+  }
+  comm.members().diagnosis->set_program(stack_within);
+}
+
+}  // namespace dcoll::bind
