@@ -10,7 +10,7 @@ import torch
 graph_task = torch._C._current_graph_task_id
 """The number of the backward that runs on this thread."""
 
-_NO_TASK = -1  # outside of any backward
+NO_TASK = -1  # outside of any backward
 
 _run_backward = torch.autograd.graph._engine_run_backward.__code__
 
@@ -82,7 +82,7 @@ class _Probe:
 
 def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
     watchers = _watchers.all
-    if not watchers or not kwargs.get("accumulate_grad") or graph_task() != _NO_TASK:
+    if not watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
         return _engine[0](*args, **kwargs)
     told = tuple(watchers)
     for watcher in told:

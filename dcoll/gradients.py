@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dcoll import _C, collective, sparse
-from dcoll.backward import graph_task, is_nested, watch
+from dcoll.backward import NO_TASK, graph_task, is_nested, watch
 from dcoll.buckets import AnyReducer, Layout, views_of
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError, JoinedError
@@ -384,10 +384,17 @@ class GradientSync:
         """The gradients were used: adding to them starts a new sum."""
         self._reduced = self._state.sums_again = False
 
+    def _in_backward(self) -> bool:
+        """Whether this is called in the middle of a backward that has come by these parameters."""
+        task = graph_task()
+        return task != NO_TASK and (
+            (self._begun and task == self._outer_task) or (bool(self._late) and self._late.changed())
+        )
+
     def before_zero_grad(self, set_to_none: bool) -> None:
         """The gradients are about to be thrown away."""
         self._follow_job()
-        if self._begun and graph_task() == self._outer_task and not self._state.idle:
+        if self._in_backward() and not self._state.idle:
             raise AssertionError(
                 "optimizer.zero_grad() was called in the middle of backward(), while gradients are being reduced: "
                 "call it after backward() or before"

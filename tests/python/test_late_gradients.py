@@ -144,3 +144,27 @@ def test_backward_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> Non
         assert model.grads() == [1.0, None, None, 4.0]
 
     run_ranks(2, body)
+
+
+def test_zero_grad_in_the_middle_of_backward() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model, other = Toy(), Toy()
+        sync = sync_of(comm, model, late_bytes=4096)
+        said = []
+
+        def interfere(_: torch.Tensor) -> None:
+            try:
+                sync.before_zero_grad(True)
+            except AssertionError as error:
+                said.append(str(error))
+
+        model.w[0].register_post_accumulate_grad_hook(interfere)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert len(said) == 1
+        assert model.grads() == [1.0, 2.0, None, None]
+        clear(model, sync)
+        other.w[0].register_post_accumulate_grad_hook(interfere)
+        other(1.0, [0]).backward()  # which is none of its business
+        assert len(said) == 1
+
+    run_ranks(2, body)
