@@ -12,8 +12,9 @@ us/parameter  what is left of "over none", for each parameter: the cost of Pytho
               does not tell how long it waits, all of "over none" is in it. On several ranks the operations themselves
               are in it too; on one rank there are none.
 
-Kinds take turns, some steps each, so that what the machine does meanwhile meets all of them. The times are of the
-slowest rank; a figure is the median over the turns, and of differences the median of the differences within a turn.
+Kinds take turns, some steps each after one that is not counted, and each turn is there and back (none, dcoll, DDP, DDP,
+dcoll, none), so that what the machine does meanwhile meets all of them alike. The times are of the slowest rank; a
+figure is the median over the turns, and of differences the median of the differences within a turn.
 """  # fmt: skip
 
 import argparse
@@ -37,8 +38,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model", choices=("small", "eighty"), default="small", help="which model; see above")
-    parser.add_argument("--turns", type=int, default=15, help="how often each kind has its turn")
-    parser.add_argument("--steps", type=int, default=8, help="steps of a turn")
+    parser.add_argument("--turns", type=int, default=25, help="how often each kind has its turn")
+    parser.add_argument("--steps", type=int, default=3, help="steps of a turn, there and as many back")
     parser.add_argument("--batch", type=int, default=4, help="rows per rank, of the model of 80 parameters")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there (rank 0)")
     return parser.parse_args(argv)
@@ -97,6 +98,7 @@ def make_step(kind: str, args: argparse.Namespace) -> Step:
 
 def turn(step: Step, steps: int) -> tuple[float, float]:
     """Milliseconds of a step, of the slowest rank; and how many of them it waited for communication."""
+    step.run()  # its memory is in the caches again
     hvd.barrier()
     waited = step.waited()
     begin = time.perf_counter()
@@ -132,8 +134,10 @@ def main() -> None:
         turn(step, 3)
     times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in steps}
     for _ in range(args.turns):
-        for kind, step in steps.items():
-            times[kind].append(turn(step, args.steps))
+        there = {kind: turn(step, args.steps) for kind, step in steps.items()}
+        back = {kind: turn(steps[kind], args.steps) for kind in reversed(steps)}
+        for kind, (mine, waited) in there.items():
+            times[kind].append(((mine + back[kind][0]) / 2, (waited + back[kind][1]) / 2))
     if hvd.rank() == 0:
         show(times, 1000 if args.model == "small" else 80)
         if args.json is not None:

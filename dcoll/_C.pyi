@@ -396,8 +396,10 @@ def grouped_allreduce_sync(
     name: str = "",
     prescale: float = 1.0,
     postscale: float = 1.0,
+    graded: bool = False,
 ) -> list[Any] | None:
-    """All tensors reduced as one; the results (in_place: the tensors)."""
+    """All tensors reduced as one; the results (in_place: the tensors, marked as written). graded: None, too, when a
+    tensor requires a gradient."""
 
 def grouped_allreduce(
     comm: Communicator | ByName,
@@ -544,6 +546,12 @@ class GradientHook:
         row_major: bool,
     ) -> None: ...
     def __call__(self, param: Any, /) -> None: ...
+
+def take_gradients(hooks: list[GradientHook], params: list[Any]) -> None:
+    """What the hooks of those parameters that have a gradient do, but for begin_backward()."""
+
+def gradient_marks(params: list[Any]) -> int:
+    """What differs when a .grad came, went or was written to by torch in between. 0: all are None."""
 
 class kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""

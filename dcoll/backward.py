@@ -1,11 +1,16 @@
 """Which backward is running: what autograd knows, and tells only in private."""
 
 import sys
+import threading
+import weakref
+from typing import Any, Protocol
 
 import torch
 
 graph_task = torch._C._current_graph_task_id
 """The number of the backward that runs on this thread."""
+
+NO_TASK = -1  # outside of any backward
 
 _run_backward = torch.autograd.graph._engine_run_backward.__code__
 
@@ -18,3 +23,71 @@ def is_nested() -> bool:
         frame = frame.f_back
         depth += frame.f_code is _run_backward
     return depth > 1
+
+
+class Watcher(Protocol):
+    """Who is told of every backward of the thread on which it called watch(), but for nested ones."""
+
+    def before_backward(self) -> None: ...
+    def after_backward(self) -> None: ...
+
+
+class _Watchers(threading.local):
+    def __init__(self) -> None:
+        self.all: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+_watchers = _Watchers()
+_engine: list[Any] = []  # torch's function, once watch() has put _run_and_tell in its place; None: that did not work
+
+
+def watch(watcher: Watcher) -> bool:
+    """Tell it of backward passes from now on. False: this version of torch runs them in a way not known here.
+
+    torch has a hook for the end of one backward, to be called while it runs, but none for all of them.
+    """
+    if not _engine:
+        _install()
+    if _engine[0] is None:
+        return False
+    _watchers.all.add(watcher)
+    return True
+
+
+def _install() -> None:
+    torchs = getattr(torch.autograd, "_engine_run_backward", None)
+    _engine.append(torchs)
+    if torchs is None:
+        return
+    torch.autograd._engine_run_backward = _run_and_tell  # type: ignore[attr-defined]
+    probe = _Probe()
+    _watchers.all.add(probe)
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).neg().backward()  # type: ignore[no-untyped-call]
+    if probe.told != ["before", "after"]:
+        torch.autograd._engine_run_backward = torchs  # type: ignore[attr-defined]
+        _engine[0] = None
+
+
+class _Probe:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def before_backward(self) -> None:
+        self.told.append("before")
+
+    def after_backward(self) -> None:
+        self.told.append("after")
+
+
+def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
+    watchers = _watchers.all
+    if not watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
+        return _engine[0](*args, **kwargs)
+    told = tuple(watchers)
+    for watcher in told:
+        watcher.before_backward()
+    result = _engine[0](*args, **kwargs)
+    for watcher in told:
+        watcher.after_backward()
+    return result

@@ -186,11 +186,12 @@ def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[
 
 
 def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
-    if any(map(_has_gradient, tensors)):
+    results = grouped.reduce_plain(_comm(process_set), tensors, *options)
+    if results is None and any(map(_has_gradient, tensors)):
         from dcoll import autograd
 
         return autograd.grouped_allreduce(list(tensors), process_set, *options)
-    return grouped.allreduce_sync(_comm(process_set), tensors, *options)
+    return grouped.allreduce_sync(_comm(process_set), tensors, *options) if results is None else results
 
 
 def grouped_allreduce_(

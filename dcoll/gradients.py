@@ -2,7 +2,8 @@
 
 Each parameter's .grad is a view into a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete
 (csrc/bind/gradient_hook.cc); the hook reports it ready, and the core reduces every bucket that became full. A callback
-at the end of backward sends what is left and waits, so that after loss.backward() every .grad is the reduced one.
+at the end of backward brings in small gradients (late_gradients.py), sends what is left and waits, so that after
+loss.backward() every .grad is the reduced one.
 """
 
 import weakref
@@ -14,10 +15,11 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dcoll import _C, collective, sparse
-from dcoll.backward import graph_task, is_nested
+from dcoll.backward import NO_TASK, graph_task, is_nested, watch
 from dcoll.buckets import AnyReducer, Layout, views_of
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError, JoinedError
+from dcoll.late_gradients import LateGradients, late_ones
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
 from dcoll.tensors import code_of
 
@@ -44,9 +46,10 @@ class GradientSync:
         present_comm: Callable[[], _C.Communicator | None] = lambda: None,
         compression: Any = NoneCompressor,
         group_of: Callable[[Sequence[torch.Tensor]], list[int]] = lambda _: [],
+        late_bytes: int = 4096,
     ) -> None:
         """passes: backward passes whose gradients are added up locally before they are reduced.
-
+        late_bytes: gradients up to this size are taken when backward has ended (late_gradients.py).
         present_comm: the job's communicator now, which changes when the job is left (None) and joined again.
         """
         if op is not Average and op is not Sum:
@@ -72,6 +75,9 @@ class GradientSync:
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
         self._views: list[torch.Tensor] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._late = LateGradients()
+        self._late_bytes = late_bytes
+        self._noticed = self._nested = False  # a hook was called in the backward that runs, in one inside it
         # For the hooks: the Reducer, the graph task whose hooks are coming in, and whether they have anything to do.
         self._state = _C.HookState()
         self._outer_task = _NO_BACKWARD  # the one at whose end finish() runs
@@ -129,6 +135,7 @@ class GradientSync:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._late.set([], [])
 
     def _build(self) -> None:
         """A Reducer, views and hooks for self.params."""
@@ -136,11 +143,19 @@ class GradientSync:
         if hasattr(self, "_reducer"):
             self._waited_before += self._reducer.wait_seconds()
         self._make_reducer()
+        hooks = [
+            _C.GradientHook(self, self._views, graph_task, self._state, i, view.is_contiguous())
+            for i, view in enumerate(self._views)
+        ]
+        late = late_ones(self.params, self._late_bytes)
+        if late and not watch(self):
+            late = []
+        without = set(late)
+        self._late.set([self.params[i] for i in late], [hooks[i] for i in late])
         self._hooks = [
-            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                _C.GradientHook(self, self._views, graph_task, self._state, i, self._views[i].is_contiguous())
-            )
-            for i, p in enumerate(self.params)
+            p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for i, (p, hook) in enumerate(zip(self.params, hooks, strict=True))
+            if i not in without
         ]
         self._hooks += [
             p.register_post_accumulate_grad_hook(self._sparse_hook)  # type: ignore[no-untyped-call]
@@ -237,14 +252,26 @@ class GradientSync:
             # A backward inside a backward (reentrant checkpoint). Only the outer one's end is the end; if no hook of
             # the outer one comes any more, finish when everything is there.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_nested)
-            self._begun = True
+            self._begun = self._nested = True
         elif task != self._outer_task:
             if self._outer_task != _NO_BACKWARD:
                 self.discard()  # the last backward never ended: it raised
             self._outer_task = task
             self._state.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._begun = self._noticed = True
+
+    def before_backward(self) -> None:
+        """No hook has been called yet; and perhaps none will be, if the backward goes through late parameters alone."""
+        self._noticed = self._nested = False
+        if self._late:
+            self._late.before_backward()
+
+    def after_backward(self) -> None:
+        if self._late and not self._noticed and (self._late.changed() or self._nested):
+            self._follow_job()
             self._begun = True
+            self._end()
 
     def _end(self) -> None:
         self._state.task = self._outer_task = _NO_BACKWARD
@@ -274,6 +301,7 @@ class GradientSync:
         """Send what has not been sent, wait for all, and give every parameter its reduced gradient. Collective."""
         self._end_round()
         params, reducer = self.params, self._reducer
+        self._late.take()
         missing = reducer.missing()
         for i in missing:
             # Not in this backward, but an earlier one left a gradient, which counts: without it, ranks that did compute
@@ -356,10 +384,17 @@ class GradientSync:
         """The gradients were used: adding to them starts a new sum."""
         self._reduced = self._state.sums_again = False
 
-    def before_zero_grad(self) -> None:
+    def _in_backward(self) -> bool:
+        """Whether this is called in the middle of a backward that has come by these parameters."""
+        task = graph_task()
+        return task != NO_TASK and (
+            (self._begun and task == self._outer_task) or (bool(self._late) and self._late.changed())
+        )
+
+    def before_zero_grad(self, set_to_none: bool) -> None:
         """The gradients are about to be thrown away."""
         self._follow_job()
-        if self._begun and graph_task() == self._outer_task and not self._state.idle:
+        if self._in_backward() and not self._state.idle:
             raise AssertionError(
                 "optimizer.zero_grad() was called in the middle of backward(), while gradients are being reduced: "
                 "call it after backward() or before"
@@ -369,6 +404,7 @@ class GradientSync:
         self._reduced = self._state.sums_again = False
         if self._frozen:
             self._thaw()
+        self._late.none_left = set_to_none
 
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes per step; takes effect with the next round."""

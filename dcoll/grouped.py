@@ -1,6 +1,7 @@
 """Collectives on groups of tensors: a group succeeds or fails as a whole, and is one operation to the caller."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,6 +82,20 @@ def _changed(tensors: list[Any]) -> None:
         kind.changed_all(tuple(some))
 
 
+def reduce_plain(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any] | None:
+    """allreduce_sync() of tensors that the core can read and that require no gradient; else None, and nothing is done.
+
+    This comes first, because asking a hundred tensors from Python takes a quarter of the time that reducing them does.
+    """
+    _checked(op)
+    torch = sys.modules.get("torch")
+    graded = torch is not None and torch.is_grad_enabled()
+    listed = _listed(tensors, "grouped_allreduce")
+    return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, graded)
+
+
 def _reduce_now(
     comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
 ) -> list[Any]:
@@ -89,8 +104,6 @@ def _reduce_now(
     out: list[Any] | None = _C.grouped_allreduce_sync(comm, listed, in_place, op, name, prescale, postscale)
     if out is None:
         return start_allreduce(comm, listed, op, name, prescale, postscale, in_place).wait()  # type: ignore[no-any-return]
-    if in_place:
-        _changed(listed)
     return out
 
 

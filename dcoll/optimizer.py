@@ -85,7 +85,7 @@ class _Distributed:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch."""
-        self._dcoll.before_zero_grad()
+        self._dcoll.before_zero_grad(set_to_none)
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

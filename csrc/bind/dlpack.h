@@ -27,13 +27,26 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) == 48);
 
+// A tensor with an owner: whoever takes it calls deleter(self) once.
+struct ManagedTensor {
+  uint32_t major_version;
+  uint32_t minor_version;
+  void* manager_ctx;
+  void (*deleter)(ManagedTensor* self);
+  uint64_t flags;
+  Tensor tensor;
+};
+static_assert(sizeof(ManagedTensor) == 80);
+using FromManaged = int (*)(ManagedTensor* tensor, void** object);
+
 struct ExchangeApi {
   uint32_t major_version;
   uint32_t minor_version;
   ExchangeApi* older_version;
   void* allocate;
   void* managed_from_object;
-  void* managed_to_object;
+  // Makes an object, a new reference, which takes the tensor over. Not 0: a Python error is set.
+  FromManaged managed_to_object;  // may be null
   // Fills the tensor without owning anything: valid until control goes back to Python. Not 0: a Python error is set.
   int (*tensor_from_object)(void* object, Tensor* out);  // may be null
   void* current_work_stream;

@@ -5,12 +5,16 @@
 // It does the usual things: a gradient that autograd has just made is copied into its bucket, the parameter's .grad
 // becomes the view of it, and the Reducer is told. Everything else goes to the methods begin_backward() and
 // bring_in(index) of the object that owns the hooks (dcoll.gradients.GradientSync).
+//
+// Hooks of small parameters are not registered but called when backward has ended, all by take_gradients(): autograd
+// takes longer to call a hook of Python, even one that does nothing, than all of this takes.
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
 #include <cstddef>
 #include <memory>
 
+#include "base/hash.h"
 #include "bind/bind.h"
 #include "bind/operand.h"
 #include "engine/bucket.h"
@@ -44,6 +48,8 @@ GradientHook* cast(PyObject* self) { return reinterpret_cast<GradientHook*>(self
 PyObject* kGrad = nullptr;
 PyObject* kBegin = nullptr;
 PyObject* kBringIn = nullptr;
+PyObject* kVersion = nullptr;
+PyObject* kHookType = nullptr;
 
 // False: a Python error is set.
 bool is_running(const GradientHook& self, bool& running) {
@@ -70,11 +76,9 @@ PyObject* bring_in(const GradientHook& self) {
   return result;
 }
 
-PyObject* take(const GradientHook& self, PyObject* param) {
+PyObject* take(const GradientHook& self, PyObject* param, const py::object& gradient) {
   HookState& state = **self.state;
   if (state.reducer == nullptr) return bring_in(self);
-  const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(param, kGrad));
-  if (!gradient) return nullptr;
   // Borrowed; a reference of our own, because setting .grad may run anything.
   const auto view = py::reinterpret_borrow<py::object>(PyList_GetItem(self.views, static_cast<Py_ssize_t>(self.index)));
   if (!view) return nullptr;
@@ -113,7 +117,41 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, size_t nargsf, PyO
     Py_DECREF(none);
   }
   if ((*self.state)->idle) Py_RETURN_NONE;
-  return take(self, args[0]);
+  const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(args[0], kGrad));
+  return gradient ? take(self, args[0], gradient) : nullptr;
+}
+
+// As if autograd had called the hooks of those of the parameters that have a gradient.
+void take_gradients(const py::list& hooks, const py::list& params) {
+  PyObject* const type = kHookType;
+  for (size_t i = 0; i < hooks.size() && i < params.size(); ++i) {
+    const py::object hook = hooks[i], param = params[i];
+    if (reinterpret_cast<PyObject*>(Py_TYPE(hook.ptr())) != type) throw py::type_error("expected GradientHooks");
+    const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(param.ptr(), kGrad));
+    if (!gradient) throw py::error_already_set();
+    if (gradient.is_none()) continue;
+    const auto none = py::reinterpret_steal<py::object>(take(*cast(hook.ptr()), param.ptr(), gradient));
+    if (!none) throw py::error_already_set();
+  }
+}
+
+// A number that differs when a gradient came, went or was written to by torch in between. 0: there is none.
+uint64_t gradient_marks(const py::list& params) {
+  Fingerprint marks;
+  bool any = false;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto gradient = py::reinterpret_steal<py::object>(
+        PyObject_GetAttr(PyList_GET_ITEM(params.ptr(), static_cast<Py_ssize_t>(i)), kGrad));
+    if (!gradient) throw py::error_already_set();
+    if (gradient.is_none()) continue;
+    const auto version = py::reinterpret_steal<py::object>(PyObject_GetAttr(gradient.ptr(), kVersion));
+    if (!version) throw py::error_already_set();
+    const size_t writes = PyLong_AsSize_t(version.ptr());
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    marks.add(i).add(reinterpret_cast<uintptr_t>(gradient.ptr())).add(writes);
+    any = true;
+  }
+  return any ? marks.value() | 1 : 0;
 }
 
 // --- the type --------------------------------------------------------------------------------------------------------
@@ -191,7 +229,9 @@ void bind_gradient_hook(py::module_& m) {
   kGrad = PyUnicode_InternFromString("grad");
   kBegin = PyUnicode_InternFromString("begin_backward");
   kBringIn = PyUnicode_InternFromString("bring_in");
-  if (kGrad == nullptr || kBegin == nullptr || kBringIn == nullptr) throw py::error_already_set();
+  kVersion = PyUnicode_InternFromString("_version");
+  if (kGrad == nullptr || kVersion == nullptr || kBegin == nullptr || kBringIn == nullptr)
+    throw py::error_already_set();
   py::class_<HookState, std::shared_ptr<HookState>>(m, "HookState", py::is_final())
       .def(py::init<>())
       .def_readwrite("reducer", &HookState::reducer)
@@ -200,7 +240,10 @@ void bind_gradient_hook(py::module_& m) {
       .def_readwrite("sums_again", &HookState::sums_again);
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw py::error_already_set();
-  m.add_object("GradientHook", py::reinterpret_steal<py::object>(type));
+  kHookType = type;
+  m.add_object("GradientHook", py::reinterpret_borrow<py::object>(type));  // and one reference for good
+  m.def("take_gradients", &take_gradients, py::arg("hooks"), py::arg("params"));
+  m.def("gradient_marks", &gradient_marks, py::arg("params"));
 }
 
 }  // namespace dcoll::bind

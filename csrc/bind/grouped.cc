@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <array>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "bind/bind.h"
 #include "bind/by_name.h"
 #include "bind/operand.h"
+#include "bind/shared_results.h"
 
 namespace py = pybind11;
 
@@ -21,30 +24,81 @@ constexpr size_t kKeepLockBytes = 64 << 10;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
+// New results share one block of memory up to this size: whoever keeps one of them keeps as much.
+constexpr size_t kMostShared = 1 << 20;
+
+// The tensors of a call and what they are.
 struct Group {
+  py::list objects;
+  std::vector<Operand> operands;
+  std::vector<Shape> shapes;
   std::vector<GroupTensor> tensors;
   py::list results;
 };
 
-// Nothing when a tensor is not plain. In place, the results are the tensors themselves.
-std::optional<Group> read_group(const py::list& tensors, bool in_place) {
+// Nothing when a tensor is not plain, or, where results are to carry them, requires a gradient.
+std::optional<Group> read_group(const py::list& tensors, bool in_place, bool graded) {
   Group group;
-  group.tensors.reserve(tensors.size());
-  for (const py::handle tensor : tensors) {
-    Operand source;
-    if (!read_operand(tensor.ptr(), in_place ? Access::kWrite : Access::kRead, source)) return std::nullopt;
+  const Access access = in_place ? Access::kWrite : Access::kRead;
+  group.objects = tensors;
+  group.operands.resize(tensors.size());
+  group.shapes.resize(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    PyObject* tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i));
+    if (graded && requires_grad(tensor)) return std::nullopt;
+    if (!read_operand(tensor, access, group.operands[i], in_place ? nullptr : &group.shapes[i])) return std::nullopt;
+  }
+  return group;
+}
+
+// Where each result goes: null if it stays where it is reduced. False: not plain.
+bool place_results(Group& group, bool in_place) {
+  size_t bytes = 0;
+  for (const Operand& operand : group.operands) bytes += operand.bytes();
+  group.tensors.reserve(group.operands.size());
+  if (in_place) group.results = group.objects;
+  for (size_t i = 0; i < group.operands.size(); ++i) {
+    const Operand& source = group.operands[i];
+    PyObject* tensor = PyList_GET_ITEM(group.objects.ptr(), static_cast<Py_ssize_t>(i));
     Operand target = source;
-    py::object result = in_place ? py::reinterpret_borrow<py::object>(tensor)
-                                 : py::reinterpret_steal<py::object>(empty_like(tensor.ptr()));
-    if (!result) throw py::error_already_set();
-    if (!in_place && !(read_operand(result.ptr(), Access::kWrite, target) && target.count == source.count)) {
-      return std::nullopt;
+    if (!in_place && bytes <= kMostShared && source.count > 0 && maker_of(tensor) != nullptr) {
+      target.data = nullptr;
+      group.results.append(py::none());
+    } else if (!in_place) {
+      auto result = py::reinterpret_steal<py::object>(empty_like(tensor));
+      if (!result) throw py::error_already_set();
+      if (!read_operand(result.ptr(), Access::kWrite, target) || target.count != source.count) return false;
+      group.results.append(std::move(result));
     }
     group.tensors.push_back({source.data, target.data, source.count, source.dtype});
-    if (!in_place) group.results.append(std::move(result));
   }
-  if (in_place) group.results = tensors;
-  return group;
+  return true;
+}
+
+// Once the memory is known: the results that stay there.
+void make_results(Group& group, GroupedAllReduce& reduction) {
+  struct Part {
+    std::unique_ptr<SharedResults> results;
+    std::byte* at = nullptr;
+  };
+  std::array<Part, kNumDTypes> parts;
+  for (size_t i = 0; i < group.tensors.size(); ++i) {
+    const GroupTensor& tensor = group.tensors[i];
+    Part& part = parts[static_cast<size_t>(tensor.dtype)];
+    if (part.results == nullptr) {
+      const std::shared_ptr<Memory>& memory = reduction.memory_of(tensor.dtype);
+      part = {std::make_unique<SharedResults>(memory, group.tensors.size()), memory->data()};
+    }
+    Operand operand = group.operands[i];
+    operand.data = part.at;
+    part.at += operand.bytes();
+    if (tensor.out != nullptr || operand.count == 0) continue;
+    const auto index = static_cast<Py_ssize_t>(i);
+    PyObject* made =
+        part.results->make(maker_of(PyList_GET_ITEM(group.objects.ptr(), index)), operand, group.shapes[i]);
+    if (made == nullptr) throw py::error_already_set();
+    PyList_SetItem(group.results.ptr(), index, made);
+  }
 }
 
 // A group under way. Packing is done when it is made, so the inputs are free.
@@ -67,20 +121,32 @@ ReduceCall options_of(int op, const std::string& name, double prescale, double p
   return {.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
 }
 
-py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
-                      double prescale, double postscale) {
-  std::optional<Group> group = read_group(tensors, in_place);
-  if (!group) return py::none();
-  GroupedAllReduce reduction(comm, group->tensors, options_of(op, name, prescale, postscale));
+void run(GroupedAllReduce& reduction, Communicator& comm) {
   if (reduction.bytes() <= kKeepLockBytes) {
-    reduction.run([&](Operation& operation) { wait_interruptibly(*comm, operation, -1); });
-  } else {
-    const py::gil_scoped_release unlocked;
-    reduction.run([&](Operation& operation) {
-      const py::gil_scoped_acquire locked;
-      wait_interruptibly(*comm, operation, -1);
-    });
+    return reduction.run([&](Operation& operation) { wait_interruptibly(comm, operation, -1); });
   }
+  const py::gil_scoped_release unlocked;
+  reduction.run([&](Operation& operation) {
+    const py::gil_scoped_acquire locked;
+    wait_interruptibly(comm, operation, -1);
+  });
+}
+
+py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
+                      double prescale, double postscale, bool graded) {
+  std::optional<Group> group = read_group(tensors, in_place, graded);
+  if (!group || !place_results(*group, in_place)) return py::none();
+  GroupedAllReduce reduction(comm, group->tensors, options_of(op, name, prescale, postscale));
+  reduction.pack(GroupedAllReduce::Submit::kNow);
+  if (!in_place) make_results(*group, reduction);
+  try {
+    run(reduction, *comm);
+  } catch (...) {
+    // Ctrl-C ends the wait, not the operation, which goes on reading the tensors. So they must never be freed.
+    if (reduction.in_flight()) group->objects.inc_ref();
+    throw;
+  }
+  if (in_place && !mark_all_written(tensors.ptr())) throw py::error_already_set();
   return group->results;
 }
 
@@ -88,9 +154,11 @@ using Start = void (GroupedAllReduce::*)();
 
 py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_place, const ReduceCall& options,
                         Start start) {
-  std::optional<Group> group = read_group(tensors, in_place);
-  if (!group) return py::none();
+  std::optional<Group> group = read_group(tensors, in_place, false);
+  if (!group || !place_results(*group, in_place)) return py::none();
   auto reduction = std::make_unique<GroupedAllReduce>(comm, group->tensors, options);
+  reduction->pack(GroupedAllReduce::Submit::kLater);
+  if (!in_place) make_results(*group, *reduction);
   ((*reduction).*start)();
   return py::make_tuple(std::make_unique<GroupHandle>(comm, std::move(reduction)), group->results);
 }
@@ -114,7 +182,7 @@ void bind_grouped(py::module_& m) {
       .def("poll", &GroupHandle::poll)
       .def("wait", &GroupHandle::wait, "timeout"_a = -1.0);
   m.def("grouped_allreduce_sync", &reduce_now, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
-        "prescale"_a = 1.0, "postscale"_a = 1.0);
+        "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false);
   m.def("grouped_allreduce", &start_group, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
         "prescale"_a = 1.0, "postscale"_a = 1.0);
   m.def("grouped_allreduce", &start_group_by_name, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",

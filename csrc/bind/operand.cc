@@ -55,19 +55,20 @@ bool holds(PyObject* function, PyObject* object) {
   return answer == Py_True;
 }
 
+struct TypeRow {
+  uint8_t code, bits;
+  DType dtype;
+};
+constexpr TypeRow kTypes[] = {
+    {dlpack::kFloat, 32, DType::kFloat32}, {dlpack::kBfloat, 16, DType::kBFloat16},
+    {dlpack::kFloat, 16, DType::kFloat16}, {dlpack::kFloat, 64, DType::kFloat64},
+    {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
+    {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
+    {dlpack::kBool, 8, DType::kBool},
+};
+
 bool find_dtype(uint8_t code, uint8_t bits, DType& dtype) {
-  struct Row {
-    uint8_t code, bits;
-    DType dtype;
-  };
-  static constexpr Row kRows[] = {
-      {dlpack::kFloat, 32, DType::kFloat32}, {dlpack::kBfloat, 16, DType::kBFloat16},
-      {dlpack::kFloat, 16, DType::kFloat16}, {dlpack::kFloat, 64, DType::kFloat64},
-      {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
-      {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
-      {dlpack::kBool, 8, DType::kBool},
-  };
-  for (const Row& row : kRows) {
+  for (const TypeRow& row : kTypes) {
     if (row.code == code && row.bits == bits) {
       dtype = row.dtype;
       return true;
@@ -304,6 +305,34 @@ bool mark_written(PyObject* plain) {
   Py_DECREF(tensors);
   Py_XDECREF(none);
   return none != nullptr;
+}
+
+bool mark_all_written(PyObject* list) {
+  const auto tensors = py::reinterpret_steal<py::object>(PyList_New(0));
+  if (!tensors) return false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    PyObject* tensor = PyList_GET_ITEM(list, i);
+    if (is_torch(tensor) && PyList_Append(tensors.ptr(), tensor) != 0) return false;
+  }
+  if (PyList_GET_SIZE(tensors.ptr()) == 0) return true;
+  const auto arguments = py::reinterpret_steal<py::object>(PyList_AsTuple(tensors.ptr()));
+  if (!arguments) return false;
+  PyObject* none = PyObject_CallOneArg(torch.written, arguments.ptr());
+  Py_XDECREF(none);
+  return none != nullptr;
+}
+
+dlpack::FromManaged maker_of(PyObject* plain) {
+  return is_torch(plain) && torch.exchange != nullptr ? torch.exchange->managed_to_object : nullptr;
+}
+
+void set_type(dlpack::Tensor& tensor, DType dtype) {
+  for (const TypeRow& row : kTypes) {
+    if (row.dtype != dtype) continue;
+    tensor.type_code = row.code;
+    tensor.type_bits = row.bits;
+    tensor.type_lanes = 1;
+  }
 }
 
 void bind_operand(py::module_& m) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 
 #include "base/types.h"
+#include "bind/dlpack.h"
 
 namespace dcoll::bind {
 
@@ -50,5 +51,12 @@ PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape)
 
 // Tells torch's autograd that the core wrote to a plain tensor. False: a Python error is set.
 bool mark_written(PyObject* plain);
+// The same for a list of them.
+bool mark_all_written(PyObject* list);
+
+// What makes tensors of given memory that are like a plain one; null: none can be made.
+dlpack::FromManaged maker_of(PyObject* plain);
+// What DLPack calls the dtype.
+void set_type(dlpack::Tensor& tensor, DType dtype);
 
 }  // namespace dcoll::bind

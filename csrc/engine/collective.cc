@@ -66,7 +66,9 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           call.dtype,
           call.op,
           call.prescale,
-          final_scale(call.op, call.postscale, size)};
+          final_scale(call.op, call.postscale, size),
+          false,
+          call.tensors};
 }
 
 // Shows the others the all-reduce, with the operand where it is small or must be staged.
@@ -359,6 +361,11 @@ Task start_collective(Fabric& fabric, Operation& operation) {
 bool pulls_now(const Fabric& fabric, Kind kind) {
   if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
   return kind == Kind::kBarrier || use_pull(fabric, kind);
+}
+
+TwoShot::Slice own_slice(const Fabric& fabric, const ReduceCall& call) {
+  if (!use_direct(fabric, call.algo, call.op)) return {};
+  return fabric.all_reduce->own_slice(call);
 }
 
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases) {

@@ -84,6 +84,9 @@ Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 // peers are late, or the data must be staged, run_collective takes over.
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases);
 
+// NodeAllReduce::own_slice, where the call takes that form; else empty.
+TwoShot::Slice own_slice(const Fabric& fabric, const ReduceCall& call);
+
 // For the timeline: the all-reduce has moved on from the agreement.
 void note_agreement(const NodeAllReduce& all_reduce, Phases& phases);
 

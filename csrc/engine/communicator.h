@@ -145,6 +145,8 @@ class Communicator {
   std::shared_ptr<Memory> scratch(size_t bytes) {
     return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
   }
+  // What of the memory of a packed operand no other rank reads: it may stay in ReduceCall::tensors.
+  TwoShot::Slice own_slice(const ReduceCall& call) const { return dcoll::own_slice(fabric_, call); }
   // What the cost model works with now, and where the numbers are from.
   plan::Topology topology();
   std::string constants_source();

@@ -52,12 +52,24 @@ GroupedAllReduce::Part& GroupedAllReduce::part_of(DType dtype, size_t tensors) {
   return parts_.back();
 }
 
-void GroupedAllReduce::pack() {
+void GroupedAllReduce::pack(Submit how) {
   for (Part& part : parts_) {
     request_of(part).validate(comm_->size());  // before anything is sent: no part without the others
     part.memory = comm_->scratch(part.bytes);
-    kernels::pack(part.memory->data(), part.inputs);
+    if (how == Submit::kNow) {
+      pack_others(part);
+    } else {
+      kernels::pack(part.memory->data(), part.inputs);
+    }
   }
+}
+
+// All but the slice that this rank reads by itself.
+void GroupedAllReduce::pack_others(Part& part) {
+  const TwoShot::Slice own = comm_->own_slice(call_of(part));
+  kernels::pack_range(part.memory->data(), part.inputs, 0, own.begin);
+  kernels::pack_range(part.memory->data(), part.inputs, own.end, part.bytes);
+  if (own.begin < own.end) part.unpacked = part.inputs;
 }
 
 ReduceCall GroupedAllReduce::call_of(const Part& part) const {
@@ -69,7 +81,9 @@ ReduceCall GroupedAllReduce::call_of(const Part& part) const {
           .op = op_,
           .prescale = prescale_,
           .postscale = postscale_,
-          .name = name_};
+          .name = name_,
+          .packed = true,
+          .tensors = part.unpacked};
 }
 
 Request GroupedAllReduce::request_of(const Part& part) const {
@@ -91,7 +105,6 @@ Request GroupedAllReduce::request_by_name(const Part& part) const {
 }
 
 void GroupedAllReduce::start_by_name() {
-  pack();
   for (Part& part : parts_) {
     part.operation = comm_->submit_by_name(request_by_name(part));
     part.operation->keep = part.memory;  // should the handle be dropped
@@ -99,22 +112,32 @@ void GroupedAllReduce::start_by_name() {
 }
 
 void GroupedAllReduce::start() {
-  pack();
   for (Part& part : parts_) {
     part.operation = comm_->submit(request_of(part), Communicator::Start::kInBackground, part.memory);
   }
 }
 
 void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
-  pack();
   for (Part& part : parts_) {
     part.operation = op_ == ReduceOp::kAdasum ? comm_->submit(request_of(part), Communicator::Start::kByWaiter)
                                               : comm_->run_or_submit(call_of(part));
     if (part.operation == nullptr) continue;
-    part.operation->keep = part.memory;  // should the wait be interrupted
+    // Should the wait be interrupted: the memory, and where the tensors are.
+    struct Kept {
+      std::shared_ptr<Memory> memory;
+      std::vector<kernels::Segment> inputs;
+    };
+    const auto kept = std::make_shared<Kept>(Kept{part.memory, std::move(part.inputs)});
+    part.operation->keep = {kept, kept->memory.get()};
     wait(*part.operation);
   }
   finish(wait);
+}
+
+bool GroupedAllReduce::in_flight() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    return part.operation != nullptr && !part.operation->done.load(std::memory_order_acquire);
+  });
 }
 
 bool GroupedAllReduce::done() const {

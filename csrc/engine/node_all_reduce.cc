@@ -8,6 +8,13 @@
 #include "kernels/reduce.h"
 
 namespace dcoll {
+TwoShot::Slice NodeAllReduce::own_slice(const ReduceCall& call) const {
+  const size_t bytes = call.count * dtype_bytes(call.dtype);
+  const bool mapped = bytes > kInPlaceBytes && board_.window().offset_of(call.out, bytes) != Window::kUnmapped;
+  if (!mapped || !call.packed || call.in != call.out || call.prescale != 1.0) return {};
+  return TwoShot::slice(bytes, board_.rank(), board_.size());
+}
+
 void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
   job_ = job;
   phase_ = Phase::kEntered;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "engine/agreement.h"
+#include "engine/operation.h"
 #include "engine/slots.h"
 #include "engine/task.h"
 #include "engine/two_shot.h"
@@ -39,6 +40,9 @@ class NodeAllReduce final : public Pollable {
   };
 
   NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board) {}
+
+  // Of an operand that is packed everywhere: the slice that no peer reads, for which ReduceCall::tensors may stand.
+  TwoShot::Slice own_slice(const ReduceCall& call) const;
 
   // Shows the peers what this rank called, as one post on the board, with the operand or where it lies.
   void enter(const ReduceJob& job, uint64_t fingerprint);

@@ -85,7 +85,9 @@ Request Request::of(const ReduceCall& call) {
           .prescale = call.prescale,
           .postscale = call.postscale,
           .algo = std::string(call.algo),
-          .name = std::string(call.name)};
+          .name = std::string(call.name),
+          .packed = call.packed,
+          .tensors = call.tensors};
 }
 
 ReduceCall Request::reduce_call() const {
@@ -97,7 +99,9 @@ ReduceCall Request::reduce_call() const {
           .prescale = prescale,
           .postscale = postscale,
           .algo = algo,
-          .name = name};
+          .name = name,
+          .packed = packed,
+          .tensors = tensors};
 }
 
 void Request::validate(int size) const {
@@ -128,7 +132,8 @@ void Request::validate(int size) const {
 uint64_t ReduceCall::fingerprint() const {
   Fingerprint print;
   print.add(static_cast<uint64_t>(Kind::kAllReduce) | static_cast<uint64_t>(dtype) << 8 |
-            static_cast<uint64_t>(op) << 16 | uint64_t{algo.size()} << 24 | uint64_t{name.size()} << 32);
+            static_cast<uint64_t>(op) << 16 | uint64_t{algo.size()} << 24 | uint64_t{name.size()} << 32 |
+            uint64_t{packed} << 63);
   print.add(count);
   if (!algo.empty()) print.add(algo);
   if (!name.empty()) print.add(name);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "engine/memory.h"
 #include "engine/task.h"
 #include "engine/timeline_record.h"
+#include "kernels/pack.h"
 
 namespace dcoll {
 
@@ -37,6 +39,9 @@ struct ReduceCall {
   double postscale = 1.0;
   std::string_view algo{};  // as in Request
   std::string_view name{};
+  // An operand packed into mapped memory; of the same call it is so on every rank, and so part of what ranks compare.
+  bool packed = false;
+  std::span<const kernels::Segment> tensors{};  // as in ReduceJob; {}, or what own_slice() was asked about
 
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
@@ -68,6 +73,8 @@ struct Request {
   size_t out_bytes = 0;     // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
   std::string group{};      // of several tensors as one: what they are, compared as the name is
   int root_in_job = -1;     // what messages call the root; -1: by its number here
+  bool packed = false;      // allreduce: as in ReduceCall, both
+  std::span<const kernels::Segment> tensors{};
 
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings

@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/types.h"
 #include "engine/agreement.h"
 #include "engine/memory.h"
+#include "kernels/pack.h"
 
 namespace dcoll {
 
@@ -25,6 +27,9 @@ struct ReduceJob {
   double prescale = 1.0;
   double postscale = 1.0;
   bool timed = false;  // for the timeline: note when everybody had entered
+  // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank
+  // reduces in two shots (two_shot.h) was not packed, because no other rank reads it. {}: all is there.
+  std::span<const kernels::Segment> tensors{};
 
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };

@@ -26,14 +26,17 @@ void TwoShot::begin(uint64_t ticket, const ReduceJob& job) {
   end_ = job.bytes();
 }
 
-// Slices begin on cache lines, so that no two ranks write to one line.
-void TwoShot::begin_reducing() {
+TwoShot::Slice TwoShot::slice(size_t bytes, int rank, int ranks) {
   constexpr size_t kLine = Memory::kAlignment;
-  const size_t bytes = job_.bytes(), lines = (bytes + kLine - 1) / kLine;
-  const size_t rank = board_.rank(), size = ins_.size();
-  at_ = std::min(bytes, lines * rank / size * kLine);
-  end_ = std::min(bytes, lines * (rank + 1) / size * kLine);
-  for (size_t r = 0; r < size; ++r) {
+  const size_t lines = (bytes + kLine - 1) / kLine, r = rank, size = ranks;
+  return {std::min(bytes, lines * r / size * kLine), std::min(bytes, lines * (r + 1) / size * kLine)};
+}
+
+void TwoShot::begin_reducing() {
+  const Slice own = slice(job_.bytes(), board_.rank(), board_.size());
+  at_ = own.begin;
+  end_ = own.end;
+  for (size_t r = 0; r < ins_.size(); ++r) {
     ins_[r] = static_cast<const std::byte*>(ins_[r]) + at_;
     outs_[r] = static_cast<std::byte*>(outs_[r]) + at_;
   }
@@ -47,7 +50,16 @@ void TwoShot::scale_piece() {
 }
 
 void TwoShot::reduce_piece() {
-  const size_t bytes = std::min(end_ - at_, kPieceBytes), elem = dtype_bytes(job_.dtype);
+  const size_t end = std::min(end_, at_ + kPieceBytes);
+  if (job_.tensors.empty()) return reduce(end - at_);
+  kernels::for_each_part(job_.tensors, at_, end, [&](const void* own, size_t bytes) {
+    ins_[board_.rank()] = own;
+    reduce(bytes);
+  });
+}
+
+void TwoShot::reduce(size_t bytes) {
+  const size_t elem = dtype_bytes(job_.dtype);
   kernels::reduce_n_to_n(outs_, ins_, bytes >> std::countr_zero(elem), job_.dtype, job_.op, job_.postscale);
   at_ += bytes;
   if (at_ == end_) return;

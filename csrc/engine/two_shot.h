@@ -22,6 +22,13 @@ class TwoShot final : public Pollable {
  public:
   explicit TwoShot(Board& board);
 
+  // Of an operand of so many bytes, what this rank reduces. Slices begin on cache lines, so that no two ranks write to
+  // one line.
+  struct Slice {
+    size_t begin = 0, end = 0;
+  };
+  static Slice slice(size_t bytes, int rank, int ranks);
+
   // All ranks posted `ticket`, with the offsets of their operand and result.
   void begin(uint64_t ticket, const ReduceJob& job);
   bool poll(bool& moved) override;
@@ -34,6 +41,7 @@ class TwoShot final : public Pollable {
   void begin_reducing();
   void scale_piece();
   void reduce_piece();
+  void reduce(size_t bytes);
   void post_and_wait_in(Phase phase);
 
   Board& board_;

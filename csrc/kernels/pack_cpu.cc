@@ -17,6 +17,14 @@ void pack(void* flat, std::span<const Segment> segments) {
   }
 }
 
+void pack_range(void* flat, std::span<const Segment> segments, size_t begin, size_t end) {
+  char* to = static_cast<char*>(flat) + begin;
+  for_each_part(segments, begin, end, [&](const char* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+    to += bytes;
+  });
+}
+
 void unpack(std::span<const Segment> segments, const void* flat) {
   for (const Segment& segment : segments) {
     if (segment.bytes == 0 || !segment.tensor) continue;

@@ -1,10 +1,24 @@
 """What the tests of GradientSync share."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from torch import nn
 
 from dcoll import _C
 from dcoll.gradients import GradientSync
+
+LATE = {"bytes": 0}
+"""Up to which size the gradients of sync_of() are late."""
+
+
+@pytest.fixture(autouse=True, params=[0, 4096], ids=["hooks", "late"])
+def hooked_and_late(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Every test of GradientSync, with gradients that hooks take and with gradients that are taken together."""
+    LATE["bytes"] = request.param
+    yield request.param
+    LATE["bytes"] = 0
 
 
 class Toy(nn.Module):
@@ -23,7 +37,8 @@ class Toy(nn.Module):
 
 def sync_of(comm: _C.Communicator, model: nn.Module, **options: object) -> GradientSync:
     names = {id(p): name for name, p in model.named_parameters()}
-    return GradientSync(
+    options.setdefault("late_bytes", LATE["bytes"])
+    sync = GradientSync(
         comm,
         model.parameters(),
         lambda p: names.get(id(p), "?"),
@@ -31,8 +46,10 @@ def sync_of(comm: _C.Communicator, model: nn.Module, **options: object) -> Gradi
         first_bucket_bytes=20,
         **options,  # type: ignore[arg-type]
     )
+    object.__setattr__(model, "sync", sync)  # as long as the model: hooks would keep it, but late gradients have none
+    return sync
 
 
 def clear(model: nn.Module, sync: GradientSync, set_to_none: bool = True) -> None:
-    sync.before_zero_grad()
+    sync.before_zero_grad(set_to_none)
     model.zero_grad(set_to_none)

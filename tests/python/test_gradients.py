@@ -1,5 +1,6 @@
 """GradientSync: what is in .grad when backward() returns, for every way of making gradients."""
 
+import gradient_models
 import pytest
 import torch
 from gradient_models import Toy, clear, sync_of
@@ -8,6 +9,8 @@ from torch import nn
 
 from dcoll import _C, DcollError, Sum
 from dcoll.gradients import GradientSync
+
+every_test_twice = gradient_models.hooked_and_late
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 
+import gradient_models
 import pytest
 import torch
 from gradient_models import Toy, clear, sync_of
@@ -12,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum
 from dcoll.gradients import GradientSync
+
+every_test_twice = gradient_models.hooked_and_late
 
 
 def embedding_grads(comm: _C.Communicator, mode: str) -> list[torch.Tensor]:
