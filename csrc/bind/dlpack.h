@@ -1,5 +1,5 @@
-// The part of DLPack 1.x (github.com/dmlc/dlpack, "C exchange API") that reading a tensor needs. Its layout is an ABI
-// that only a new major version may change.
+// The part of DLPack 1.x (github.com/dmlc/dlpack, "C exchange API") that reading and making a tensor needs. Its layout
+// is an ABI that only a new major version may change.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,25 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) == 48);
 
+// A tensor with the owner of its memory.
+struct ManagedTensor {
+  uint32_t major_version;
+  uint32_t minor_version;
+  void* owner;
+  void (*free)(ManagedTensor* self);  // by whoever took it, on any thread
+  uint64_t flags;
+  Tensor tensor;
+};
+static_assert(sizeof(ManagedTensor) == 80);
+
 struct ExchangeApi {
   uint32_t major_version;
   uint32_t minor_version;
   ExchangeApi* older_version;
   void* allocate;
   void* managed_from_object;
-  void* managed_to_object;
+  // Takes the tensor over and returns a new reference. Not 0: it was not taken, and a Python error is set.
+  int (*object_from_managed)(ManagedTensor* tensor, void** object);  // may be null
   // Fills the tensor without owning anything: valid until control goes back to Python. Not 0: a Python error is set.
   int (*tensor_from_object)(void* object, Tensor* out);  // may be null
   void* current_work_stream;

@@ -125,7 +125,7 @@ class CollectiveCall {
   }
 
   // The tensor the result goes to. Of an all-gather and an all-to-all it is a guess: ranks mostly bring as many rows as
-  // this one. A large result is left to the core.
+  // this one.
   bool make_result() {
     const auto size = static_cast<int64_t>(core_.size());
     Shape shape = shape_;
@@ -144,9 +144,15 @@ class CollectiveCall {
     }
     if (self_.kind == Kind::kAllGather || self_.kind == Kind::kAllToAll) {
       call_.out_bytes = source_.bytes() * (same_shape ? 1 : core_.size());
-      if (call_.out_bytes == 0 || call_.out_bytes > kMostGuessedBytes) return false;
+      if (call_.out_bytes == 0) return false;
     }
-    result_ = py::reinterpret_steal<py::object>(same_shape ? empty_like(tensor_) : new_empty(tensor_, source_, shape));
+    const size_t bytes = shape.elems() * dtype_bytes(source_.dtype);
+    if (bytes > kMostOwnBytes) result_ = py::reinterpret_steal<py::object>(new_in_core(tensor_, source_, shape));
+    if (!result_ && PyErr_Occurred() == nullptr) {
+      if (call_.out_bytes > kMostOwnBytes) return false;  // the Python function wraps memory of the core
+      result_ =
+          py::reinterpret_steal<py::object>(same_shape ? empty_like(tensor_) : new_empty(tensor_, source_, shape));
+    }
     Operand target;
     if (!result_ || !read_operand(result_.ptr(), Access::kWrite, target)) return false;
     call_.out = target.data;
@@ -164,8 +170,6 @@ class CollectiveCall {
       return nullptr;
     }
   }
-
-  static constexpr size_t kMostGuessedBytes = 128 << 10;  // up to here a tensor is cheaper than wrapping memory
 
   InlineCall& self_;
   Communicator& core_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <memory>
 
 #include "bind/bind.h"
 #include "bind/dlpack.h"
@@ -31,6 +33,7 @@ struct Numpy {
   PyObject* ndarray = nullptr;  // the type
   PyObject* empty_like = nullptr;
   PyObject* empty = nullptr;
+  PyObject* frombuffer = nullptr;
   PyObject* dtypes[kNumDTypes] = {};  // by code; null: there is none
 };
 Torch torch;
@@ -55,19 +58,20 @@ bool holds(PyObject* function, PyObject* object) {
   return answer == Py_True;
 }
 
+struct TypeRow {
+  uint8_t code, bits;
+  DType dtype;
+};
+constexpr TypeRow kTypeRows[] = {
+    {dlpack::kFloat, 32, DType::kFloat32}, {dlpack::kBfloat, 16, DType::kBFloat16},
+    {dlpack::kFloat, 16, DType::kFloat16}, {dlpack::kFloat, 64, DType::kFloat64},
+    {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
+    {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
+    {dlpack::kBool, 8, DType::kBool},
+};
+
 bool find_dtype(uint8_t code, uint8_t bits, DType& dtype) {
-  struct Row {
-    uint8_t code, bits;
-    DType dtype;
-  };
-  static constexpr Row kRows[] = {
-      {dlpack::kFloat, 32, DType::kFloat32}, {dlpack::kBfloat, 16, DType::kBFloat16},
-      {dlpack::kFloat, 16, DType::kFloat16}, {dlpack::kFloat, 64, DType::kFloat64},
-      {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
-      {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
-      {dlpack::kBool, 8, DType::kBool},
-  };
-  for (const Row& row : kRows) {
+  for (const TypeRow& row : kTypeRows) {
     if (row.code == code && row.bits == bits) {
       dtype = row.dtype;
       return true;
@@ -248,6 +252,7 @@ void use_numpy(const py::module_& module) {
   numpy.ndarray = forever(module.attr("ndarray"));
   numpy.empty_like = forever(module.attr("empty_like"));
   numpy.empty = forever(module.attr("empty"));
+  numpy.frombuffer = forever(module.attr("frombuffer"));
   for (int code = 0; code < kNumDTypes; ++code) {
     const std::string name(dtype_name(static_cast<DType>(code)));
     if (name != "bfloat16") numpy.dtypes[code] = forever(module.attr("dtype")(name));
@@ -280,14 +285,79 @@ PyObject* empty_like(PyObject* plain) {
   return PyObject_CallOneArg(is_torch(plain) ? torch.empty_like : numpy.empty_like, plain);
 }
 
-PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape) {
-  const auto dims = py::reinterpret_steal<py::object>(PyTuple_New(shape.ndim));
-  if (!dims) return nullptr;
-  for (int dim = 0; dim < shape.ndim; ++dim) {
+namespace {
+
+// Null: a Python error is set.
+py::object tuple_of(const Shape& shape) {
+  auto dims = py::reinterpret_steal<py::object>(PyTuple_New(shape.ndim));
+  for (int dim = 0; dims && dim < shape.ndim; ++dim) {
     PyObject* size = PyLong_FromLongLong(shape.dims[dim]);
-    if (size == nullptr) return nullptr;
+    if (size == nullptr) return {};
     PyTuple_SET_ITEM(dims.ptr(), dim, size);
   }
+  return dims;
+}
+
+// What a tensor that was handed to torch keeps alive.
+struct Owned {
+  dlpack::ManagedTensor managed = {};
+  Shape shape, strides;
+  std::shared_ptr<Memory> memory;
+};
+
+PyObject* torch_in_core(DType dtype, const Shape& shape, std::shared_ptr<Memory> memory) {
+  if (torch.exchange == nullptr || torch.exchange->object_from_managed == nullptr) return nullptr;
+  auto owned = std::make_unique<Owned>();
+  owned->shape = owned->strides = shape;
+  int64_t stride = 1;
+  for (int dim = shape.ndim; dim-- > 0; stride *= shape.dims[dim]) owned->strides.dims[dim] = stride;
+  dlpack::ManagedTensor& managed = owned->managed;
+  managed.major_version = dlpack::kMajorVersion;
+  managed.owner = owned.get();
+  managed.free = [](dlpack::ManagedTensor* self) { delete static_cast<Owned*>(self->owner); };
+  const auto* row = std::find_if(std::begin(kTypeRows), std::end(kTypeRows),
+                                 [&](const TypeRow& known) { return known.dtype == dtype; });
+  managed.tensor = {.data = memory->data(),
+                    .device_type = dlpack::kCpu,
+                    .device_id = 0,
+                    .ndim = shape.ndim,
+                    .type_code = row->code,
+                    .type_bits = row->bits,
+                    .type_lanes = 1,
+                    .shape = owned->shape.dims,
+                    .strides = owned->strides.dims,
+                    .byte_offset = 0};
+  owned->memory = std::move(memory);
+  void* object = nullptr;
+  if (torch.exchange->object_from_managed(&managed, &object) != 0) return nullptr;
+  static_cast<void>(owned.release());
+  return static_cast<PyObject*>(object);
+}
+
+PyObject* numpy_in_core(DType dtype, const Shape& shape, std::shared_ptr<Memory> memory) {
+  const py::object buffer = py::cast(std::move(memory)), dims = tuple_of(shape);
+  if (!dims) return nullptr;
+  PyObject* const args[] = {buffer.ptr(), numpy.dtypes[static_cast<int>(dtype)]};
+  const auto flat = py::reinterpret_steal<py::object>(PyObject_Vectorcall(numpy.frombuffer, args, 2, nullptr));
+  return flat ? PyObject_CallMethod(flat.ptr(), "reshape", "O", dims.ptr()) : nullptr;
+}
+
+}  // namespace
+
+PyObject* new_in_core(PyObject* plain, const Operand& operand, const Shape& shape) {
+  try {
+    auto memory = Memory::uninitialized(shape.elems() * dtype_bytes(operand.dtype));
+    return is_torch(plain) ? torch_in_core(operand.dtype, shape, std::move(memory))
+                           : numpy_in_core(operand.dtype, shape, std::move(memory));
+  } catch (...) {
+    set_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape) {
+  const py::object dims = tuple_of(shape);
+  if (!dims) return nullptr;
   if (is_torch(plain)) {
     PyObject* const args[] = {plain, dims.ptr()};
     return PyObject_Vectorcall(torch.new_empty, args, 2, nullptr);
