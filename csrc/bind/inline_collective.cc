@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "base/error.h"
 #include "bind/inline_call.h"
@@ -75,9 +74,6 @@ class CollectiveCall {
 
   // A new reference; null: a Python error is set.
   PyObject* run() {
-    if (self_.kind == Kind::kBroadcast && !self_.in_place && call_.root == core_.rank() && call_.count > 0) {
-      std::memcpy(call_.out, source_.data, source_.bytes());
-    }
     std::shared_ptr<Operation> operation;
     if (!run_call(core_, call_, source_.bytes(), {tensor_, result_.ptr()}, operation)) return nullptr;
     if (self_.kind == Kind::kBarrier) return Py_NewRef(Py_None);
