@@ -1,5 +1,5 @@
-// The part of DLPack 1.x (github.com/dmlc/dlpack, "C exchange API") that reading a tensor needs. Its layout is an ABI
-// that only a new major version may change.
+// The part of DLPack 1.x (github.com/dmlc/dlpack, "C exchange API") that reading and making a tensor needs. Its layout
+// is an ABI that only a new major version may change.
 #pragma once
 
 #include <cstdint>

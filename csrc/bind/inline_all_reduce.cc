@@ -20,6 +20,19 @@ bool read_options(const InlineCall& self, const Arguments& arguments, ReduceCall
          read_factor(arguments.given[kPostscale], call.postscale);
 }
 
+// A new tensor like this plain one; null: a Python error is set.
+PyObject* new_result(PyObject* tensor, const Operand& source) {
+  if (source.bytes() > kMostOwnBytes) {
+    Operand again;
+    Shape shape;
+    if (read_operand(tensor, Access::kRead, again, &shape)) {
+      PyObject* result = new_in_core(tensor, source, shape);
+      if (result != nullptr || PyErr_Occurred() != nullptr) return result;
+    }
+  }
+  return empty_like(tensor);
+}
+
 // A new reference to the result; null: a Python error is set. `plain` false: nothing was done.
 PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& arguments, bool& plain) {
   PyObject* const tensor = arguments.given[kTensor];
@@ -30,7 +43,7 @@ PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& argument
   if (!plain) return nullptr;
   Operand target = source;
   py::object result = self.in_place ? py::reinterpret_borrow<py::object>(tensor)
-                                    : py::reinterpret_steal<py::object>(empty_like(tensor));
+                                    : py::reinterpret_steal<py::object>(new_result(tensor, source));
   if (!result) return nullptr;
   if (!self.in_place) {
     plain = read_operand(result.ptr(), Access::kWrite, target) && target.count == source.count &&

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "base/error.h"
 #include "bind/inline_call.h"
@@ -75,9 +74,6 @@ class CollectiveCall {
 
   // A new reference; null: a Python error is set.
   PyObject* run() {
-    if (self_.kind == Kind::kBroadcast && !self_.in_place && call_.root == core_.rank() && call_.count > 0) {
-      std::memcpy(call_.out, source_.data, source_.bytes());
-    }
     std::shared_ptr<Operation> operation;
     if (!run_call(core_, call_, source_.bytes(), {tensor_, result_.ptr()}, operation)) return nullptr;
     if (self_.kind == Kind::kBarrier) return Py_NewRef(Py_None);
@@ -125,7 +121,7 @@ class CollectiveCall {
   }
 
   // The tensor the result goes to. Of an all-gather and an all-to-all it is a guess: ranks mostly bring as many rows as
-  // this one. A large result is left to the core.
+  // this one.
   bool make_result() {
     const auto size = static_cast<int64_t>(core_.size());
     Shape shape = shape_;
@@ -144,9 +140,15 @@ class CollectiveCall {
     }
     if (self_.kind == Kind::kAllGather || self_.kind == Kind::kAllToAll) {
       call_.out_bytes = source_.bytes() * (same_shape ? 1 : core_.size());
-      if (call_.out_bytes == 0 || call_.out_bytes > kMostGuessedBytes) return false;
+      if (call_.out_bytes == 0) return false;
     }
-    result_ = py::reinterpret_steal<py::object>(same_shape ? empty_like(tensor_) : new_empty(tensor_, source_, shape));
+    const size_t bytes = shape.elems() * dtype_bytes(source_.dtype);
+    if (bytes > kMostOwnBytes) result_ = py::reinterpret_steal<py::object>(new_in_core(tensor_, source_, shape));
+    if (!result_ && PyErr_Occurred() == nullptr) {
+      if (call_.out_bytes > kMostOwnBytes) return false;  // the Python function wraps memory of the core
+      result_ =
+          py::reinterpret_steal<py::object>(same_shape ? empty_like(tensor_) : new_empty(tensor_, source_, shape));
+    }
     Operand target;
     if (!result_ || !read_operand(result_.ptr(), Access::kWrite, target)) return false;
     call_.out = target.data;
@@ -164,8 +166,6 @@ class CollectiveCall {
       return nullptr;
     }
   }
-
-  static constexpr size_t kMostGuessedBytes = 128 << 10;  // up to here a tensor is cheaper than wrapping memory
 
   InlineCall& self_;
   Communicator& core_;

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <memory>
 
 #include "bind/bind.h"
 #include "bind/dlpack.h"
+#include "bind/shared_results.h"
 
 namespace py = pybind11;
 
@@ -31,6 +34,7 @@ struct Numpy {
   PyObject* ndarray = nullptr;  // the type
   PyObject* empty_like = nullptr;
   PyObject* empty = nullptr;
+  PyObject* frombuffer = nullptr;
   PyObject* dtypes[kNumDTypes] = {};  // by code; null: there is none
 };
 Torch torch;
@@ -249,6 +253,7 @@ void use_numpy(const py::module_& module) {
   numpy.ndarray = forever(module.attr("ndarray"));
   numpy.empty_like = forever(module.attr("empty_like"));
   numpy.empty = forever(module.attr("empty"));
+  numpy.frombuffer = forever(module.attr("frombuffer"));
   for (int code = 0; code < kNumDTypes; ++code) {
     const std::string name(dtype_name(static_cast<DType>(code)));
     if (name != "bfloat16") numpy.dtypes[code] = forever(module.attr("dtype")(name));
@@ -281,14 +286,49 @@ PyObject* empty_like(PyObject* plain) {
   return PyObject_CallOneArg(is_torch(plain) ? torch.empty_like : numpy.empty_like, plain);
 }
 
-PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape) {
-  const auto dims = py::reinterpret_steal<py::object>(PyTuple_New(shape.ndim));
-  if (!dims) return nullptr;
-  for (int dim = 0; dim < shape.ndim; ++dim) {
+namespace {
+
+// Null: a Python error is set.
+py::object tuple_of(const Shape& shape) {
+  auto dims = py::reinterpret_steal<py::object>(PyTuple_New(shape.ndim));
+  for (int dim = 0; dims && dim < shape.ndim; ++dim) {
     PyObject* size = PyLong_FromLongLong(shape.dims[dim]);
-    if (size == nullptr) return nullptr;
+    if (size == nullptr) return {};
     PyTuple_SET_ITEM(dims.ptr(), dim, size);
   }
+  return dims;
+}
+
+PyObject* torch_in_core(DType dtype, const Shape& shape, std::shared_ptr<Memory> memory) {
+  if (torch.exchange == nullptr || torch.exchange->managed_to_object == nullptr) return nullptr;
+  const Operand operand{.data = memory->data(), .dtype = dtype};
+  return SharedResults(std::move(memory), 1).make(torch.exchange->managed_to_object, operand, shape);
+}
+
+PyObject* numpy_in_core(DType dtype, const Shape& shape, std::shared_ptr<Memory> memory) {
+  const py::object buffer = py::cast(std::move(memory)), dims = tuple_of(shape);
+  if (!dims) return nullptr;
+  PyObject* const args[] = {buffer.ptr(), numpy.dtypes[static_cast<int>(dtype)]};
+  const auto flat = py::reinterpret_steal<py::object>(PyObject_Vectorcall(numpy.frombuffer, args, 2, nullptr));
+  return flat ? PyObject_CallMethod(flat.ptr(), "reshape", "O", dims.ptr()) : nullptr;
+}
+
+}  // namespace
+
+PyObject* new_in_core(PyObject* plain, const Operand& operand, const Shape& shape) {
+  try {
+    auto memory = Memory::uninitialized(shape.elems() * dtype_bytes(operand.dtype));
+    return is_torch(plain) ? torch_in_core(operand.dtype, shape, std::move(memory))
+                           : numpy_in_core(operand.dtype, shape, std::move(memory));
+  } catch (...) {
+    set_error(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape) {
+  const py::object dims = tuple_of(shape);
+  if (!dims) return nullptr;
   if (is_torch(plain)) {
     PyObject* const args[] = {plain, dims.ptr()};
     return PyObject_Vectorcall(torch.new_empty, args, 2, nullptr);

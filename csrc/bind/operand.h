@@ -28,9 +28,13 @@ struct Shape {
   int64_t dims[kMostDims] = {};
 
   // Elements of a row, which is everything but the first dimension.
-  size_t row_elems() const {
+  size_t row_elems() const { return elems_from(1); }
+  size_t elems() const { return elems_from(0); }
+
+ private:
+  size_t elems_from(int dim) const {
     size_t elems = 1;
-    for (int dim = 1; dim < ndim; ++dim) elems *= static_cast<size_t>(dims[dim]);
+    for (; dim < ndim; ++dim) elems *= static_cast<size_t>(dims[dim]);
     return elems;
   }
 };
@@ -48,6 +52,14 @@ PyObject* empty_like(PyObject* plain);
 
 // The same with another shape.
 PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape);
+
+// Results above this lie in memory of the core, which uses the blocks freed last again (engine/memory.h): above this
+// malloc() gives every block back, and the page faults of a new one take longer than the call. Below, the library's own
+// allocation is cheaper.
+inline constexpr size_t kMostOwnBytes = 128 << 10;
+
+// The same in memory of the core. Null without a Python error: this version of torch cannot be handed memory.
+PyObject* new_in_core(PyObject* plain, const Operand& operand, const Shape& shape);
 
 // Tells torch's autograd that the core wrote to a plain tensor. False: a Python error is set.
 bool mark_written(PyObject* plain);

@@ -226,6 +226,10 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const ReduceJob job = direct || two_levels ? job_of(r.reduce_call(), f.size) : ReduceJob{};
   bool equal = true;
 
+  // A pull copies the root's own block like any other, while peers copy theirs. Schedules work in the output.
+  if (r.kind == Kind::kBroadcast && !pulls && f.rank == r.root && r.in != r.out && r.count > 0) {
+    std::memcpy(r.out, r.in, r.count);
+  }
   if (!direct && entry.ticket == 0) op.phases.enter(Phase::kAgree);
 
   // 0. Once: where everybody's slots are.

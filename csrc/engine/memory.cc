@@ -13,8 +13,6 @@ namespace dcoll {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kMostKept = size_t{64} << 20;    // in all
-constexpr size_t kLeastKept = size_t{128} << 10;  // smaller ones malloc() keeps by itself
 
 struct Block {
   std::byte* data = nullptr;
@@ -50,16 +48,18 @@ class Spare {
     const std::lock_guard lock(mutex_);
     kept_.push_back(block);
     kept_bytes_ += block.capacity;
-    while (kept_bytes_ > kMostKept || kept_.size() > kMostBlocks) {
+    while (kept_bytes_ > Memory::kMostKept || kept_.size() > Memory::kMostKeptBlocks) {
       kept_bytes_ -= kept_.front().capacity;
       release(kept_.front());
       kept_.erase(kept_.begin());
     }
   }
+  Memory::Kept kept() {
+    const std::lock_guard lock(mutex_);
+    return {kept_.size(), kept_bytes_};
+  }
 
  private:
-  static constexpr size_t kMostBlocks = 8;
-
   std::mutex mutex_;
   std::vector<Block> kept_;  // the last to be freed is the last
   size_t kept_bytes_ = 0;
@@ -92,6 +92,8 @@ std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
   if (block.data == nullptr) block = allocate(bytes);
   return std::shared_ptr<Memory>(new Memory(nullptr, block.data, bytes, block.capacity));
 }
+
+Memory::Kept Memory::kept() { return Spare::get().kept(); }
 
 Memory::~Memory() {
   const Block block{data_, capacity_};

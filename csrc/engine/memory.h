@@ -17,9 +17,16 @@ class Memory {
   // Zeroed, private.
   static std::shared_ptr<Memory> plain(size_t bytes);
   // Private, for what is about to be overwritten. From 2 MiB blocks lie on huge pages, and those from 128 KiB that were
-  // freed last are used again, at most 8 and 64 MiB of them: otherwise a result costs more in page faults than in
+  // freed last are kept and used again, for up to twice less: otherwise a result costs more in page faults than in
   // copying.
   static std::shared_ptr<Memory> uninitialized(size_t bytes);
+  static constexpr size_t kLeastKept = size_t{128} << 10;  // smaller ones malloc() keeps by itself
+  static constexpr size_t kMostKept = size_t{64} << 20;    // in all
+  static constexpr size_t kMostKeptBlocks = 8;
+  struct Kept {
+    size_t blocks, bytes;
+  };
+  static Kept kept();
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;

@@ -20,6 +20,19 @@ ssize_t copy_from(int64_t process, void* to, uint64_t from, size_t bytes) {
   return process_vm_readv(static_cast<pid_t>(process), &here, 1, &there, 1, 0);
 }
 
+// It could be read when the job began.
+[[noreturn]] void throw_unreadable(const Introduction& peer, int rank, int error) {
+  const std::string who = "rank " + std::to_string(rank) + " (process " + std::to_string(peer.process) + ")";
+  if (error == ESRCH) throw PeerError(who + " has ended in the middle of a collective; look at its output");
+  const std::string what = "cannot read the memory of " + who + ": " + (error != 0 ? std::strerror(error) : "no bytes");
+  if (error == EPERM) {
+    throw TransportError(what +
+                         ". The kernel allowed it when the job began: let no rank change its user, its "
+                         "capabilities or PR_SET_DUMPABLE after dcoll.init()");
+  }
+  throw TransportError(what + ". Its tensor was probably freed while the collective was under way: keep it until then");
+}
+
 }  // namespace
 
 Introduction introduce(const uint64_t& word) { return {getpid(), reinterpret_cast<uint64_t>(&word), word}; }
@@ -41,12 +54,7 @@ void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size
   while (bytes > 0) {
     const ssize_t copied = copy_from(peer.process, at, from, bytes);
     if (copied < 0 && errno == EINTR) continue;
-    if (copied <= 0) {
-      throw TransportError(
-          "cannot read the memory of rank " + std::to_string(rank) + " (process " + std::to_string(peer.process) +
-          "): " + (copied < 0 ? std::strerror(errno) : "nothing was copied") +
-          ". It was readable when the job began, so that process has probably ended; look at its output");
-    }
+    if (copied <= 0) throw_unreadable(peer, rank, copied < 0 ? errno : 0);
     at += copied;
     from += static_cast<uint64_t>(copied);
     bytes -= static_cast<size_t>(copied);

@@ -23,7 +23,8 @@ Introduction introduce(const uint64_t& word);
 uint64_t unlikely_word(const void* place);
 
 bool can_read(const Introduction& peer);
-// Copies `bytes` from the peer's address `from`. Throws TransportError: it died, or has given up that memory.
+// Copies `bytes` from the peer's address `from`. Throws PeerError: it died; TransportError: it has given up that
+// memory, or the kernel has changed its mind.
 void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size_t bytes);
 
 }  // namespace dcoll

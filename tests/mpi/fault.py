@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -55,9 +56,27 @@ def killed() -> None:
     hvd.allreduce(np.ones(1))
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    tell_what_ends(work_for_ever)
+
+
+def killed_while_it_is_read() -> None:
+    """One rank is killed while its peers read its private memory, which they do most of the time."""
+    mine = np.ones(1 << 20)
+    hvd.allgather(mine)
+    if hvd.rank() == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    def read_for_ever() -> None:
+        while True:
+            hvd.allgather(mine)
+
+    tell_what_ends(read_for_ever)
+
+
+def tell_what_ends(work: Callable[[], None]) -> None:
     start = time.monotonic()
     try:
-        work_for_ever()
+        work()
     except hvd.DcollError as error:
         say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
         try:

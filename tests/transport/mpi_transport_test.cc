@@ -287,7 +287,7 @@ TEST(a_stalled_rank_says_so_to_all) {
 }
 
 TEST(notes_reach_a_rank_that_expects_nothing) {
-  const auto t = mpi().make_transport(16, kSlots);
+  const auto t = mpi().make_transport(16, kSlots, "auto");
   const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
   CHECK(t->take_notes().empty());
   mpi().barrier();
