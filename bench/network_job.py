@@ -80,6 +80,16 @@ def slowest(seconds: list[float]) -> list[float]:
     return np.max(np.array(hvd.allgather_object(seconds)), axis=0).tolist()
 
 
+def prediction(comm: _C.Communicator, per_node: int, nbytes: int) -> dict[str, float]:
+    """Seconds per algorithm, what is chosen first."""
+    slice_bytes, constants = slice_bytes_of_job(several_nodes=True), comm.constants()
+    if per_node > 1:
+        cost = _C.plan.hierarchical(comm.num_nodes, per_node, nbytes, slice_bytes, constants)
+        return {"hierarchical": 1e-6 * cost["total_us"]}
+    choice = _C.plan.select("all_reduce", comm.size, nbytes, 1, slice_bytes, constants)
+    return {name: 1e-6 * us for name, us, _, _ in choice["candidates"]}
+
+
 def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: int) -> None:
     torch.set_num_threads(1)
     hvd.init()
@@ -105,16 +115,7 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
     flat = slowest([second for key in keys for second in samples[key]])
     if hvd.rank() == 0:
         per_node = comm.local_size
-        of_network = (comm.num_nodes, 1) if per_node > 1 else (comm.size, 1)
-        predicted = {
-            4 * count: {
-                name: us * 1e-6
-                for name, us, _, _ in _C.plan.select(
-                    "all_reduce", of_network[0], 4 * count, 1, slice_bytes_of_job(several_nodes=True), comm.constants()
-                )["candidates"]
-            }
-            for count in counts
-        }
+        predicted = {4 * count: prediction(comm, per_node, 4 * count) for count in counts}
         result = {
             "samples_s": [
                 [name, 4 * count, flat[i * rounds : (i + 1) * rounds]] for i, (name, count) in enumerate(keys)

@@ -644,11 +644,18 @@ class plan:
         n: int,
         bytes: int,
         ranks_per_node: int = 0,
-        slice_bytes: int = 262144,
+        slice_bytes: int = 61440,
         constants: dict[str, Any] = ...,
     ) -> dict[str, Any]:
         """name, reason, why, candidates: (name, predicted us, slice bytes, reason), fastest first. ranks_per_node 0:
         all on one node. constants: those that differ from the built-in ones, as constants() has them."""
+    @staticmethod
+    def hierarchical(
+        nodes: int, ranks_per_node: int, bytes: int, slice_bytes: int = 61440, constants: dict[str, Any] = ...
+    ) -> dict[str, Any]:
+        """The all-reduce on two levels: between (the algorithm between nodes; None: the operand rides on the
+        agreement), agreement_us, in_node_us, between_us, total_us, and why, one line of these."""
+    DEFAULT_SLICE_BYTES: int
     @staticmethod
     def constants() -> dict[str, Any]:
         """The built-in constants of the cost model: memory and network (dicts of alpha_us, overhead_us,
@@ -672,7 +679,7 @@ class plan:
         compression: float = 1.0,
         encode_us_per_byte: float = 0.0,
         decode_us_per_byte: float = 0.0,
-        slice_bytes: int = 262144,
+        slice_bytes: int = 61440,
         lanes: int = 1,
     ) -> dict[str, Any]:
         """us, method ("every rank" or "one group", csrc/plan/simulate.h), events: up to 65,535 ranks.

@@ -108,7 +108,7 @@ def explain(
     fastest = min(candidate[1] for candidate in choice["candidates"])
     lines = [choice["why"], f"  {choice['name']} is for: {choice['reason']}"]
     if two_levels:
-        lines.insert(0, f"hierarchical: {ranks_per_node} ranks of a node in shared memory, and between {nodes} nodes")
+        lines.insert(0, _C.plan.hierarchical(nodes, ranks_per_node, nbytes, slice_bytes, constants)["why"])
     lines.append(f"  {'algorithm':<20} {'predicted':>14} {'':>7}  slices")
     for name, predicted_us, best_slice, _ in choice["candidates"]:
         factor = f"{predicted_us / fastest:6.2f}x" if fastest > 0 else ""
@@ -156,7 +156,7 @@ def explain_job(collective: str, nbytes: int) -> str | None:
 
 def slice_bytes_of_job(several_nodes: bool) -> int:
     """The longest message of a job."""
-    return (int(_setting("DCOLL_SLICE_KB")) or (256 if several_nodes else 64)) << 10
+    return int(_setting("DCOLL_SLICE_KB")) << 10 or (_C.plan.DEFAULT_SLICE_BYTES if several_nodes else 64 << 10)
 
 
 def _setting(name: str) -> str:

@@ -169,10 +169,6 @@ Settings Settings::from_env() {
   return s;
 }
 
-// Open MPI's TCP sends up to 64 KiB, its header included, without asking the receiver first. The answer to such a
-// question travels behind all that is on its way already: a ring of longer slices left a third of the link unused.
-constexpr int64_t kEagerSliceKb = 60;
-
 Settings Settings::on_nodes(bool several) const {
   Settings s = *this;
   if (s.slice_kb == 0) s.slice_kb = several ? kEagerSliceKb : 64;

@@ -9,6 +9,11 @@
 
 namespace dcoll {
 
+// Between nodes: Open MPI's TCP sends up to 64 KiB, its header included, without asking the receiver first. The answer
+// to such a question travels behind all that is on its way already: a ring of longer slices left a third of the link
+// unused.
+inline constexpr int64_t kEagerSliceKb = 60;
+
 struct Settings {
   std::string transport;   // "auto" (mapped memory inside a node, MPI between), "mpi" (MPI everywhere)
   std::string algo;        // "auto" or an algorithm's name for all-reduce

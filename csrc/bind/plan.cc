@@ -11,6 +11,7 @@
 #include "bind/constants.h"
 #include "plan/algorithms.h"
 #include "plan/describe.h"
+#include "plan/hierarchical.h"
 #include "plan/select.h"
 #include "plan/verify.h"
 
@@ -94,6 +95,26 @@ py::dict choose(const std::string& collective, uint32_t n, uint64_t bytes, uint3
   return dict;
 }
 
+py::dict hierarchical(uint32_t nodes, uint32_t ranks_per_node, uint64_t bytes, uint64_t slice_bytes,
+                      const py::dict& constants) {
+  if (nodes == 0 || ranks_per_node == 0) {
+    throw ArgumentError("there must be nodes with ranks, got " + std::to_string(nodes) + " nodes with " +
+                        std::to_string(ranks_per_node) + " ranks each");
+  }
+  plan::Topology topology = plan::Topology::blocks(nodes * ranks_per_node, ranks_per_node);
+  static_cast<plan::Constants&>(topology) = bind::constants_from(constants);
+  const plan::HierarchicalCost cost =
+      plan::predict_hierarchical(bytes, topology, slice_bytes, plan::piece_bytes(nodes, ranks_per_node, slice_bytes));
+  py::dict dict;
+  dict["between"] = cost.between == nullptr ? py::object(py::none()) : py::str(std::string(cost.between->name));
+  dict["agreement_us"] = cost.agreement_us;
+  dict["in_node_us"] = cost.in_node_us;
+  dict["between_us"] = cost.between_us;
+  dict["total_us"] = cost.total_us();
+  dict["why"] = cost.why;
+  return dict;
+}
+
 std::vector<std::tuple<std::string, std::string, std::string>> algorithms() {
   std::vector<std::tuple<std::string, std::string, std::string>> rows;
   for (const plan::Algorithm& algorithm : plan::algorithms()) {
@@ -112,6 +133,9 @@ void bind_plan(py::module_& m) {
           py::arg("rounds") = 2, py::arg("in_place") = false, py::arg("root") = 0);
   sub.def("select", &choose, py::arg("collective"), py::arg("n"), py::arg("bytes"), py::arg("ranks_per_node") = 0,
           py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
+  sub.def("hierarchical", &hierarchical, py::arg("nodes"), py::arg("ranks_per_node"), py::arg("bytes"),
+          py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
+  sub.attr("DEFAULT_SLICE_BYTES") = plan::kDefaultSliceBytes;
   sub.def("constants", [] { return bind::to_dict(plan::Constants{}); });
   bind_simulate(sub);
 }

@@ -24,10 +24,12 @@ Diagnosis::Diagnosis(Communicator& job, double patience_s)
 
 Diagnosis::~Diagnosis() { stop(); }
 
+// A process set may hold this longer than its job lives, which is woken by the first call alone.
 void Diagnosis::stop() {
+  if (!thread_.joinable()) return;
   stop_.store(true);
   job_.wake_listener();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 void Diagnosis::add(Communicator& communicator) {

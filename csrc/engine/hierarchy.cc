@@ -14,20 +14,10 @@ constexpr size_t kLine = Memory::kAlignment;
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 constexpr size_t kSharedBytes = round_up(sizeof(NodeShared), 4096);
 
-// A ring between p nodes with two channels cuts a carrier's slice of a piece into 2p chunks; so long that each is one
-// message. Longer pieces would overlap less, shorter ones send shorter messages.
 size_t piece_bytes_for(const NodeMap& map, size_t slice_bytes, bool little_memory) {
-  const size_t most = little_memory ? size_t{512} << 10 : size_t{8} << 20;
-  const auto carriers = static_cast<size_t>(map.carriers);
-  return round_up(std::min(2 * carriers * map.ranks.size() * slice_bytes, most), carriers * kLine);
-}
-
-// Every leader sends a small operand to every other one: no more than what the network carries in about the latency
-// that another step would cost.
-size_t small_bytes_for(const NodeMap& map, size_t longest_message) {
-  constexpr size_t kSent = size_t{24} << 10;
-  if (map.num_nodes() > Hierarchy::kMaxDirectLeaders) return 0;
-  return std::min({Hierarchy::kSmallSlotBytes, longest_message, kSent / (map.ranks.size() - 1)});
+  const auto carriers = static_cast<uint32_t>(map.carriers);
+  return round_up(plan::piece_bytes(static_cast<uint32_t>(map.num_nodes()), carriers, slice_bytes, little_memory),
+                  carriers * kLine);
 }
 
 }  // namespace
@@ -41,7 +31,7 @@ Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeM
       slice_bytes_(slice_bytes),
       piece_bytes_(piece_bytes_for(map_, slice_bytes, little_memory)),
       result_bytes_(round_up(piece_bytes_ / map_.carriers + kLine, kLine)),
-      small_bytes_(small_bytes_for(map_, slice_bytes)),
+      small_bytes_(plan::riding_bytes(static_cast<uint32_t>(map_.num_nodes()), slice_bytes)),
       board_(*window_),
       memory_(Memory::mapped(window_, kSharedBytes + 2 * kSmallSlotBytes + kPieces * (piece_bytes_ + result_bytes_))),
       blocks_(map_.local_size()),
@@ -85,12 +75,11 @@ const Hierarchy::Between& Hierarchy::between(size_t bytes) {
   if (known.schedule != nullptr) return known;
   const auto nodes = static_cast<uint32_t>(map_.num_nodes());
   const plan::HierarchicalCost cost =
-      plan::predict_hierarchical(rounded * map_.carriers, links_, slice_bytes_, piece_bytes_, 0);
+      plan::predict_hierarchical(rounded * map_.carriers, links_, slice_bytes_, piece_bytes_, false);
   std::vector<plan::Schedule> all = plan::build_all(*cost.between, nodes);
   for (const plan::Schedule& one : all)
     known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
   known.schedule = std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
-  known.why = cost.why;
   return known;
 }
 

@@ -22,6 +22,7 @@
 #include "engine/group_transport.h"
 #include "engine/memory.h"
 #include "engine/node_map.h"
+#include "plan/hierarchical.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
 #include "transport/transport.h"
@@ -62,9 +63,9 @@ struct NodeShared {
 class Hierarchy {
  public:
   static constexpr size_t kPieces = 4;
-  static constexpr size_t kSmallSlotBytes = size_t{16} << 10;
+  static constexpr size_t kSmallSlotBytes = plan::kSmallSlotBytes;
   // Up to so many leaders talk to each other directly, in one step; more in ceil(log2 n).
-  static constexpr int kMaxDirectLeaders = 8;
+  static constexpr int kMaxDirectLeaders = plan::kMaxDirectNodes;
 
   // slice_bytes: the longest message. little_memory: the arena was made so small that pieces must be small too. Both
   // are the same on all ranks.
@@ -101,7 +102,6 @@ class Hierarchy {
   struct Between {
     std::shared_ptr<const plan::Schedule> schedule;
     int channels = 1;  // the most that any of the carriers uses
-    std::string why;   // of the choice
   };
   const Between& between(size_t bytes);
   // The links were measured: later choices are made anew. All ranks call it before the same collective.

@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <span>
 
+#include "base/settings.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
 
 namespace dcoll::plan {
 
-inline constexpr uint64_t kDefaultSliceBytes = 60 << 10;
+inline constexpr uint64_t kDefaultSliceBytes = kEagerSliceKb << 10;  // as between nodes
 
 // Microseconds until the last rank is done. `bytes`: the larger of a rank's input and output. slice_bytes: the longest
 // message. A rank is one CPU that serves its channels in the order in which their steps become possible. lanes: how

@@ -74,4 +74,14 @@ std::string describe(const Step& step) {
   return "";  // unreachable: every enumerator is handled above
 }
 
+std::string in_words(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 3; ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g %s", value, kUnits[unit]);
+  return text;
+}
+
 }  // namespace dcoll::plan

@@ -6,23 +6,38 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "plan/describe.h"
 
 namespace dcoll::plan {
 namespace {
 
 constexpr double kPasses = 3;  // fill, reduce, take
 
-std::string in_words(const HierarchicalCost& cost, uint64_t bytes, size_t nodes, uint32_t ranks) {
+std::string explain(const HierarchicalCost& cost, uint64_t bytes, size_t nodes, uint32_t ranks) {
   char text[192];
   std::snprintf(text, sizeof text,
-                "hierarchical: %.1f us predicted for %llu bytes on %u ranks of %zu nodes (agreement %.1f, in the node "
+                "hierarchical: %.1f us predicted for %s on %u ranks of %zu nodes (agreement %.1f, in the node "
                 "%.1f, between nodes %.1f",
-                cost.total_us(), static_cast<unsigned long long>(bytes), ranks, nodes, cost.agreement_us,
+                cost.total_us(), in_words(bytes).c_str(), ranks, nodes, cost.agreement_us,
                 cost.in_node_us, cost.between_us);
   return text + (cost.between != nullptr ? " by " + std::string(cost.between->name) : std::string()) + ")";
 }
 
 }  // namespace
+
+// A ring between p nodes with two channels cuts a carrier's slice of a piece into 2p chunks; so long that each is one
+// message. Longer pieces would overlap less, shorter ones send shorter messages.
+uint64_t piece_bytes(uint32_t nodes, uint32_t carriers, uint64_t slice_bytes, bool little_memory) {
+  const uint64_t most = little_memory ? uint64_t{512} << 10 : uint64_t{8} << 20;
+  return std::min(uint64_t{2} * carriers * nodes * slice_bytes, most);
+}
+
+// No more than what the network carries in about the latency that another step would cost.
+uint64_t riding_bytes(uint32_t nodes, uint64_t longest_message) {
+  constexpr uint64_t kSent = uint64_t{24} << 10;
+  if (nodes > kMaxDirectNodes) return 0;
+  return std::min({kSmallSlotBytes, longest_message, kSent / (nodes - 1)});
+}
 
 Topology between_nodes(const Topology& topology, uint32_t nodes, uint32_t carriers) {
   Topology links = topology;
@@ -36,7 +51,7 @@ Topology between_nodes(const Topology& topology, uint32_t nodes, uint32_t carrie
 }
 
 HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, uint64_t slice_bytes,
-                                      uint64_t piece_bytes, uint64_t riding_bytes) {
+                                      uint64_t piece_bytes, bool rides) {
   std::map<uint32_t, uint32_t> sizes;
   for (const uint32_t node : topology.node_of_rank) ++sizes[node];
   if (sizes.size() < 2) {
@@ -54,7 +69,7 @@ HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, 
   // Each rank's post is seen by the leader, whose verdict all the others see.
   cost.agreement_us = 2 * topology.memory.alpha_us + most * topology.memory.overhead_us + topology.network.alpha_us +
                       2 * (nodes - 1) * topology.network.overhead_us;
-  if (bytes <= riding_bytes) {
+  if (rides && bytes <= riding_bytes(nodes, slice_bytes)) {
     cost.agreement_us += length * ((nodes - 1) * topology.network.beta_us_per_byte + (most + nodes) * gamma);
   } else {
     const Choice choice =
@@ -63,7 +78,7 @@ HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, 
     cost.between_us = std::max(choice.candidates[0].predicted_us, kPasses * gamma * length);
     cost.in_node_us = kPasses * gamma * std::min(length, static_cast<double>(piece_bytes));
   }
-  cost.why = in_words(cost, bytes, sizes.size(), topology.num_ranks);
+  cost.why = explain(cost, bytes, sizes.size(), topology.num_ranks);
   return cost;
 }
 

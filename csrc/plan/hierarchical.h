@@ -22,12 +22,24 @@ struct HierarchicalCost {
   double total_us() const { return agreement_us + in_node_us + between_us; }
 };
 
+// Up to so many nodes exchange small operands each with each, in one step.
+inline constexpr uint32_t kMaxDirectNodes = 8;
+// A small operand is no longer than its slot in the node's memory.
+inline constexpr uint64_t kSmallSlotBytes = uint64_t{16} << 10;
+
+// What a large buffer is cut into, so that the steps in the node overlap with those between nodes. little_memory: the
+// nodes' arenas were made so small that pieces must be small too.
+uint64_t piece_bytes(uint32_t nodes, uint32_t carriers, uint64_t slice_bytes, bool little_memory = false);
+
+// Buffers of up to so many bytes ride on the agreement, which every node sends to every other one.
+uint64_t riding_bytes(uint32_t nodes, uint64_t longest_message);
+
 // The carriers of one slice as a topology of one rank per node; the node's network is shared by `carriers` slices.
 Topology between_nodes(const Topology& topology, uint32_t nodes, uint32_t carriers);
 
-// Up to `riding_bytes` ride on the agreement; piece_bytes: the unit of overlap (engine/hierarchy.h has both). Nodes are
-// the topology's, with at least two of them.
+// Nodes are the topology's, with at least two of them. Nothing rides on the agreement where `rides` is false: then
+// `between` is what carries a buffer of this length if it must be cut.
 HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, uint64_t slice_bytes,
-                                      uint64_t piece_bytes, uint64_t riding_bytes);
+                                      uint64_t piece_bytes, bool rides = true);
 
 }  // namespace dcoll::plan

@@ -3,18 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "plan/describe.h"
+
 namespace dcoll::plan {
 namespace {
-
-std::string in_words(uint64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
-  double value = static_cast<double>(bytes);
-  int unit = 0;
-  for (; value >= 1024 && unit < 3; ++unit) value /= 1024;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g %s", value, kUnits[unit]);
-  return text;
-}
 
 std::string explain(const std::vector<Candidate>& candidates, uint64_t bytes, uint32_t n) {
   char text[96];

@@ -150,14 +150,16 @@ TEST(small_buffers_take_few_hops_large_ones_the_ring) {
   CHECK_EQ(chosen(4, 8), std::string("recursive_doubling"));
 }
 
-TEST(between_nodes_direct_wins_a_near_tie) {
+TEST(between_nodes_the_ring_wins_a_near_tie) {
   Topology hosts = Topology::blocks(4, 1);
   hosts.network = {.alpha_us = 40, .overhead_us = 10, .beta_us_per_byte = 8e-3, .fan_in = 0};
-  CHECK_EQ(chosen(16 * kMiB, hosts), std::string("direct"));
   const Choice choice = select(Collective::kAllReduce, 16 * kMiB, hosts);
-  for (const Candidate& other : choice.candidates) CHECK(choice.candidates[0].predicted_us <= 1.1 * other.predicted_us);
-  hosts.network.fan_in = 0.5;  // what several send to one at once takes longer
-  CHECK_EQ(chosen(16 * kMiB, hosts), std::string("ring"));
+  CHECK(choice.algorithm->name == "ring");
+  for (const Candidate& other : choice.candidates) {
+    CHECK(choice.candidates[0].predicted_us <= 1.05 * other.predicted_us);
+  }
+  // Where latency counts it is not near.
+  CHECK(chosen(4 << 10, hosts) != "ring");
 }
 
 TEST(two_ranks_differ_little) {
