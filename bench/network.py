@@ -35,7 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-b", "--minbytes", type=parse_size, default=4)
     parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20)
     parser.add_argument("-f", "--stepfactor", type=at_least(2), default=4)
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="turns of every column at every size")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="turns of every column at sizes above 256 KiB; three times as many up to there")
     parser.add_argument("--turn-ms", type=float, default=20.0, help="how long a turn lasts, at least one call")
     parser.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the whole job")
     for kind in ("json", "markdown", "plot"):

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from dcoll import _C, world
 from dcoll.plan import slice_bytes_of_job
 
 Call = Callable[[int], None]  # the number of elements
+SHORT_BYTES = 256 << 10  # up to here a call takes about as long as the system makes a rank wait for a core:
+MORE_TURNS = 3  # so many times the turns
 AT_REST_S = 2e-3  # after which the threads of the library before no longer take the cores
 
 
@@ -107,8 +110,8 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
             calls_of[name, count] = min(max(round(1e-3 * turn_ms / once), 1), 500)
             samples[name, count] = []
     names = list(columns)
-    for i in range(rounds):
-        for count in counts:
+    for i in range(MORE_TURNS * rounds):
+        for count in counts if i < rounds else [count for count in counts if 4 * count <= SHORT_BYTES]:
             for name in random.Random(f"{i} {count}").sample(names, len(names)):  # on all ranks the same
                 samples[name, count].append(turn(columns[name], count, calls_of[name, count]))
     keys = list(samples)
@@ -116,10 +119,9 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
     if hvd.rank() == 0:
         per_node = comm.local_size
         predicted = {4 * count: prediction(comm, per_node, 4 * count) for count in counts}
+        rest = iter(flat)
         result = {
-            "samples_s": [
-                [name, 4 * count, flat[i * rounds : (i + 1) * rounds]] for i, (name, count) in enumerate(keys)
-            ],
+            "samples_s": [[name, 4 * count, list(islice(rest, len(samples[name, count])))] for name, count in keys],
             "predicted_s": predicted,
             "constants": comm.constants(),
             "constants_source": comm.constants_source(),

@@ -90,15 +90,6 @@ Dissemination::Dissemination(Transport& transport, uint64_t fingerprint, std::sp
   if (bytes_ > 0) std::memcpy(operands_.data(), operand.data(), bytes_);
 }
 
-bool Dissemination::carries(size_t bytes, int size, size_t message_bytes) {
-  // What a rank receives in all, beyond which an algorithm that moves fewer bytes is faster; and the longest message,
-  // which should leave at once (Open MPI sends up to 64 KiB without asking the receiver).
-  constexpr size_t kMostBytes = size_t{64} << 10, kEagerBytes = size_t{60} << 10;
-  const size_t ranks = static_cast<size_t>(size);
-  return bytes > 0 && bytes <= kMostBytes / ranks &&
-         sizeof(State) + (ranks + 1) / 2 * bytes <= std::min(message_bytes, kEagerBytes);
-}
-
 int Dissemination::peer(int sign) const {
   const int size = transport_.size();
   return ((transport_.rank() + sign * distance_) % size + size) % size;

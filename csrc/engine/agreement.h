@@ -9,6 +9,7 @@
 
 #include "engine/arrival_tree.h"
 #include "engine/task.h"
+#include "plan/agreement.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -84,14 +85,12 @@ class BoardWait final : public Pollable {
 //
 // Small operands ride along: in round k a rank passes on all the operands it holds, so that at the end everybody has
 // everybody's (J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
-// systems", 1997, section 3). Lengths may differ where the calls do, so every message says how long it is; once a rank
-// has seen two fingerprints it passes on no operands any more.
+// systems", 1997, section 3). What may is plan::rides_on_agreement(). Lengths may differ where the calls do, so every
+// message says how long it is; once a rank has seen two fingerprints it passes on no operands any more.
 class Dissemination final : public Pollable {
  public:
   // `operand` has one length on all ranks whose fingerprints are equal. It must live until poll() returned true.
   Dissemination(Transport& transport, uint64_t fingerprint, std::span<const std::byte> operand = {});
-  // Whether operands of `bytes` may ride in messages of at most `message_bytes`.
-  static bool carries(size_t bytes, int size, size_t message_bytes);
 
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
@@ -104,6 +103,7 @@ class Dissemination final : public Pollable {
     uint64_t least;
     uint64_t greatest;
   };
+  static_assert(sizeof(State) == plan::kAgreementHeaderBytes);
   int peer(int sign) const;
   // In this round a rank passes on this much: its own operand and those of the ranks just behind it.
   size_t passed_on() const;

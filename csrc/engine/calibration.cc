@@ -11,16 +11,18 @@
 namespace dcoll {
 namespace {
 
-// The first of the schedules' channels: what is measured is what they use.
-constexpr int kChannel = 0;
+// What is measured is what schedules use: for streams all of their channels, as the engine's lanes do.
+constexpr uint64_t kChannels = plan::kMaxScheduleChannels;
 constexpr size_t kShort = 8;
 // A long message, but one that leaves at once: what a library does about longer ones (Open MPI asks the receiver first,
 // from 64 KiB) is latency, which many messages under way hide. Streams are of slices, as in a collective: such messages
 // are copied once less.
 constexpr size_t kLong = size_t{32} << 10;
-constexpr uint64_t kPings = 24, kLongPings = 8;
-constexpr double kPingsUs = 15e3;   // of one size, at most
-constexpr double kStreamUs = 80e3;  // no longer stream is begun if it were to take more
+constexpr uint64_t kPings = 48, kLongPings = 8, kWarmHops = 8, kHops = 24;
+constexpr double kPingsUs = 10e3;   // of one size, at most
+constexpr double kStreamUs = 15e3;  // no longer stream is begun if it were to take more
+constexpr double kAgainUs = 40e3;   // the longest is measured again and again for so long
+constexpr uint64_t kUnderWay = 8;   // messages of a stream
 constexpr uint64_t kFirstStream = 4, kStreamGrowth = 4;
 constexpr uint64_t kShortStream = 64;
 constexpr double kCrowdUs = 8e3;
@@ -29,7 +31,7 @@ constexpr size_t kReducedBytes = size_t{2} << 20;
 
 double microseconds_since(Clock::time_point begin) { return 1e6 * seconds_between(begin, Clock::now()); }
 
-// Some messages to a peer and some from it, at once, as many under way as the transport takes.
+// Some messages to a peer and some from it, at once, dealt out to all channels.
 class Exchange final : public Pollable {
  public:
   struct Count {
@@ -40,21 +42,20 @@ class Exchange final : public Pollable {
       : transport_(transport), peer_(peer), data_(data), bytes_(bytes), count_(count) {}
 
   bool poll(bool& moved) override {
-    while (posted_ < count_.in && transport_.post_recv(peer_, kChannel, nullptr, bytes_)) ++posted_;
-    while (sent_ < count_.out && transport_.post_send(peer_, kChannel, data_, bytes_)) {
+    while (posted_ < count_.in && transport_.post_recv(peer_, channel(posted_), nullptr, bytes_)) ++posted_;
+    while (sent_ < may_be_sent() && transport_.post_send(peer_, channel(sent_), data_, bytes_)) {
       ++sent_;
       moved = true;
     }
     while (received_ < posted_) {
-      const std::byte* message = transport_.front(peer_, kChannel);
+      const std::byte* message = transport_.front(peer_, channel(received_));
       if (message == nullptr) break;
       std::memcpy(&first_, message, sizeof first_);
-      transport_.pop(peer_, kChannel);
+      transport_.pop(peer_, channel(received_));
       ++received_;
       moved = true;
     }
-    return received_ == count_.in && sent_ == count_.out &&
-           transport_.sent(peer_, kChannel) == transport_.posted(peer_, kChannel);
+    return received_ == count_.in && sent_ == count_.out && all_left();
   }
   void waiting_for(std::vector<int>& ranks) const override { ranks.push_back(peer_); }
 
@@ -62,6 +63,17 @@ class Exchange final : public Pollable {
   uint64_t first() const { return first_; }
 
  private:
+  // Between two who send as much to each other, what came clocks what leaves, as in a ring: a sender with all it may
+  // have under way was measured at half the rate of an all-reduce, on 10 Gbit/s.
+  uint64_t may_be_sent() const { return count_.in == 0 ? count_.out : std::min(count_.out, received_ + kUnderWay); }
+  static int channel(uint64_t message) { return static_cast<int>(message % kChannels); }
+  bool all_left() {
+    for (uint64_t i = 0; i < std::min(kChannels, sent_); ++i) {
+      if (transport_.sent(peer_, channel(i)) != transport_.posted(peer_, channel(i))) return false;
+    }
+    return true;
+  }
+
   Transport& transport_;
   const int peer_;
   const std::byte* data_;
@@ -79,7 +91,8 @@ struct Pair {
   std::vector<std::byte> memory;
   double short_us = 0, long_us = 0;  // one way, kShort and long_bytes
   double per_message_us = 0;         // of a stream of short ones
-  double beta = 0, burst_bytes = 0;  // of a stream of slices
+  // Of a stream of slices: its bytes, and how long it took when it came first and, the median, after that.
+  double streamed_bytes = 0, first_us = 0, again_us = 0;
 
   Pair(CalibrationSite site, int other)
       : transport(*site.transport),
@@ -94,7 +107,14 @@ struct Pair {
   }
 };
 
-// Half the median round trip. The leader's words are "one more" until enough were made or time is up.
+double quantile(std::vector<double> times, double share) {
+  const auto at = times.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(times.size()));
+  std::nth_element(times.begin(), at, times.end());
+  return *at;
+}
+
+// Half a round trip, the lower quartile: waits that fell asleep come in bursts that calls in a row do not have. The
+// leader's words are "one more" until enough were made or time is up.
 Task ping_pong(Pair& pair, size_t bytes, uint64_t most, double& one_way_us) {
   std::vector<double> trips;
   const auto begin = Clock::now();
@@ -113,10 +133,7 @@ Task ping_pong(Pair& pair, size_t bytes, uint64_t most, double& one_way_us) {
       co_await back;
     }
   }
-  if (!trips.empty()) {
-    std::nth_element(trips.begin(), trips.begin() + trips.size() / 2, trips.end());
-    one_way_us = trips[trips.size() / 2] / 2;
-  }
+  if (!trips.empty()) one_way_us = quantile(std::move(trips), 0.25) / 2;
 }
 
 // `count` messages each way at once.
@@ -127,28 +144,37 @@ Task stream(Pair& pair, size_t bytes, uint64_t count, double& time_us) {
   time_us = microseconds_since(begin);
 }
 
-// Streams of growing length, while they are short. The rate is that of what the longest has more than the one before:
-// the start, and what a link's reserve let pass at once, are in both.
+// What comes next, which the leader says.
+Task agree_on(Pair& pair, uint64_t& word) {
+  Exchange told(pair.transport, pair.peer, pair.leads ? pair.saying(word) : nullptr, kShort,
+                {pair.leads ? 1u : 0u, pair.leads ? 0u : 1u});
+  co_await told;
+  if (!pair.leads) word = told.first();
+}
+
+// Streams of growing length, while they are short: connections begin slowly. Then the longest again and again.
 Task streams(Pair& pair) {
-  double last_us = 0, last_bytes = 0;
   uint64_t count = kFirstStream;
   for (;;) {
-    if (pair.leads && last_us * kStreamGrowth > kStreamUs) count = 0;
-    Exchange told(pair.transport, pair.peer, pair.leads ? pair.saying(count) : nullptr, kShort,
-                  {pair.leads ? 1u : 0u, pair.leads ? 0u : 1u});
-    co_await told;
-    if (!pair.leads) count = told.first();
-    if (count == 0) co_return;
-    double time_us = 0;
-    Nested whole(stream(pair, pair.slice_bytes, count, time_us));
+    Nested whole(stream(pair, pair.slice_bytes, count, pair.first_us));
     co_await whole;
-    const double bytes = static_cast<double>(count * pair.slice_bytes);
-    pair.beta = std::max(time_us - last_us, 0.05 * time_us) / (bytes - last_bytes);
-    pair.burst_bytes = std::max(0.0, bytes - std::max(0.0, time_us - pair.long_us) / pair.beta);
-    last_us = time_us;
-    last_bytes = bytes;
-    count *= kStreamGrowth;
+    pair.streamed_bytes = static_cast<double>(count * pair.slice_bytes);
+    uint64_t next = pair.leads && pair.first_us * kStreamGrowth < kStreamUs ? count * kStreamGrowth : 0;
+    Nested told(agree_on(pair, next));
+    co_await told;
+    if (next == 0) break;
+    count = next;
   }
+  std::vector<double> times;
+  const auto begin = Clock::now();
+  for (uint64_t more = 1; more != 0;) {
+    Nested whole(stream(pair, pair.slice_bytes, count, times.emplace_back()));
+    co_await whole;
+    more = pair.leads && microseconds_since(begin) < kAgainUs ? 1 : 0;
+    Nested told(agree_on(pair, more));
+    co_await told;
+  }
+  pair.again_us = quantile(std::move(times), 0.5);
 }
 
 Task measure_pair(Pair& pair) {
@@ -158,6 +184,8 @@ Task measure_pair(Pair& pair) {
   co_await warm;
   Nested warm_long(ping_pong(pair, pair.long_bytes, 2, unused));
   co_await warm_long;
+  Nested rates(streams(pair));
+  co_await rates;
   Nested brief(ping_pong(pair, kShort, kPings, pair.short_us));
   co_await brief;
   Nested whole(ping_pong(pair, pair.long_bytes, kLongPings, pair.long_us));
@@ -166,20 +194,20 @@ Task measure_pair(Pair& pair) {
   Nested many(stream(pair, kShort, kShortStream, time_us));
   co_await many;
   pair.per_message_us = time_us / kShortStream;
-  Nested rates(streams(pair));
-  co_await rates;
 }
 
 // Overheads are the CPU's part of a short message, sender's and receiver's alike; alpha is the rest of its way.
 plan::LinkModel link_of(const Pair& pair, const plan::LinkModel& fallback) {
   plan::LinkModel link = fallback;
-  if (pair.beta <= 0) return link;
+  if (pair.streamed_bytes <= 0) return link;
+  const double beta = std::max(0.5 * pair.again_us, pair.again_us - pair.long_us) / pair.streamed_bytes;
   link.overhead_us = std::min(pair.per_message_us, pair.short_us) / 2;
   link.alpha_us = std::max(0.0, pair.short_us - 2 * link.overhead_us);
-  link.beta_us_per_byte = pair.beta;
+  link.beta_us_per_byte = beta;
   link.transit_us_per_byte = std::max(0.0, pair.long_us - pair.short_us) / static_cast<double>(pair.long_bytes);
-  // A reserve of less than a message cannot be told from noise.
-  link.burst_bytes = pair.burst_bytes < static_cast<double>(pair.slice_bytes) ? 0 : pair.burst_bytes;
+  // What a link's reserve let pass when the stream came first. Less than a message cannot be told from noise.
+  const double burst = pair.streamed_bytes - std::max(0.0, pair.first_us - pair.long_us) / beta;
+  link.burst_bytes = burst < static_cast<double>(pair.slice_bytes) ? 0 : burst;
   return link;
 }
 
@@ -222,6 +250,25 @@ struct All final : Pollable {
     for (const Exchange& one : from) one.waiting_for(ranks);
   }
 };
+
+// Short messages round the ring of one rank per node, all at once: a step waits for the one before. Where nodes share
+// cores, or somebody must be woken, that is more than between two of them, and it is what a collective's steps take.
+Task hops(CalibrationSite site, std::vector<int> ring, plan::LinkModel& link) {
+  Transport& transport = *site.transport;
+  const auto at = static_cast<size_t>(std::find(ring.begin(), ring.end(), transport.rank()) - ring.begin());
+  const int next = ring[(at + 1) % ring.size()], previous = ring[(at + ring.size() - 1) % ring.size()];
+  const std::vector<std::byte> memory(kShort);
+  std::vector<double> steps;
+  for (uint64_t step = 0; step < kWarmHops + kHops; ++step) {
+    const auto begin = Clock::now();
+    All both;
+    both.from.emplace_back(transport, next, memory.data(), kShort, Exchange::Count{1, 0});
+    both.from.emplace_back(transport, previous, nullptr, kShort, Exchange::Count{0, 1});
+    co_await both;
+    if (step >= kWarmHops) steps.push_back(microseconds_since(begin));
+  }
+  link.alpha_us = std::max(link.alpha_us, quantile(std::move(steps), 0.5) - 2 * link.overhead_us);
+}
 
 // Rank 0 takes `count` slices from each of the senders at once, twice: connections begin slowly. count is rank
 // 0's, told first.
@@ -294,6 +341,10 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
     result.network = link_of(pair, result.network);
   }
   if (firsts.size() > 2) {
+    if (std::find(firsts.begin(), firsts.end(), rank) != firsts.end()) {
+      Nested round(hops(site, firsts, result.network));
+      co_await round;
+    }
     const std::vector<int> senders(firsts.begin() + 1, firsts.begin() + std::min<size_t>(firsts.size(), 1 + kCrowd));
     if (rank == 0 || std::find(senders.begin(), senders.end(), rank) != senders.end()) {
       Nested crowded(crowd(site, senders, result.network));

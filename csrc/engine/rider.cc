@@ -3,11 +3,13 @@
 #include <cstring>
 
 #include "kernels/reduce.h"
+#include "plan/agreement.h"
 
 namespace dcoll {
 
 Rider::Rider(const Request& r, std::string_view algo, int size, size_t message_bytes) : size_(size) {
-  if (r.kind == Kind::kAllGather && Dissemination::carries(sizeof rows_, size, message_bytes)) {
+  if (r.kind == Kind::kAllGather &&
+      plan::rides_on_agreement(sizeof rows_, static_cast<uint32_t>(size), message_bytes)) {
     rows_ = static_cast<int64_t>(r.count);
     operand_ = std::as_bytes(std::span(&rows_, 1));
     return;
@@ -16,7 +18,9 @@ Rider::Rider(const Request& r, std::string_view algo, int size, size_t message_b
   // Everybody adds everybody's operands in rank order: the algorithm "direct".
   if (!r.algo.empty()) algo = r.algo;
   const size_t bytes = r.count * dtype_bytes(r.dtype);
-  if ((algo != "auto" && algo != "direct") || !Dissemination::carries(bytes, size, message_bytes)) return;
+  if ((algo != "auto" && algo != "direct") ||
+      !plan::rides_on_agreement(bytes, static_cast<uint32_t>(size), message_bytes))
+    return;
   const void* from = r.in;
   if (r.prescale != 1.0) {
     scaled_.resize(bytes);

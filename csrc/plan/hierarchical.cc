@@ -18,8 +18,8 @@ std::string explain(const HierarchicalCost& cost, uint64_t bytes, size_t nodes, 
   std::snprintf(text, sizeof text,
                 "hierarchical: %.1f us predicted for %s on %u ranks of %zu nodes (agreement %.1f, in the node "
                 "%.1f, between nodes %.1f",
-                cost.total_us(), in_words(bytes).c_str(), ranks, nodes, cost.agreement_us,
-                cost.in_node_us, cost.between_us);
+                cost.total_us(), in_words(bytes).c_str(), ranks, nodes, cost.agreement_us, cost.in_node_us,
+                cost.between_us);
   return text + (cost.between != nullptr ? " by " + std::string(cost.between->name) : std::string()) + ")";
 }
 
@@ -73,7 +73,7 @@ HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, 
     cost.agreement_us += length * ((nodes - 1) * topology.network.beta_us_per_byte + (most + nodes) * gamma);
   } else {
     const Choice choice =
-        select(Collective::kAllReduce, bytes / least, between_nodes(topology, nodes, least), slice_bytes);
+        select_part(Collective::kAllReduce, bytes / least, between_nodes(topology, nodes, least), slice_bytes);
     cost.between = choice.algorithm;
     cost.between_us = std::max(choice.candidates[0].predicted_us, kPasses * gamma * length);
     cost.in_node_us = kPasses * gamma * std::min(length, static_cast<double>(piece_bytes));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "plan/agreement.h"
 #include "plan/describe.h"
 
 namespace dcoll::plan {
@@ -61,14 +62,20 @@ void prefer_ring(std::vector<Candidate>& candidates, const Topology& topology) {
   std::rotate(candidates.begin(), ring, ring + 1);
 }
 
-}  // namespace
+void add_agreement(Candidate& candidate, Collective collective, uint64_t bytes, const Topology& topology,
+                   uint64_t slice_bytes) {
+  const bool rides = collective == Collective::kAllReduce && candidate.algorithm->name == "direct" &&
+                     rides_on_agreement(bytes, topology.num_ranks, slice_bytes);
+  candidate.predicted_us = rides ? agreement_us(topology, bytes) : candidate.predicted_us + agreement_us(topology, 0);
+}
 
-Choice select(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
+Choice choose(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes, bool agreed) {
   Choice choice{};
   const bool too_many = topology.num_ranks > kMaxDirectRanks;
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective != collective || (too_many && algorithm.name == "direct")) continue;
     choice.candidates.push_back(predict(algorithm, bytes, topology, slice_bytes));
+    if (!agreed) add_agreement(choice.candidates.back(), collective, bytes, topology, slice_bytes);
   }
   // Stable: at equal times (0 bytes, one rank) the registry's order decides, the same on every rank.
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
@@ -78,6 +85,16 @@ Choice select(Collective collective, uint64_t bytes, const Topology& topology, u
   choice.slice_bytes = choice.candidates[0].slice_bytes;
   choice.why = explain(choice.candidates, bytes, topology.num_ranks);
   return choice;
+}
+
+}  // namespace
+
+Choice select(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
+  return choose(collective, bytes, topology, slice_bytes, !has_several_nodes(topology));
+}
+
+Choice select_part(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
+  return choose(collective, bytes, topology, slice_bytes, true);
 }
 
 }  // namespace dcoll::plan

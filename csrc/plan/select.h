@@ -31,7 +31,13 @@ struct Choice {
 // it are tried as well: shorter messages fill the pipeline sooner, longer ones cost less each.
 inline constexpr uint32_t kMaxDirectRanks = 128;
 inline constexpr uint32_t kMaxTriedRanks = 16;
+//
+// Between nodes the handshake (plan/agreement.h) is part of the time, and a small all-reduce is one with it: that is
+// the candidate "direct" then.
 Choice select(Collective collective, uint64_t bytes, const Topology& topology,
               uint64_t slice_bytes = kDefaultSliceBytes);
+
+// The same for a part of a collective, which all ranks have agreed on already.
+Choice select_part(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes);
 
 }  // namespace dcoll::plan
