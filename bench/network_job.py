@@ -99,8 +99,9 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
     counts = [max(1, int(size) // 4) for size in sizes.split(",")]
     buffer = torch.zeros(max(counts))
     comm = world.communicator()
-    columns = dcoll_calls(buffer) | peer_calls(buffer, host, port)
+    # The first large one measures the links: before there are other libraries' threads.
     comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), min(len(buffer), 1 << 16), _C.FLOAT32, _C.SUM, "learn")
+    columns = dcoll_calls(buffer) | peer_calls(buffer, host, port)
     calls_of: dict[tuple[str, int], int] = {}
     samples: dict[tuple[str, int], list[float]] = {}
     for name, call in columns.items():

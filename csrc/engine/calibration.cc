@@ -340,11 +340,11 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
     co_await measured;
     result.network = link_of(pair, result.network);
   }
+  if (firsts.size() > 1 && std::find(firsts.begin(), firsts.end(), rank) != firsts.end()) {
+    Nested round(hops(site, firsts, result.network));
+    co_await round;
+  }
   if (firsts.size() > 2) {
-    if (std::find(firsts.begin(), firsts.end(), rank) != firsts.end()) {
-      Nested round(hops(site, firsts, result.network));
-      co_await round;
-    }
     const std::vector<int> senders(firsts.begin() + 1, firsts.begin() + std::min<size_t>(firsts.size(), 1 + kCrowd));
     if (rank == 0 || std::find(senders.begin(), senders.end(), rank) != senders.end()) {
       Nested crowded(crowd(site, senders, result.network));

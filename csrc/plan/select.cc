@@ -51,11 +51,13 @@ Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& to
 
 // Between nodes the ring is preferred where it is predicted to take at most this much of the fastest's time: every rank
 // has one sender and one receiver, and a slice goes on while it is in the cache. Measured on 2 hosts of 10 Gbit/s from
-// 16 MiB on: ring 0.65 to 0.8 of the time of "direct", predicted alike; on 4 hosts of 1 Gbit/s they are equal.
+// 16 MiB on: ring 0.65 to 0.8 of the time of "direct", predicted alike, equal up to 4 MiB; on 4 hosts of 1 Gbit/s they
+// are equal.
 constexpr double kRingMayTake = 1.05;
+constexpr uint64_t kRingFromBytes = uint64_t{4} << 20;
 
-void prefer_ring(std::vector<Candidate>& candidates, const Topology& topology) {
-  if (!has_several_nodes(topology)) return;
+void prefer_ring(std::vector<Candidate>& candidates, uint64_t bytes, const Topology& topology) {
+  if (!has_several_nodes(topology) || bytes < kRingFromBytes) return;
   const auto ring = std::find_if(candidates.begin(), candidates.end(),
                                  [](const Candidate& one) { return one.algorithm->name == "ring"; });
   if (ring == candidates.end() || ring->predicted_us > kRingMayTake * candidates[0].predicted_us) return;
@@ -80,7 +82,7 @@ Choice choose(Collective collective, uint64_t bytes, const Topology& topology, u
   // Stable: at equal times (0 bytes, one rank) the registry's order decides, the same on every rank.
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.predicted_us < b.predicted_us; });
-  if (collective == Collective::kAllReduce) prefer_ring(choice.candidates, topology);
+  if (collective == Collective::kAllReduce) prefer_ring(choice.candidates, bytes, topology);
   choice.algorithm = choice.candidates[0].algorithm;
   choice.slice_bytes = choice.candidates[0].slice_bytes;
   choice.why = explain(choice.candidates, bytes, topology.num_ranks);
