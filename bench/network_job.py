@@ -93,7 +93,7 @@ def prediction(comm: _C.Communicator, per_node: int, nbytes: int) -> dict[str, f
     return {name: 1e-6 * us for name, us, _, _ in choice["candidates"]}
 
 
-def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: int) -> None:
+def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: int, only: str) -> None:
     torch.set_num_threads(1)
     hvd.init()
     counts = [max(1, int(size) // 4) for size in sizes.split(",")]
@@ -102,6 +102,10 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
     # The first large one measures the links: before there are other libraries' threads.
     comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), min(len(buffer), 1 << 16), _C.FLOAT32, _C.SUM, "learn")
     columns = dcoll_calls(buffer) | peer_calls(buffer, host, port)
+    if wanted := [name for name in only.split(",") if name]:
+        if unknown := sorted({"dcoll auto", *wanted} - set(columns)):
+            raise SystemExit(f"no column is called {unknown[0]!r}: there are {', '.join(columns)}")
+        columns = {name: columns[name] for name in columns if name in {"dcoll auto", *wanted}}
     calls_of: dict[tuple[str, int], int] = {}
     samples: dict[tuple[str, int], list[float]] = {}
     for name, call in columns.items():
@@ -136,4 +140,4 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]), sys.argv[7])
