@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -83,9 +84,19 @@ def tell_what_ends(work: Callable[[], None]) -> None:
             hvd.barrier()
         except hvd.DcollError as again:
             say(f"again: {str(again) == str(error) or str(error) in str(again)}")
+        wait_for_survivors()
         # Not `raise`: after MPI_Abort, Open MPI's `mpirun --continuous` now and then goes on waiting, or returns 0.
-        sys.stdout.flush()
         os._exit(1)
+
+
+def wait_for_survivors() -> None:
+    """Until all but rank 1 have said what they saw: mpirun may end the others, and lose what they print, once one ends."""
+    folder = Path(os.environ["FAULT_FOLDER"])
+    (folder / str(hvd.rank())).touch()
+    deadline = time.monotonic() + 20
+    while len(list(folder.iterdir())) < hvd.size() - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)  # mpirun passes on what was printed
 
 
 def exits() -> None:

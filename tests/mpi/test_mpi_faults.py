@@ -3,6 +3,7 @@
 import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from mpirun import HERE, Finished, is_open_mpi, launch
@@ -36,11 +37,11 @@ def test_an_uncaught_exception_ends_the_job_and_is_told_everywhere(kind: str, te
 
 
 @pytest.mark.parametrize("kind", ["killed", "killed_while_it_is_read"])
-def test_a_killed_rank_is_named_by_the_others(kind: str) -> None:
+def test_a_killed_rank_is_named_by_the_others(kind: str, tmp_path: Path) -> None:
     # PRRTE ends the whole job when a rank dies by a signal, unless told to go on.
     options = ("--continuous",) if is_open_mpi() else ("-disable-auto-cleanup",)
     start = time.monotonic()
-    done = fault(kind, 3, *options)
+    done = fault(kind, 3, *options, FAULT_FOLDER=str(tmp_path))
     assert time.monotonic() - start < LIMIT_S
     for rank in (0, 2):
         assert f"[{rank}] PeerError after" in done.stdout, done.text
