@@ -35,7 +35,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-b", "--minbytes", type=parse_size, default=4)
     parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20)
     parser.add_argument("-f", "--stepfactor", type=at_least(2), default=4)
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="turns of every column; up to 256 KiB 3 times as many")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=5, help="turns of each column; up to 256 KiB thrice as many"
+    )
     parser.add_argument("--turn-ms", type=float, default=20.0, help="how long a turn lasts, at least one call")
     parser.add_argument("--columns", default="", help="only these, separated by commas: 'dcoll auto,dcoll ring,Gloo'")
     parser.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the whole job")

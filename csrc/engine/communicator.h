@@ -150,6 +150,7 @@ class Communicator {
   // What the cost model works with now, and where the numbers are from.
   plan::Topology topology();
   std::string constants_source();
+  std::shared_ptr<KnownLinks> known_links() const { return fabric_.links.of_the_job; }  // never another one
 
  private:
   enum class Spin { kAllowed, kNever };

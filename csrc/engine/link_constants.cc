@@ -42,14 +42,18 @@ Task learn_constants(Fabric& f) {
   LinkConstants& links = f.links;
   const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
                              f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
-  // Rank 0 alone looks into the cache: what others have there may be of another time.
+  // Rank 0 alone looks: what others have may be of another time.
+  enum Where : uint64_t { kNowhere, kOfTheJob, kInTheCache };
   struct Known {
-    uint64_t found = 0;
+    uint64_t found = kNowhere;
     plan::Constants constants;
   } known;
   std::string complaint;
-  if (f.rank == 0 && links.use == LinkConstants::Use::kCacheOrMeasure) {
-    if (const auto cached = links.cache.load(complaint)) known = {1, *cached};
+  if (f.rank == 0) {
+    if (const auto measured = links.of_the_job->get()) known = {kOfTheJob, *measured};
+  }
+  if (f.rank == 0 && known.found == kNowhere && links.use == LinkConstants::Use::kCacheOrMeasure) {
+    if (const auto cached = links.cache.load(complaint)) known = {kInTheCache, *cached};
     if (!complaint.empty()) links.log(LogLevel::kWarning, complaint);
   }
   std::vector<std::byte> record(sizeof known);
@@ -57,7 +61,9 @@ Task learn_constants(Fabric& f) {
   Nested told(tell_everybody(site, record));
   co_await told;
   std::memcpy(static_cast<void*>(&known), record.data(), sizeof known);
-  if (known.found != 0) {
+  if (known.found == kOfTheJob) {
+    links.source = "the job's";
+  } else if (known.found == kInTheCache) {
     links.source = links.cache.path();
   } else {
     const auto begin = Clock::now();
@@ -72,6 +78,7 @@ Task learn_constants(Fabric& f) {
     }
   }
   static_cast<plan::Constants&>(f.topology) = known.constants;
+  if (links.is_the_job) links.of_the_job->set(known.constants);
   f.forget_choices();
   if (f.hierarchy != nullptr) f.hierarchy->use(known.constants);
   links.use = LinkConstants::Use::kBuiltIn;  // from here on

@@ -2,6 +2,9 @@
 // communicator, unless an earlier job of the same kind has left them in the cache.
 #pragma once
 
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/log.h"
@@ -14,15 +17,36 @@ namespace dcoll {
 
 struct Fabric;
 
+// What the job knows of its links, for its process sets. Any thread, whatever it has locked.
+class KnownLinks {
+ public:
+  void set(const plan::Constants& constants) {
+    const std::lock_guard lock(mutex_);
+    constants_ = constants;
+  }
+  std::optional<plan::Constants> get() const {
+    const std::lock_guard lock(mutex_);
+    return constants_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<plan::Constants> constants_;
+};
+
 struct LinkConstants {
   enum class Use { kCacheOrMeasure, kAlwaysMeasure, kBuiltIn };
   Use use = Use::kBuiltIn;
   CalibrationCache cache;
   Log log;
-  std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt"
+  std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt", "the job's"
+  // The job writes there what it has learnt. A process set reads it: what its first rank knows then counts for all of
+  // its ranks, and if that is nothing it measures its own links.
+  std::shared_ptr<KnownLinks> of_the_job = std::make_shared<KnownLinks>();
+  bool is_the_job = true;
 };
 
-// What a world of several nodes uses.
+// What a world, or a process set, of several nodes uses.
 LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log);
 
 // All ranks together. Afterwards the topology of the fabric has the same constants on every rank.

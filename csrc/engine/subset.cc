@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/link_constants.h"
 #include "transport/local.h"
 #include "transport/router.h"
 
@@ -109,6 +110,10 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
         "was not asked for. Let dcoll.init() initialise MPI, or use an MPI built with thread support");
   }
   const auto messages = mpi->subset(ranks_);
+  const Log log{log_level_from(settings.log_level), whole_->rank(), settings.log_hide_time};
+  members.links = link_constants(*messages, members.node_of_rank, settings, log);
+  members.links.of_the_job = whole_->known_links();
+  members.links.is_the_job = false;
   auto remote =
       messages->make_transport(options_of(settings).slot_bytes, options_of(settings).slots, settings.tcp_congestion);
   members.transport =

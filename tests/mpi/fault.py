@@ -90,7 +90,7 @@ def tell_what_ends(work: Callable[[], None]) -> None:
 
 
 def wait_for_survivors() -> None:
-    """Until all but rank 1 have said what they saw: mpirun may end the others, and lose what they print, once one ends."""
+    """Until all but rank 1 have said what they saw: once one ends, mpirun may end the others and lose their words."""
     folder = Path(os.environ["FAULT_FOLDER"])
     (folder / str(hvd.rank())).touch()
     deadline = time.monotonic() + 20

@@ -12,6 +12,7 @@ from reference import reduced, sample
 
 import dcoll as hvd
 from dcoll import _C, world
+from dcoll.process_sets import communicator_of
 
 
 def check_every_host_is_a_node() -> None:
@@ -84,6 +85,21 @@ def check_many_in_flight() -> None:
     hvd.barrier()
     for i, handle in enumerate(handles):
         assert handle.wait(5.0).tolist() == [float(i * hvd.size())] * (i + 1)
+
+
+def check_a_set_takes_what_the_job_knows() -> None:
+    os.environ["DCOLL_CALIBRATE"] = "force"
+    hvd.shutdown()
+    hvd.init()
+    ranks = list(range(hvd.size() - 1))  # on several hosts
+    several = hvd.add_process_set(ranks)  # for which ranks talk, and so measure
+    if several.included():
+        ones = torch.ones(300_007)
+        assert torch.equal(hvd.allreduce(ones, op=hvd.Sum, process_set=several), ones * len(ranks))
+        comm = communicator_of(several)
+        assert comm.constants_source() == "the job's"
+        assert comm.constants() == world.communicator().constants() != _C.plan.constants()
+    hvd.remove_process_set(several)
 
 
 def check_links_are_measured_once_and_kept() -> None:

@@ -33,18 +33,21 @@ def test_a_slower_link_is_predicted_to_take_longer(capsys: pytest.CaptureFixture
 def test_two_levels(capsys: pytest.CaptureFixture[str]) -> None:
     text = explained(capsys, "--bytes", "1M", "--nodes", "3", "--ranks-per-node", "4")
     first, second = text.splitlines()[:2]
-    assert first.startswith("hierarchical: ") and "for 1 MiB on 12 ranks of 3 nodes (agreement " in first
+    assert first.startswith("hierarchical: ")
+    assert "for 1 MiB on 12 ranks of 3 nodes (agreement " in first
     between = second.split(":")[0]
-    assert first.endswith(f" by {between})") and "on 3 ranks" in second
+    assert first.endswith(f" by {between})")
+    assert "on 3 ranks" in second
 
 
 def test_what_rides_on_the_agreement_has_nothing_between_nodes() -> None:
     rides = _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=8 << 10)
-    assert rides["between"] is None and rides["between_us"] == 0 and rides["total_us"] == rides["agreement_us"]
+    assert rides["between"] is None
+    assert rides["between_us"] == 0
+    assert rides["total_us"] == rides["agreement_us"]
     cut = _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=(8 << 10) + 1)
-    assert cut["between"] is not None and cut["total_us"] == sum(
-        cut[stage] for stage in ("agreement_us", "in_node_us", "between_us")
-    )
+    assert cut["between"] is not None
+    assert cut["total_us"] == sum(cut[stage] for stage in ("agreement_us", "in_node_us", "between_us"))
     with pytest.raises(ValueError, match="all 8 ranks are on one"):
         _C.plan.hierarchical(nodes=1, ranks_per_node=8, bytes=1 << 20)
 
