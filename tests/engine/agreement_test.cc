@@ -356,11 +356,11 @@ TEST(a_mismatch_is_seen_by_all_whatever_rides) {
 
 TEST(what_may_ride) {
   constexpr size_t kKiB = 1024;
-  CHECK(!Dissemination::carries(0, 4, 64 * kKiB));
-  CHECK(Dissemination::carries(16 * kKiB, 4, 64 * kKiB));
-  CHECK(!Dissemination::carries(16 * kKiB + 1, 4, 64 * kKiB));
-  CHECK(!Dissemination::carries(512, 4, kKiB));  // two of them and the fingerprints are too long for a message
-  CHECK(Dissemination::carries(504, 4, kKiB));
+  CHECK(!plan::rides_on_agreement(0, 4, 64 * kKiB));
+  CHECK(plan::rides_on_agreement(16 * kKiB, 4, 64 * kKiB));
+  CHECK(!plan::rides_on_agreement(16 * kKiB + 1, 4, 64 * kKiB));
+  CHECK(!plan::rides_on_agreement(512, 4, kKiB));  // two of them and the fingerprints are too long for a message
+  CHECK(plan::rides_on_agreement(504, 4, kKiB));
 }
 
 TEST_MAIN
