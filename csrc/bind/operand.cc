@@ -348,6 +348,13 @@ bool mark_written(PyObject* plain) {
 }
 
 bool mark_all_written(PyObject* list) {
+  bool only_torch = true;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) only_torch &= is_torch(PyList_GET_ITEM(list, i));
+  if (only_torch) {
+    PyObject* none = PyObject_CallOneArg(torch.written, list);
+    Py_XDECREF(none);
+    return none != nullptr;
+  }
   const auto tensors = py::reinterpret_steal<py::object>(PyList_New(0));
   if (!tensors) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {

@@ -68,7 +68,8 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           call.prescale,
           final_scale(call.op, call.postscale, size),
           false,
-          call.tensors};
+          call.tensors,
+          call.into_tensors};
 }
 
 // Shows the others the all-reduce, with the operand where it is small or must be staged.

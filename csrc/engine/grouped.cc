@@ -66,10 +66,20 @@ void GroupedAllReduce::pack(Submit how) {
 
 // All but the slice that this rank reads by itself.
 void GroupedAllReduce::pack_others(Part& part) {
-  const TwoShot::Slice own = comm_->own_slice(call_of(part));
-  kernels::pack_range(part.memory->data(), part.inputs, 0, own.begin);
-  kernels::pack_range(part.memory->data(), part.inputs, own.end, part.bytes);
-  if (own.begin < own.end) part.unpacked = part.inputs;
+  part.own = comm_->own_slice(call_of(part));
+  kernels::pack_range(part.memory->data(), part.inputs, 0, part.own.begin);
+  kernels::pack_range(part.memory->data(), part.inputs, part.own.end, part.bytes);
+  // Of several dtypes, the second may still fail.
+  part.into_tensors =
+      part.own.begin < part.own.end && parts_.size() == 1 &&
+      std::ranges::equal(part.inputs, part.outputs, {}, &kernels::Segment::tensor, &kernels::Segment::tensor);
+}
+
+void GroupedAllReduce::unpack(const Part& part) {
+  const std::byte* flat = part.memory->data();
+  if (!part.into_tensors) return kernels::unpack(part.outputs, flat);
+  kernels::unpack_range(part.outputs, flat, 0, part.own.begin);
+  kernels::unpack_range(part.outputs, flat, part.own.end, part.bytes);
 }
 
 ReduceCall GroupedAllReduce::call_of(const Part& part) const {
@@ -83,7 +93,9 @@ ReduceCall GroupedAllReduce::call_of(const Part& part) const {
           .postscale = postscale_,
           .name = name_,
           .packed = true,
-          .tensors = part.unpacked};
+          .tensors = part.own.begin < part.own.end ? std::span<const kernels::Segment>(part.inputs)
+                                                   : std::span<const kernels::Segment>(),
+          .into_tensors = part.into_tensors};
 }
 
 Request GroupedAllReduce::request_of(const Part& part) const {
@@ -150,7 +162,7 @@ void GroupedAllReduce::finish(const std::function<void(Operation&)>& wait) {
   for (const Part& part : parts_) {
     if (part.operation != nullptr) wait(*part.operation);
   }
-  for (const Part& part : parts_) kernels::unpack(part.outputs, part.memory->data());
+  for (const Part& part : parts_) unpack(part);
   unpacked_ = true;
   parts_.clear();  // the memory may be used by the next group
 }

@@ -1,8 +1,9 @@
 // An all-reduce of many tensors as one: packed into one buffer per dtype, which peers can read, reduced there, and
-// unpacked once all of it has succeeded. So a group is reduced as a whole or not at all.
+// unpacked once all of it has succeeded. So ranks that call different groups change none of their tensors.
 //
-// What no peer reads is not packed: in the two-shot form, the slice that this rank reduces is read from the tensors.
-// And what may stay in the buffer is not unpacked: new results can be tensors of that memory.
+// What no peer reads is not packed: in the two-shot form, the slice that this rank reduces is read from the tensors
+// and, for one dtype in place, written to them. And what may stay in the buffer is not unpacked: new results can be
+// tensors of that memory.
 #pragma once
 
 #include <cstddef>
@@ -62,13 +63,15 @@ class GroupedAllReduce {
     std::vector<kernels::Segment> inputs, outputs;
     size_t bytes = 0;
     std::shared_ptr<Memory> memory;
-    std::span<const kernels::Segment> unpacked{};  // ReduceJob::tensors
+    TwoShot::Slice own{};       // read from the tensors; empty: all is packed
+    bool into_tensors = false;  // written to them, too
     std::shared_ptr<Operation> operation;
   };
 
   // A new one gets room for so many tensors.
   Part& part_of(DType dtype, size_t tensors);
   void pack_others(Part& part);
+  void unpack(const Part& part);
   ReduceCall call_of(const Part& part) const;
   Request request_of(const Part& part) const;
   Request request_by_name(const Part& part) const;

@@ -87,7 +87,8 @@ Request Request::of(const ReduceCall& call) {
           .algo = std::string(call.algo),
           .name = std::string(call.name),
           .packed = call.packed,
-          .tensors = call.tensors};
+          .tensors = call.tensors,
+          .into_tensors = call.into_tensors};
 }
 
 ReduceCall Request::reduce_call() const {
@@ -101,7 +102,8 @@ ReduceCall Request::reduce_call() const {
           .algo = algo,
           .name = name,
           .packed = packed,
-          .tensors = tensors};
+          .tensors = tensors,
+          .into_tensors = into_tensors};
 }
 
 void Request::validate(int size) const {

@@ -42,6 +42,7 @@ struct ReduceCall {
   // An operand packed into mapped memory; of the same call it is so on every rank, and so part of what ranks compare.
   bool packed = false;
   std::span<const kernels::Segment> tensors{};  // as in ReduceJob; {}, or what own_slice() was asked about
+  bool into_tensors = false;                    // as in ReduceJob
 
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
@@ -75,6 +76,7 @@ struct Request {
   int root_in_job = -1;     // what messages call the root; -1: by its number here
   bool packed = false;      // allreduce: as in ReduceCall, both
   std::span<const kernels::Segment> tensors{};
+  bool into_tensors = false;
 
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings

@@ -30,6 +30,7 @@ struct ReduceJob {
   // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank
   // reduces in two shots (two_shot.h) was not packed, because no other rank reads it. {}: all is there.
   std::span<const kernels::Segment> tensors{};
+  bool into_tensors = false;  // the sum of that slice is wanted there too, instead of at `out`
 
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };

@@ -52,8 +52,9 @@ void TwoShot::scale_piece() {
 void TwoShot::reduce_piece() {
   const size_t end = std::min(end_, at_ + kPieceBytes);
   if (job_.tensors.empty()) return reduce(end - at_);
-  kernels::for_each_part(job_.tensors, at_, end, [&](const void* own, size_t bytes) {
+  kernels::for_each_part(job_.tensors, at_, end, [&](void* own, size_t bytes) {
     ins_[board_.rank()] = own;
+    if (job_.into_tensors) outs_[board_.rank()] = own;
     reduce(bytes);
   });
 }

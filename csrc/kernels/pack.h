@@ -32,7 +32,8 @@ void for_each_part(std::span<const Segment> segments, size_t begin, size_t end, 
   }
 }
 
-// pack() of bytes [begin, end) of the flat buffer alone.
+// pack() and unpack() of bytes [begin, end) of the flat buffer alone; as for_each_part().
 void pack_range(void* flat, std::span<const Segment> segments, size_t begin, size_t end);
+void unpack_range(std::span<const Segment> segments, const void* flat, size_t begin, size_t end);
 
 }  // namespace dcoll::kernels

@@ -25,6 +25,14 @@ void pack_range(void* flat, std::span<const Segment> segments, size_t begin, siz
   });
 }
 
+void unpack_range(std::span<const Segment> segments, const void* flat, size_t begin, size_t end) {
+  const char* from = static_cast<const char*>(flat) + begin;
+  for_each_part(segments, begin, end, [&](char* to, size_t bytes) {
+    std::memcpy(to, from, bytes);
+    from += bytes;
+  });
+}
+
 void unpack(std::span<const Segment> segments, const void* flat) {
   for (const Segment& segment : segments) {
     if (segment.bytes == 0 || !segment.tensor) continue;

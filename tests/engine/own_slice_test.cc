@@ -1,5 +1,6 @@
 // Operands that lie in several tensors: packed into mapped memory but for the slice that no other rank reads.
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -27,7 +28,8 @@ Settings inline_settings() {
 
 // The tensors of a rank, empty ones among them, packed as a group packs them; what need not be packed is NaN.
 struct Tensors {
-  Tensors(Communicator& comm, size_t count_in, double prescale) : count(count_in), scale(prescale) {
+  Tensors(Communicator& comm, size_t count_in, double prescale, bool into_tensors = false)
+      : count(count_in), scale(prescale), into(into_tensors) {
     const size_t bytes = count * sizeof(float);
     flat = comm.scratch(bytes);
     for (size_t i = 0; i < count; ++i) data()[i] = std::numeric_limits<float>::quiet_NaN();
@@ -39,20 +41,25 @@ struct Tensors {
       segments.push_back({values.data() + begin, begin * sizeof(float), (end - begin) * sizeof(float)});
       begin = end;
     }
-    const TwoShot::Slice own = comm.own_slice(call());
+    own = comm.own_slice(call());
     kernels::pack_range(flat->data(), segments, 0, own.begin);
     kernels::pack_range(flat->data(), segments, own.end, bytes);
     left_out = own.end - own.begin;
   }
   float* data() const { return reinterpret_cast<float*>(flat->data()); }
   ReduceCall call() const {
-    return {
-        .in = flat->data(),
-        .out = flat->data(),
-        .count = count,
-        .prescale = scale,
-        .packed = true,
-        .tensors = left_out > 0 ? std::span<const kernels::Segment>(segments) : std::span<const kernels::Segment>()};
+    return {.in = flat->data(),
+            .out = flat->data(),
+            .count = count,
+            .prescale = scale,
+            .packed = true,
+            .tensors = left_out > 0 ? std::span<const kernels::Segment>(segments) : std::span<const kernels::Segment>(),
+            .into_tensors = into};
+  }
+  // What is in the tensors after the call, and with `into` all of the sum after this.
+  void unpack_others() const {
+    kernels::unpack_range(segments, flat->data(), 0, own.begin);
+    kernels::unpack_range(segments, flat->data(), own.end, count * sizeof(float));
   }
   void check_sum(int n) const { check_sum(data(), n); }
   void check_sum(const float* result, int n) const {
@@ -65,6 +72,8 @@ struct Tensors {
 
   size_t count;
   double scale;
+  bool into;
+  TwoShot::Slice own;
   std::shared_ptr<Memory> flat;
   std::vector<float> values;
   std::vector<kernels::Segment> segments;
@@ -88,6 +97,26 @@ TEST(every_size) {
           run_now(comm, mine.call());
           mine.check_sum(n);
         }
+      }
+    });
+  }
+}
+
+// The slice that this rank reduces goes into its tensors and nowhere else, the others stay where they were packed.
+TEST(own_slice_into_tensors) {
+  for (int n : {2, 3, 5, 8}) {
+    run_ranks(n, inline_settings(), [n](Communicator& comm) {
+      for (const size_t count : {NodeAllReduce::kInPlaceBytes / 4 + 1, size_t{4097}, size_t{300001}}) {
+        const Tensors mine(comm, count, 1.0, /*into_tensors=*/true);
+        CHECK(mine.left_out > 0);
+        run_now(comm, mine.call());
+        for (size_t i = 0; i < count; ++i) {
+          const bool own = i * sizeof(float) >= mine.own.begin && i * sizeof(float) < mine.own.end;
+          CHECK_EQ(std::isnan(mine.data()[i]), own);
+          if (!own) CHECK_EQ(mine.values[i], operand(comm.rank(), i));
+        }
+        mine.unpack_others();
+        mine.check_sum(mine.values.data(), n);
       }
     });
   }
@@ -117,11 +146,13 @@ TEST(only_of_packed_and_mapped_memory) {
 // Rank 1 arrives when rank 0 has given up polling: the coroutine goes on with the tensors.
 TEST(late_peer) {
   run_ranks(2, inline_settings(), [](Communicator& comm) {
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const Tensors mine(comm, 100003, 1.0);
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      const bool into = repeat >= 2;
+      const Tensors mine(comm, 100003, 1.0, into);
       if (comm.rank() == repeat % 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       run_now(comm, mine.call());
-      mine.check_sum(2);
+      mine.unpack_others();
+      mine.check_sum(into ? mine.values.data() : mine.data(), 2);
     }
   });
 }
