@@ -3,13 +3,15 @@
     python bench/overlap.py --json overlap.json
     python bench/overlap.py --rounds 40 --memory -- --batch 4        # what follows -- goes to examples/train_gpt.py
 
-Not under mpirun: this process starts three jobs, all alive, of which one runs at a time (see bench/peers.py). "none" is
-the same training without communication. A step takes as long as its slowest rank; of "none", too, the slowest rank of
+Not under mpirun: this process starts four jobs, all alive, of which one runs at a time (see bench/peers.py). "none" is
+the same training without communication, "barrier" that with a barrier at the end of backward: what ranks that wait for
+each other cost, whatever they exchange. A step takes as long as its slowest rank; of "none", too, the slowest rank of
 each step counts, which is what training with infinitely fast communication would take. Exposed is what a step takes
-longer than that. Communication alone is the time to reduce as many bytes while nothing else runs, measured in the same
-turn. Hidden is 1 - exposed / communication alone, per round: the median, and the quartiles, which tell how much of it
-is noise. It may be below 0, where a step loses more than communication alone takes (copies into buckets, threads that
-disturb each other), and above 100 %, where noise exceeds what is exposed.
+longer than that. CPU is what the threads of a rank use in a step, the mean of the ranks. Communication alone is the
+time to reduce as many bytes while nothing else runs, measured in the same turn. Hidden is 1 - exposed / communication
+alone, per round: the median, and the quartiles, which tell how much of it is noise. It may be below 0, where a step
+loses more than communication alone takes (copies into buckets, threads that disturb each other), and above 100 %, where
+noise exceeds what is exposed.
 """  # fmt: skip
 
 import argparse
@@ -26,7 +28,7 @@ from interleaved.engines import Unavailable, by_mpirun, worker_command
 from interleaved.machine import cores_for, describe_machine
 from interleaved.report import table
 
-BACKENDS = ("none", "dcoll", "ddp-gloo")
+BACKENDS = ("none", "barrier", "dcoll", "ddp-gloo")
 WARM_STEPS = 3  # dcoll orders its buckets after the first step, DDP builds its own again in the second
 
 
@@ -82,6 +84,7 @@ def summarize_turn(answers: list[dict[str, Any]], reduced: list[float]) -> dict[
     waited = [answer["waited_s"] / count for answer in answers if answer["waited_s"] is not None]
     return {
         "step_s": statistics.fmean(max(ranks) for ranks in steps),
+        "cpu_s": statistics.fmean(answer["cpu_s"] / count for answer in answers),
         "alone_s": max(reduced),
         "waited_s": min(waited, default=0.0),  # the rank that waited least was late: its wait is communication
     }
@@ -95,7 +98,7 @@ def summarize(turns: dict[str, list[dict[str, float] | None]], tokens: int) -> d
         if not found:
             continue
         row: dict[str, Any] = {
-            key: statistics.median(one[key] for one in found) for key in ("step_s", "alone_s", "waited_s")
+            key: statistics.median(one[key] for one in found) for key in ("step_s", "cpu_s", "alone_s", "waited_s")
         }
         row["tokens_per_second"] = tokens / row["step_s"]
         pairs = [(one, free) for one, free in zip(of_job, turns.get("none", of_job), strict=True) if one and free]
@@ -127,11 +130,11 @@ def hidden_cell(row: dict[str, Any]) -> str:
 
 
 def overlap_table(rows: dict[str, dict[str, Any]]) -> str:
-    header = ["job", "step, ms", "tokens/s", "exposed, ms", "exposed, % of step", "communication alone, ms",
+    header = ["job", "step, ms", "CPU, ms", "tokens/s", "exposed, ms", "exposed, % of step", "communication alone, ms",
               "hidden (quartiles)", "waited in backward, ms"]  # fmt: skip
     lines = []
     for name, row in rows.items():
-        cells = [name, f"{1e3 * row['step_s']:.1f}", f"{row['tokens_per_second']:,.0f}"]
+        cells = [name, f"{1e3 * row['step_s']:.1f}", f"{1e3 * row['cpu_s']:.1f}", f"{row['tokens_per_second']:,.0f}"]
         if "exposed_s" in row:
             waited = f"{1e3 * row['waited_s']:.1f}" if name == "dcoll" else "not told"
             cells += [f"{1e3 * row['exposed_s']:.1f}", f"{row['exposed_share']:.1%}", f"{1e3 * row['alone_s']:.1f}",

@@ -15,7 +15,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 class Training:
-    """examples/train_gpt.py with one of its backends, step by step."""
+    """examples/train_gpt.py with one of its backends, step by step; or "barrier": its "none", but the ranks wait for
+    each other at the end of every backward.
+    """
 
     def __init__(self, args: argparse.Namespace, rank: int, share: Callable[[Any], Any]) -> None:
         # DDP meets at a port that only rank 0 can know to be free.
@@ -25,7 +27,9 @@ class Training:
         import train_gpt
 
         # The script's own command line, so that model, text and defaults are the example's.
-        sys.argv = ["train_gpt.py", "--backend", args.options["backend"], *args.options["arguments"]]
+        self.name = args.options["backend"]
+        backend = "none" if self.name == "barrier" else self.name
+        sys.argv = ["train_gpt.py", "--backend", backend, *args.options["arguments"]]
         self.config = train_gpt.parse_arguments()
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
@@ -36,6 +40,12 @@ class Training:
         self.model, self.optimizer = self.backend.wrap(model, optimizer)
         self.batches = train_gpt.Batches(self.config, rank, args.ranks)
         self.buckets: list[torch.Tensor] = []
+        self.meet = lambda: None
+        if self.name == "barrier":
+            import dcoll
+
+            dcoll.init()
+            self.meet = dcoll.barrier
 
     def info(self) -> dict[str, Any]:
         tokens = self.config.batch * self.config.block
@@ -44,9 +54,11 @@ class Training:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """To "steps", "communicate" and "memory"."""
         if request["do"] == "steps":
-            waited = self.backend.waited_seconds()
+            waited, cpu = self.backend.waited_seconds(), time.process_time()
             times = [self.step() for _ in range(request["count"])]
-            return {"step_s": times, "waited_s": None if waited is None else self.backend.waited_seconds() - waited}
+            cpu = time.process_time() - cpu
+            waited = None if waited is None else self.backend.waited_seconds() - waited
+            return {"step_s": times, "waited_s": waited, "cpu_s": cpu}
         if request["do"] == "communicate":
             return {"seconds": self.communicate()}
         return memory_of_this_process()
@@ -57,14 +69,15 @@ class Training:
         self.optimizer.zero_grad()
         loss = self.model(*self.batches.next())
         loss.backward()
+        self.meet()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
         return time.perf_counter() - start
 
     def communicate(self) -> float:
         """Seconds to reduce as many bytes as the gradients have, in pieces of the bucket size, nothing else running."""
-        name = self.config.backend
-        if name == "none":
+        name = self.name
+        if name in ("none", "barrier"):
             return 0.0
         import dcoll
 
@@ -88,11 +101,11 @@ class Training:
         return float({"dcoll": 4.0, "ddp-gloo": 25.0}[self.config.backend] if asked is None else asked)
 
     def close(self) -> None:
-        if self.config.backend == "dcoll":
+        if self.name in ("dcoll", "barrier"):
             import dcoll
 
             dcoll.shutdown()
-        elif self.config.backend == "ddp-gloo":
+        elif self.name == "ddp-gloo":
             torch.distributed.destroy_process_group()
 
 

@@ -141,15 +141,19 @@ def test_overlap_arguments_are_split_from_the_scripts():
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank():
-    answers = [{"step_s": [1.0, 2.0], "waited_s": 0.5}, {"step_s": [3.0, 1.0], "waited_s": 0.1}]
-    assert overlap.summarize_turn(answers, [0.2, 0.4]) == {"step_s": 2.5, "alone_s": 0.4, "waited_s": 0.05}
-    untold = [{"step_s": [1.0], "waited_s": None}]
+    answers = [
+        {"step_s": [1.0, 2.0], "waited_s": 0.5, "cpu_s": 2.0},
+        {"step_s": [3.0, 1.0], "waited_s": 0.1, "cpu_s": 4.0},
+    ]
+    summary = {"step_s": 2.5, "cpu_s": 1.5, "alone_s": 0.4, "waited_s": 0.05}
+    assert overlap.summarize_turn(answers, [0.2, 0.4]) == summary
+    untold = [{"step_s": [1.0], "waited_s": None, "cpu_s": 1.0}]
     assert overlap.summarize_turn(untold, [0.0])["waited_s"] == 0.0
 
 
 def test_exposed_and_hidden_come_from_paired_rounds():
     def one(step, alone):
-        return {"step_s": step, "alone_s": alone, "waited_s": 0.0}
+        return {"step_s": step, "cpu_s": 0.9 * step, "alone_s": alone, "waited_s": 0.0}
 
     turns = {
         "none": [one(1.0, 0.0), one(2.0, 0.0), None],
@@ -163,14 +167,14 @@ def test_exposed_and_hidden_come_from_paired_rounds():
     assert rows["dcoll"]["exposed_share"] == pytest.approx((0.1 / 1.1 + 0.1 / 2.1) / 2)
     assert rows["dcoll"]["tokens_per_second"] == pytest.approx(100)
     text = overlap.overlap_table(rows)
-    assert "| dcoll | 2100.0 | 100 | 100.0 | 6.9% | 400.0 | 75% (75% to 75%) | 0.0 |" in text
+    assert "| dcoll | 2100.0 | 1890.0 | 100 | 100.0 | 6.9% | 400.0 | 75% (75% to 75%) | 0.0 |" in text
     # What is lost may be more than communication takes, and noise may gain: neither is cut off.
     turns["dcoll"] = [one(1.5, 0.4), one(1.9, 0.4), None]
     (lost, gained) = overlap.summarize(turns, tokens=210)["dcoll"]["hidden_quartiles"]
     assert (lost, gained) == (pytest.approx(0.125), pytest.approx(0.875))
     turns["dcoll"] = [one(1.8, 0.4), None, None]
     assert overlap.summarize(turns, tokens=210)["dcoll"]["hidden_share"] == pytest.approx(-1.0)
-    assert "| none | 1500.0 | 140 | - | - | - | - | - |" in text
+    assert "| none | 1500.0 | 1350.0 | 140 | - | - | - | - | - |" in text
 
 
 def test_shared_pages_count_once():
