@@ -9,6 +9,7 @@ Failure         an uncaught error, or sys.exit() with a status: tell the peers i
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -114,13 +115,15 @@ def _flush() -> None:
 def _notice_exits(lifecycle: Lifecycle) -> None:
     """Have `lifecycle` hear of it when sys.exit() ends the process with a status, which Python tells no hook.
 
-    An exit that somebody catches is none. The exception itself notices which it is: at the end of one that nobody
-    caught, and that Python has turned into an exit status, no function is running any more.
+    An exit that somebody catches is none, nor is that of another thread, which ends alone. The exception itself notices
+    which it is: at the end of one that nobody caught, and that Python has turned into an exit status, no function of
+    the main thread is running any more.
     """
+    main_thread = threading.main_thread().ident
 
     class Exit(SystemExit):
         def __del__(self) -> None:
-            uncaught = sys._getframe().f_back is None
+            uncaught = sys._getframe().f_back is None and threading.get_ident() == main_thread
             status = 0 if self.code is None else self.code & 0xFF if isinstance(self.code, int) else 1
             if uncaught and status != 0:
                 lifecycle.fail(f"SystemExit: {self.code}", status)
