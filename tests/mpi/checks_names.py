@@ -25,6 +25,54 @@ def check_names_in_random_order() -> None:
         assert gathered.wait().tolist() == list(range(hvd.size()))
 
 
+def check_every_operation_by_name_in_any_order() -> None:
+    n, r = hvd.size(), hvd.rank()
+    total, ranks = n * (n - 1) / 2, torch.arange(n, dtype=torch.float32)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[r]]), torch.tensor([2.0]), (n,))
+    starts = {
+        "allreduce": lambda: hvd.allreduce_async(torch.full((5,), float(r)), op=hvd.Sum, name="x"),
+        "allreduce_": lambda: hvd.allreduce_async_(torch.full((4,), float(r)), op=hvd.Max, name="y"),
+        "group": lambda: hvd.grouped_allreduce_async([torch.ones(2), torch.ones(3)], op=hvd.Sum, name="g"),
+        "group_": lambda: hvd.grouped_allreduce_async_([torch.ones(2), torch.ones(3)], op=hvd.Sum, name="h"),
+        "sparse": lambda: hvd.sparse_allreduce_async(sparse, name="x", op=hvd.Sum),
+        "allgather": lambda: hvd.allgather_async(torch.full((1, 2), float(r)), name="x"),
+        "gathers": lambda: hvd.grouped_allgather_async([torch.full((1,), float(r))] * 2, name="g"),
+        "broadcast": lambda: hvd.broadcast_async(torch.full((3,), float(r)), n - 1, name="x"),
+        "broadcast_": lambda: hvd.broadcast_async_(torch.full((3,), float(r)), 0, name="y"),
+        "alltoall": lambda: hvd.alltoall_async(ranks + 10 * r, [1] * n, name="x"),
+        "reducescatter": lambda: hvd.reducescatter_async(ranks, op=hvd.Sum, name="x"),
+        "scatters": lambda: hvd.grouped_reducescatter_async([ranks, ranks], op=hvd.Sum, name="g"),
+    }
+    want = {
+        "allreduce": [total] * 5, "allreduce_": [n - 1.0] * 4, "group": [[float(n)] * 2, [float(n)] * 3],
+        "group_": [[float(n)] * 2, [float(n)] * 3], "sparse": [2.0] * n,
+        "allgather": [[float(k)] * 2 for k in range(n)], "gathers": [ranks.tolist()] * 2, "broadcast": [n - 1.0] * 3,
+        "broadcast_": [0.0] * 3, "alltoall": [[10.0 * k + r for k in range(n)], [1] * n],
+        "reducescatter": [n * float(r)], "scatters": [[n * float(r)]] * 2,
+    }  # fmt: skip
+    rng = random.Random(hvd.rank())
+    for _ in range(3):
+        order = list(starts)
+        rng.shuffle(order)
+        handles = {kind: starts[kind]() for kind in order}
+        rng.shuffle(order)
+        for kind in order:
+            got = handles[kind]().to_dense() if kind == "sparse" else hvd.synchronize(handles[kind])
+            assert ([one.tolist() for one in got] if isinstance(got, list | tuple) else got.tolist()) == want[kind], (
+                kind
+            )
+
+
+def check_poll_is_false_until_every_rank_has_come() -> None:
+    late = hvd.size() - 1
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="late") if hvd.rank() != late else None
+    assert handle is None or not hvd.poll(handle)
+    hvd.barrier()
+    handle = handle or hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="late")
+    assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+    assert hvd.poll(handle)
+
+
 def check_a_name_twice() -> None:
     first = hvd.allreduce_async(torch.ones(3), name="twice") if hvd.rank() == 0 else None
     if first is not None:
@@ -40,6 +88,37 @@ def check_a_mismatch_by_name() -> None:
     with pytest.raises(hvd.MismatchError, match=r"rank 0 called allreduce .bad. .average of 3 float32.; rank 1 called"):
         bad.wait()
     assert good.wait().tolist() == [hvd.size()] * 2
+
+
+def check_who_has_joined_counts_as_zero() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for kind in range(2):  # by themselves; and in a group
+        if r > 0:
+
+            def reduce(value: float, op: hvd.ReduceOp, kind: int = kind) -> float:
+                one = torch.full((3,), value)
+                out = hvd.grouped_allreduce([one, one], op=op)[1] if kind else hvd.allreduce(one, op=op)
+                return out[2].item()
+
+            others = range(1, n)
+            assert reduce(float(r), hvd.Sum) == sum(others)
+            assert reduce(float(r), hvd.Average) == pytest.approx(sum(others) / n, abs=1e-6)  # still by size()
+            assert reduce(float(r), hvd.Min) == 1.0
+            assert reduce(-float(r), hvd.Max) == -1.0
+            assert reduce(2.0, hvd.Product) == 2.0 ** (n - 1)
+            assert hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="by name"))[0] == n - 1
+            calls = (
+                lambda: hvd.allgather(torch.ones(2)),
+                lambda: hvd.broadcast(torch.ones(2), 1),
+                lambda: hvd.alltoall(torch.ones(n)),
+                lambda: hvd.reducescatter(torch.ones(n)),
+                hvd.barrier,
+            )
+            for call in calls:
+                with pytest.raises(hvd.JoinedError, match="rank 0 called join"):
+                    call()
+        assert hvd.join() in (range(n) if n > 2 else [1])
+    assert len(set(hvd.allgather_object(hvd.join()))) == 1, "the ranks know of different last ones"
 
 
 def check_uneven_batches_train() -> None:

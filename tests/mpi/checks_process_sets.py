@@ -182,6 +182,55 @@ class Unpicklable:
         raise TypeError("not this one")
 
 
+def check_optimizers_of_sets_beside_each_other() -> None:
+    """The first and the last rank train one model together; each of the others has one of its own."""
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return  # ranks 0 and 1 are the whole
+    ends = hvd.add_process_set([0, n - 1])
+    for op, compression in (
+        (hvd.Average, hvd.Compression.none), (hvd.Sum, hvd.Compression.fp16), (hvd.Adasum, hvd.Compression.none),
+    ):  # fmt: skip
+        w = torch.nn.Parameter(torch.zeros(3))
+        sgd = torch.optim.SGD([w], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, [("w", w)], compression, op=op, process_set=ends)
+        for step in range(2):
+            optimizer.zero_grad()
+            direction = torch.zeros(3)
+            direction[0 if r == 0 else 2] = r + step + 1.0
+            (w * direction).sum().backward()
+            optimizer.step()
+        # The two gradients of the set are orthogonal, so that Adasum adds them.
+        share = 2 if op is hvd.Average else 1
+        want = [-3.0 / share, 0.0, -(2.0 * n + 1) / share] if ends.included() else [0.0, 0.0, -(2.0 * r + 3)]
+        assert w.tolist() == want, (op, w.tolist(), want)
+    hvd.remove_process_set(ends)
+
+
+def check_gradients_of_collectives_on_a_set() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return
+    ends = hvd.add_process_set([0, n - 1])
+    if ends.included():
+        place, weight = ends.rank(), torch.tensor([1.0, 2.0]) * (r + 1)
+        weights = torch.tensor([1.0, 2.0]) * (n + 1)  # of both
+        for call, want in (
+            (lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=ends), weights),
+            (lambda x: hvd.allreduce(x, process_set=ends), weights / 2),
+            (lambda x: hvd.broadcast(x, n - 1, process_set=ends), weights / 2 if place == 1 else torch.zeros(2)),
+            (lambda x: hvd.allgather(x[:1], process_set=ends),
+             torch.tensor([(1.0 + place) * (n + 1) / 2, 0.0])),
+            (lambda x: hvd.alltoall(x, process_set=ends), torch.tensor([1.0 + place, (1.0 + place) * n])),
+            (lambda x: torch.cat([hvd.reducescatter(x, op=hvd.Sum, process_set=ends)] * 2) / 2,
+             torch.tensor([3.0, 3.0 * n])),
+        ):  # fmt: skip
+            x = torch.zeros(2, requires_grad=True)
+            (call(x) * weight).sum().backward()
+            assert torch.equal(x.grad, want), (x.grad, want)
+    hvd.remove_process_set(ends)
+
+
 def check_many_sets_come_and_go() -> None:
     if hvd.size() == 2:
         return  # ranks 0 and 1 are the whole
