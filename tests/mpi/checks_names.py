@@ -1,6 +1,8 @@
 """By name, join and stalls, as a script sees them."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,42 +27,60 @@ def check_names_in_random_order() -> None:
         assert gathered.wait().tolist() == list(range(hvd.size()))
 
 
-def check_every_operation_by_name_in_any_order() -> None:
-    n, r = hvd.size(), hvd.rank()
-    total, ranks = n * (n - 1) / 2, torch.arange(n, dtype=torch.float32)
-    sparse = torch.sparse_coo_tensor(torch.tensor([[r]]), torch.tensor([2.0]), (n,))
-    starts = {
-        "allreduce": lambda: hvd.allreduce_async(torch.full((5,), float(r)), op=hvd.Sum, name="x"),
-        "allreduce_": lambda: hvd.allreduce_async_(torch.full((4,), float(r)), op=hvd.Max, name="y"),
-        "group": lambda: hvd.grouped_allreduce_async([torch.ones(2), torch.ones(3)], op=hvd.Sum, name="g"),
-        "group_": lambda: hvd.grouped_allreduce_async_([torch.ones(2), torch.ones(3)], op=hvd.Sum, name="h"),
-        "sparse": lambda: hvd.sparse_allreduce_async(sparse, name="x", op=hvd.Sum),
-        "allgather": lambda: hvd.allgather_async(torch.full((1, 2), float(r)), name="x"),
-        "gathers": lambda: hvd.grouped_allgather_async([torch.full((1,), float(r))] * 2, name="g"),
-        "broadcast": lambda: hvd.broadcast_async(torch.full((3,), float(r)), n - 1, name="x"),
-        "broadcast_": lambda: hvd.broadcast_async_(torch.full((3,), float(r)), 0, name="y"),
-        "alltoall": lambda: hvd.alltoall_async(ranks + 10 * r, [1] * n, name="x"),
-        "reducescatter": lambda: hvd.reducescatter_async(ranks, op=hvd.Sum, name="x"),
-        "scatters": lambda: hvd.grouped_reducescatter_async([ranks, ranks], op=hvd.Sum, name="g"),
+def every_operation(group: hvd.ProcessSet, named: bool) -> dict[str, tuple[Callable[[], Any], list]]:
+    """How to start each of the asynchronous operations among the group's ranks, and what comes of it here."""
+    ranks, r = group.ranks, hvd.rank()
+    n, place, first, last = len(ranks), ranks.index(r), ranks[0], ranks[-1]
+    total, mine, rows = float(sum(ranks)), torch.full((1, 2), float(r)), torch.arange(n, dtype=torch.float32)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[place]]), torch.tensor([2.0]), (n,))
+
+    def given(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name if named else None, "process_set": group, **more}
+
+    pair = [torch.ones(2), torch.full((3,), float(r))]
+    of_pair = [[float(n)] * 2, [total] * 3]
+    return {
+        "allreduce": (lambda: hvd.allreduce_async(mine, **given("x", op=hvd.Sum)), [[total] * 2]),
+        "allreduce_": (lambda: hvd.allreduce_async_(mine.clone(), **given("y", op=hvd.Max)), [[float(last)] * 2]),
+        "group": (lambda: hvd.grouped_allreduce_async(pair, **given("g", op=hvd.Sum)), of_pair),
+        "group_": (
+            lambda: hvd.grouped_allreduce_async_([one.clone() for one in pair], **given("h", op=hvd.Sum)),
+            of_pair,
+        ),
+        "sparse": (lambda: hvd.sparse_allreduce_async(sparse, **given("x", op=hvd.Sum) | {"name": "x"}), [2.0] * n),
+        "allgather": (lambda: hvd.allgather_async(mine, **given("x")), [[float(k)] * 2 for k in ranks]),
+        "gathers": (
+            lambda: hvd.grouped_allgather_async([mine[0], mine], **given("g")),
+            [[float(k) for k in ranks for _ in range(2)], [[float(k)] * 2 for k in ranks]],
+        ),
+        "broadcast": (lambda: hvd.broadcast_async(mine, last, **given("x")), [[float(last)] * 2]),
+        "broadcast_": (lambda: hvd.broadcast_async_(mine.clone(), first, **given("y")), [[float(first)] * 2]),
+        "alltoall": (
+            lambda: hvd.alltoall_async(rows + 10 * r, [1] * n, **given("x")),
+            [[10.0 * k + place for k in ranks], [1] * n],
+        ),
+        "reducescatter": (lambda: hvd.reducescatter_async(rows, **given("x", op=hvd.Sum)), [n * float(place)]),
+        "scatters": (
+            lambda: hvd.grouped_reducescatter_async([rows, rows + 1], **given("g", op=hvd.Sum)),
+            [[n * float(place)], [n * (place + 1.0)]],
+        ),
     }
-    want = {
-        "allreduce": [total] * 5, "allreduce_": [n - 1.0] * 4, "group": [[float(n)] * 2, [float(n)] * 3],
-        "group_": [[float(n)] * 2, [float(n)] * 3], "sparse": [2.0] * n,
-        "allgather": [[float(k)] * 2 for k in range(n)], "gathers": [ranks.tolist()] * 2, "broadcast": [n - 1.0] * 3,
-        "broadcast_": [0.0] * 3, "alltoall": [[10.0 * k + r for k in range(n)], [1] * n],
-        "reducescatter": [n * float(r)], "scatters": [[n * float(r)]] * 2,
-    }  # fmt: skip
+
+
+def expect_all(operations: dict[str, tuple[Callable[[], Any], list]], begin: list[str], end: list[str]) -> None:
+    """Start them in one order and wait for them in another."""
+    handles = {kind: operations[kind][0]() for kind in begin}
+    for kind in end:
+        got = handles[kind]().to_dense() if kind.endswith("sparse") else hvd.synchronize(handles[kind])
+        values = [one.tolist() for one in got] if isinstance(got, list | tuple) else got.tolist()
+        assert values == operations[kind][1], kind
+
+
+def check_every_operation_by_name_in_any_order() -> None:
+    operations = every_operation(hvd.global_process_set, named=True)
     rng = random.Random(hvd.rank())
     for _ in range(3):
-        order = list(starts)
-        rng.shuffle(order)
-        handles = {kind: starts[kind]() for kind in order}
-        rng.shuffle(order)
-        for kind in order:
-            got = handles[kind]().to_dense() if kind == "sparse" else hvd.synchronize(handles[kind])
-            assert ([one.tolist() for one in got] if isinstance(got, list | tuple) else got.tolist()) == want[kind], (
-                kind
-            )
+        expect_all(operations, rng.sample(list(operations), len(operations)), rng.sample(list(operations), 12))
 
 
 def check_poll_is_false_until_every_rank_has_come() -> None:

@@ -1,7 +1,10 @@
 """Checks of process sets: overlapping ones, several in flight, errors; with 2, 3 and 4 ranks."""
 
+import random
+
 import pytest
 import torch
+from checks_names import every_operation, expect_all
 
 import dcoll as hvd
 
@@ -90,6 +93,27 @@ def check_every_collective_on_overlapping_sets() -> None:
     assert all(hvd.remove_process_set(one) for one in sets)
     assert all(one.process_set_id is None and one.ranks is None for one in sets)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+
+
+def check_asynchronous_collectives_on_sets() -> None:
+    """In order, and by name in any order; on two sets that overlap, and on the whole, at once."""
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return  # ranks 0 and 1 are the whole
+    sets = [hvd.add_process_set([0, n - 1]), hvd.add_process_set(everyone()[1:])]
+    mine = [one for one in sets if one.included()]
+    for one in mine:
+        in_order = every_operation(one, named=False)
+        expect_all(in_order, list(in_order), list(in_order)[::-1])
+    operations = {}
+    for one in [*mine, hvd.global_process_set]:
+        for kind, operation in every_operation(one, named=True).items():
+            operations[f"{one.process_set_id} {kind}"] = operation
+    rng = random.Random(r)
+    for _ in range(3):
+        expect_all(operations, *(rng.sample(list(operations), len(operations)) for _ in range(2)))
+    for one in sets:
+        hvd.remove_process_set(one)
 
 
 def check_several_sets_at_once() -> None:
