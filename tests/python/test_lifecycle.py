@@ -35,12 +35,15 @@ RAW_THREAD = "import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\nti
     [
         ("sys.exit(3)", "SystemExit: 3, 3", 3),
         ("leave('no data')", "SystemExit: no data, 1", 1),
+        ("exit(3)", "SystemExit: 3, 3", 3),
+        ("quit('no data')", "SystemExit: no data, 1", 1),
         (CLEANED_UP, "SystemExit: 3, 3", 3),
         (IN_ANOTHER_ERROR, "SystemExit: 3, 3", 3),
         (IN_ASYNCIO, "SystemExit: 3, 3", 3),
         (IN_ARGPARSE, "SystemExit: 2, 2", 2),
         ("leave(0)", "", 0),
         ("sys.exit()", "", 0),
+        ("exit()", "", 0),
         (CAUGHT, "", 0),
         (KEPT, "", 0),
         (REPLACED, "", 7),
@@ -48,6 +51,6 @@ RAW_THREAD = "import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\nti
         (RAW_THREAD, "", 0),
     ],
 )
-def test_sys_exit(code: str, told: str, status: int) -> None:
+def test_exits(code: str, told: str, status: int) -> None:
     done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == (told, status), done.stderr
