@@ -98,10 +98,15 @@ def check_scalars_and_factors() -> None:
     for call in (
         hvd.allreduce, hvd.allreduce_, lambda x, **given: hvd.allreduce_async(x, **given).wait(),
         lambda x, **given: hvd.allreduce_async_(x, **given).wait(),
+        lambda x, **given: hvd.grouped_allreduce([x], **given)[0],
+        lambda x, **given: hvd.grouped_allreduce([x], compression=hvd.Compression.fp16, **given)[0],
         lambda x, **given: hvd.grouped_allreduce_([x], **given)[0],
+        lambda x, **given: hvd.grouped_allreduce_async_([x], **given).wait()[0],
         lambda x, **given: hvd.grouped_allreduce_async([x], **given).wait()[0],
         lambda x, **given: hvd.allgather(hvd.reducescatter(x, **given)),
         lambda x, **given: hvd.allgather(hvd.reducescatter_async(x, **given).wait()),
+        lambda x, **given: hvd.allgather(hvd.reducescatter(x, compression=hvd.Compression.fp16, **given)),
+        lambda x, **given: hvd.allgather(hvd.grouped_reducescatter([x], **given)[0]),
         lambda x, **given: hvd.allgather(hvd.grouped_reducescatter_async([x], **given).wait()[0]),
     ):  # fmt: skip
         assert call(torch.full((n,), 3.0), **factors).tolist() == [6.0 * n] * n

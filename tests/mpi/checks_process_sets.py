@@ -68,6 +68,20 @@ def check_every_collective_on_overlapping_sets() -> None:
                     assert hvd.broadcast(mine, root, process_set=one).eq(root).all()
                 handle = hvd.allreduce_async_(mine, op=hvd.Max, process_set=one)
                 assert hvd.synchronize(handle).eq(members[-1]).all()
+        total = {"op": hvd.Sum, "process_set": one}
+        for odd in (lambda: torch.full((4, 6), float(r))[:, ::2], lambda: torch.full((3, 4), float(r)).t()):
+            for out in (
+                hvd.allreduce(odd(), **total),
+                hvd.allreduce_(odd(), **total),
+                hvd.allreduce(odd(), compression=hvd.Compression.fp16, **total),
+                *hvd.grouped_allreduce([odd(), odd()], **total),
+                *hvd.grouped_allreduce([odd(), odd()], compression=hvd.Compression.fp16, **total),
+                *hvd.grouped_allreduce_([odd(), odd()], **total),
+            ):
+                assert out.eq(sum(members)).all()
+            assert hvd.broadcast(odd(), members[0], process_set=one).eq(members[0]).all()
+            assert hvd.broadcast_(odd(), members[-1], process_set=one).eq(members[-1]).all()
+            assert hvd.allgather(odd(), process_set=one)[:, 1].tolist() == [float(k) for k in members for _ in range(4)]
         rows = torch.arange(size * 2, dtype=torch.float32)
         assert hvd.reducescatter(rows, op=hvd.Sum, process_set=one).tolist() == [
             size * value for value in rows.tolist()[2 * place : 2 * place + 2]
