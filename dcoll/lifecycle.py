@@ -7,12 +7,15 @@ Failure         an uncaught error, or sys.exit() with a status: tell the peers i
 """
 
 import atexit
+import builtins
+import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dcoll import _C
 from dcoll.errors import DcollError
@@ -112,15 +115,17 @@ def _flush() -> None:
 
 
 def _notice_exits(lifecycle: Lifecycle) -> None:
-    """Have `lifecycle` hear of it when sys.exit() ends the process with a status, which Python tells no hook.
+    """Have `lifecycle` hear of it when sys.exit(), exit() or quit() ends the process with a status: no hook is told.
 
-    An exit that somebody catches is none. The exception itself notices which it is: at the end of one that nobody
-    caught, and that Python has turned into an exit status, no function is running any more.
+    An exit that somebody catches is none, nor is that of another thread, which ends alone. The exception itself notices
+    which it is: at the end of one that nobody caught, and that Python has turned into an exit status, no function of
+    the main thread is running any more.
     """
+    main_thread = threading.main_thread().ident
 
     class Exit(SystemExit):
         def __del__(self) -> None:
-            uncaught = sys._getframe().f_back is None
+            uncaught = sys._getframe().f_back is None and threading.get_ident() == main_thread
             status = 0 if self.code is None else self.code & 0xFF if isinstance(self.code, int) else 1
             if uncaught and status != 0:
                 lifecycle.fail(f"SystemExit: {self.code}", status)
@@ -130,3 +135,13 @@ def _notice_exits(lifecycle: Lifecycle) -> None:
 
     exit.__doc__ = sys.exit.__doc__
     sys.exit = exit
+    quitter: Any = type(getattr(builtins, "exit", None))  # of exit and quit; none with python -S
+    if quitter.__module__ == "_sitebuiltins":
+        before = quitter.__call__
+
+        def leave(self: object, code: object = None) -> NoReturn:
+            with contextlib.suppress(SystemExit):
+                before(self, code)  # which closes standard input first
+            raise Exit(code)
+
+        quitter.__call__ = leave

@@ -224,7 +224,7 @@ def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float
         raise ArgumentError("the optimizer is a DistributedOptimizer already: pass the plain one, once")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"got a {type(optimizer).__name__}, but optimizer must be a torch.optim.Optimizer")
-    if op not in (Average, Sum, Adasum):
+    if type(op) is not ReduceOp or op not in (Average, Sum, Adasum):
         raise wrong_op(op, (Average, Sum, Adasum))
     if predivide != 1.0 and op is not Average:
         raise ArgumentError("gradient_predivide_factor not supported with op != Average")

@@ -14,10 +14,10 @@ When a collective fails, run() goes back to the last commit, joins the job anew 
 are those that mpirun started: a job whose processes die ends (docs/migration.md).
 """
 
+from dcoll.elastic.base_state import HostsUpdatedInterrupt, HostUpdate, ObjectState, State
 from dcoll.elastic.loop import notify_hosts_updated, run
 from dcoll.elastic.sampler import ElasticSampler
-from dcoll.elastic.state import HostsUpdatedInterrupt, HostUpdate, ObjectState, State
-from dcoll.elastic.torch_state import TorchState
+from dcoll.elastic.state import TorchState
 
 __all__ = [
     "ElasticSampler",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from dcoll import world
-from dcoll.elastic.state import HostsUpdatedInterrupt, HostUpdate, State
+from dcoll.elastic.base_state import HostsUpdatedInterrupt, HostUpdate, State
 from dcoll.errors import HorovodInternalError
 
 P = ParamSpec("P")

@@ -1,118 +1,151 @@
-"""What elastic training keeps over a failure."""
+"""Elastic state of models, optimizers and samplers, and how scripts add types of their own: get_handler_registry()."""
 
 import copy
-import queue
-from collections.abc import Callable, Iterable
-from enum import IntFlag
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from dcoll import collectives, functions, world
+from dcoll.elastic.base_state import ObjectState
+from dcoll.elastic.sampler import ElasticSampler
 
 
-class HostUpdate(IntFlag):
-    """How the hosts of a job changed."""
+class StateHandler:
+    """Saves, restores and synchronizes one value of a TorchState."""
 
-    NONE = 0
-    ADDED = 1
-    REMOVED = 2
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job changed: training goes on, without going back, on the new ranks.
-
-    skip_sync: the state need not be broadcast, because hosts were only removed.
-    """
-
-    def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the hosts of the job have changed")
-        self.skip_sync = skip_sync
-
-
-class State:
-    """State that is in sync over all ranks, can be saved and be gone back to.
-
-    Subclasses give save(), restore(), sync() and reset(). `bcast_object` broadcasts a Python object from rank 0 and
-    returns it; `get_rank` returns this process's rank.
-    """
-
-    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
-        self._bcast_object = bcast_object
-        self._rank = get_rank
-        self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
-        self._last_updated_timestamp = 0.0
-        self._reset_callbacks: list[Callable[[], Any]] = []
-        self.commits = 0  # how many there were; run() looks whether a failure let any happen
-
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Call these after every reset, in this order: to scale the learning rate to the new size(), for example."""
-        self._reset_callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """What run() calls after it has joined the job anew: reset(), then the callbacks."""
-        self._host_messages = queue.SimpleQueue()
-        self.reset()
-        for callback in self._reset_callbacks:
-            callback()
-
-    def on_hosts_updated(self, timestamp: float, update: int) -> None:
-        """Note that the hosts changed; the next commit() or check_host_updates() of all ranks acts on it."""
-        self._host_messages.put((timestamp, int(update)))
-
-    def commit(self) -> None:
-        """save(), then check_host_updates(). Collective. Costs a copy of the state in memory: not after every batch."""
+    def set_value(self, value: Any) -> None:
+        """The attribute was assigned anew."""
+        self.value = value
         self.save()
-        self.commits += 1
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on all ranks alike, when rank 0 was told that the hosts changed. Collective."""
-        last, update = self._last_updated_timestamp, HostUpdate.NONE
-        while not self._host_messages.empty():
-            timestamp, change = self._host_messages.get()
-            if timestamp > last:
-                last, update = timestamp, update | HostUpdate(change)
-        before, last, update = self._bcast_object((self._last_updated_timestamp, last, update))
-        self._last_updated_timestamp = last
-        if last > before:
-            raise HostsUpdatedInterrupt(skip_sync=update == HostUpdate.REMOVED)
 
     def save(self) -> None:
-        """Keep a copy of the state in memory."""
+        """Keep a copy."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to what was last saved, or to the beginning."""
+        """Go back to the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take the state of rank 0. Collective."""
+        """Take rank 0's value, and keep a copy. Collective."""
         raise NotImplementedError
+
+
+class StateDictHandler(StateHandler):
+    """Of whatever has state_dict() and load_state_dict()."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        # A copy: load_state_dict() of optimizers keeps the tensors it is given.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+
+class ModelStateHandler(StateDictHandler):
+    """Of torch.nn.Module."""
+
+    def sync(self) -> None:
+        functions.broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(StateDictHandler):
+    """Of torch.optim.Optimizer."""
+
+    def sync(self) -> None:
+        functions.broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(StateDictHandler):
+    """Of ElasticSampler."""
+
+    def sync(self) -> None:
+        self.value.load_state_dict(collectives.broadcast_object(self.value.state_dict(), root_rank=0))
+        self.save()
+
+
+Registry = list[tuple[type, Callable[[Any], StateHandler]]]
+
+_registry: Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """(type, handler class) pairs: the first whose type fits a value handles it."""
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Replace the pairs, to handle further types."""
+    global _registry  # noqa: PLW0603  (Horovod's interface)
+    _registry = registry
+
+
+def _handler_of(value: Any) -> StateHandler | None:
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return None
+
+
+class TorchState(ObjectState):
+    """The state of a training script: TorchState(model=model, optimizer=optimizer, epoch=0, batch=0).
+
+    model, optimizer: what they say. Everything else becomes an attribute; modules, optimizers and ElasticSamplers among
+    them are saved and broadcast as such, other values as Python objects. Collective calls: sync() and commit().
+    """
+
+    _handlers: dict[str, StateHandler]
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        kwargs.update(model=model, optimizer=optimizer)
+        found = {name: _handler_of(value) for name, value in kwargs.items()}
+        self._handlers = {name: handler for name, handler in found.items() if handler is not None}
+        for name in self._handlers:
+            object.__setattr__(self, name, kwargs.pop(name))
+        super().__init__(cast(Callable[[Any], Any], collectives.broadcast_object), world.rank, **kwargs)
+
+    def save(self) -> None:
+        """Keep a copy of everything in memory."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to what was last saved."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """Take everything from rank 0, and save it. Collective."""
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
 
     def reset(self) -> None:
-        """Adapt to a changed number of ranks. Nothing to do by default."""
+        """Samplers share out the rest of the epoch over the present ranks."""
+        for handler in self._handlers.values():
+            if isinstance(handler.value, ElasticSampler):
+                handler.value.reset()
 
-
-class ObjectState(State):
-    """State made of Python objects, which are attributes: ObjectState(bcast_object, get_rank, epoch=0).epoch."""
-
-    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
-        super().__init__(bcast_object, get_rank)
-        self._saved_state = copy.deepcopy(kwargs)
-        self._set_attributes(kwargs)
-
-    def save(self) -> None:
-        """Keep a deep copy of every attribute that the constructor was given."""
-        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
-
-    def restore(self) -> None:
-        """Set the attributes to what was last saved."""
-        self._set_attributes(copy.deepcopy(self._saved_state))
-
-    def sync(self) -> None:
-        """Take the attributes of rank 0, and save them. Collective."""
-        if self._saved_state:
-            current = {name: getattr(self, name) for name in self._saved_state}
-            self._set_attributes(self._bcast_object(current))
-            ObjectState.save(self)
-
-    def _set_attributes(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        handler = self.__dict__.get("_handlers", {}).get(name)
+        if handler is not None:
+            handler.set_value(value)

@@ -1,6 +1,7 @@
 """The command line of dcollrun: horovodrun's, as far as it means something here."""
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,8 @@ NOT_NEEDED = {
     "--disable-cache": "dcollrun caches nothing",
     "--cycle-time-ms": "there is no cycle: a collective starts when it is called",
     "--cache-capacity": "buckets need no negotiation, so there is no cache of responses",
-    "--no-hierarchical-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
     "--hierarchical-allgather": "dcoll chooses the algorithm",
     "--no-hierarchical-allgather": "dcoll chooses the algorithm",
-    "--no-torus-allreduce": "dcoll chooses the algorithm; DCOLL_ALGO forces one",
     "--autotune": "the cost model chooses, and buckets follow the order in which gradients become ready",
     "--no-autotune": "there is no autotuning",
     "--autotune-log-file": "there is no autotuning",
@@ -107,17 +106,25 @@ def _cores(text: str) -> str:
 
 
 def _switch(group: Any, dest: str, on: list[str], off: list[str], help: str) -> None:
-    """Options that say yes, and others that say no; None when neither is given."""
-    both = group.add_mutually_exclusive_group()
-    both.add_argument(*on, dest=dest, action="store_const", const=True, help=help)
-    both.add_argument(*off, dest=dest, action="store_const", const=False, help=argparse.SUPPRESS)
+    """Options that say yes, and others that say no: the last one counts, as those of a config file come first."""
+    group.add_argument(*on, dest=dest, action="store_const", const=True, help=help)
+    group.add_argument(*off, dest=dest, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
+def _algorithm(args: argparse.Namespace) -> str | None:
+    asked = (args.hierarchical_allreduce, args.torus_allreduce)
+    if True in asked:
+        return "hierarchical"
+    # "No" takes back what a variable asks for, and leaves every other algorithm.
+    takes_back = False in asked and os.environ.get("DCOLL_ALGO", "") in ("", "hierarchical")
+    return "auto" if takes_back else None
 
 
 def settings(args: argparse.Namespace) -> dict[str, str]:
     """The DCOLL_* variables that the options set for all ranks."""
     given = {
         "DCOLL_BUCKET_MB": args.fusion_threshold_mb,
-        "DCOLL_ALGO": "hierarchical" if args.hierarchical_allreduce else None,
+        "DCOLL_ALGO": _algorithm(args),
         "DCOLL_THREAD_AFFINITY": args.thread_affinity,
         "DCOLL_TIMELINE": args.timeline_filename,
         "DCOLL_TIMELINE_MARK_CYCLES": args.timeline_mark_cycles,
@@ -168,8 +175,10 @@ def parser() -> argparse.ArgumentParser:
     core = p.add_argument_group("dcoll")
     core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB",
                       help="DCOLL_BUCKET_MB; 0: one bucket per parameter")  # fmt: skip
-    core.add_argument("--hierarchical-allreduce", "--torus-allreduce", action="store_true",
-                      help="DCOLL_ALGO=hierarchical")  # fmt: skip
+    _switch(core, "hierarchical_allreduce", on=["--hierarchical-allreduce"], off=["--no-hierarchical-allreduce"],
+            help="DCOLL_ALGO=hierarchical")  # fmt: skip
+    _switch(core, "torus_allreduce", on=["--torus-allreduce"], off=["--no-torus-allreduce"],
+            help="the same")  # fmt: skip
     core.add_argument("--thread-affinity", type=_cores, metavar="CORE,...",
                       help="DCOLL_THREAD_AFFINITY: a core per rank of a host, for its background thread")  # fmt: skip
     core.add_argument("--timeline-filename", metavar="FILE", help="DCOLL_TIMELINE; with {rank}: a file of every rank")

@@ -18,7 +18,8 @@ def check_topology() -> None:
     mine = nodes[hvd.rank()]
     assert hvd.local_size() == nodes.count(mine)
     assert hvd.local_rank() == nodes[: hvd.rank()].count(mine)
-    assert hvd.cross_size() == sum(nodes.count(node) > hvd.local_rank() for node in set(nodes))
+    peers = [node for node in sorted(set(nodes)) if nodes.count(node) > hvd.local_rank()]
+    assert (hvd.cross_rank(), hvd.cross_size()) == (peers.index(mine), len(peers))
     assert hvd.is_homogeneous() == (len({nodes.count(node) for node in set(nodes)}) == 1)
     assert hvd.mpi_enabled()
     assert hvd.mpi_built()
@@ -82,6 +83,35 @@ def check_algorithm_per_call() -> None:
             hvd.allreduce(mine, algo="ring" if hvd.rank() == 0 else "tree")
 
 
+def check_scalars_and_factors() -> None:
+    n, r = hvd.size(), hvd.rank()
+    scalar = torch.tensor(float(r))
+    for out in (hvd.allreduce(scalar, op=hvd.Sum), hvd.allreduce_async(scalar, op=hvd.Sum).wait()):
+        assert out.shape == ()
+        assert out.item() == n * (n - 1) / 2
+    assert hvd.broadcast(scalar, n - 1).item() == n - 1
+    assert hvd.allreduce_(scalar, op=hvd.Max) is scalar
+    assert scalar.item() == n - 1
+    nothing = torch.empty(0, 3)
+    assert hvd.allreduce(nothing).shape == hvd.allgather(nothing).shape == hvd.broadcast(nothing, 0).shape == (0, 3)
+    factors = {"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 4.0}
+    for call in (
+        hvd.allreduce, hvd.allreduce_, lambda x, **given: hvd.allreduce_async(x, **given).wait(),
+        lambda x, **given: hvd.allreduce_async_(x, **given).wait(),
+        lambda x, **given: hvd.grouped_allreduce([x], **given)[0],
+        lambda x, **given: hvd.grouped_allreduce([x], compression=hvd.Compression.fp16, **given)[0],
+        lambda x, **given: hvd.grouped_allreduce_([x], **given)[0],
+        lambda x, **given: hvd.grouped_allreduce_async_([x], **given).wait()[0],
+        lambda x, **given: hvd.grouped_allreduce_async([x], **given).wait()[0],
+        lambda x, **given: hvd.allgather(hvd.reducescatter(x, **given)),
+        lambda x, **given: hvd.allgather(hvd.reducescatter_async(x, **given).wait()),
+        lambda x, **given: hvd.allgather(hvd.reducescatter(x, compression=hvd.Compression.fp16, **given)),
+        lambda x, **given: hvd.allgather(hvd.grouped_reducescatter([x], **given)[0]),
+        lambda x, **given: hvd.allgather(hvd.grouped_reducescatter_async([x], **given).wait()[0]),
+    ):  # fmt: skip
+        assert call(torch.full((n,), 3.0), **factors).tolist() == [6.0 * n] * n
+
+
 def check_deprecated_average() -> None:
     x = torch.tensor([float(hvd.rank())])
     with pytest.warns(DeprecationWarning, match="average="):
@@ -90,6 +120,18 @@ def check_deprecated_average() -> None:
         assert torch.equal(hvd.allreduce(x, True), hvd.allreduce(x, op=hvd.Average))
     with pytest.raises(ValueError, match="op="):
         hvd.allreduce(x, average=True, op=hvd.Sum)
+    total = sum(range(hvd.size()))
+    for call in (
+        lambda: hvd.allreduce_(x.clone(), False),
+        lambda: hvd.allreduce_async(x, False).wait(),
+        lambda: hvd.allreduce_async_(x.clone(), False).wait(),
+        lambda: hvd.grouped_allreduce([x], False)[0],
+        lambda: hvd.grouped_allreduce_([x.clone()], False)[0],
+        lambda: hvd.grouped_allreduce_async([x], False).wait()[0],
+        lambda: hvd.grouped_allreduce_async_([x.clone()], False).wait()[0],
+    ):
+        with pytest.warns(DeprecationWarning, match="average="):
+            assert call().item() == total
 
 
 def check_numpy() -> None:
@@ -171,20 +213,34 @@ def check_objects() -> None:
 
 
 def check_mismatch() -> None:
+    last = hvd.size() - 1
+    those = "rank 0" if last == 1 else f"ranks {', '.join(map(str, range(last)))}"
     messages = []
-    for different in (
-        lambda odd: hvd.allreduce(torch.ones(3 + odd), name="shape"),
-        lambda odd: hvd.allreduce(torch.ones(3, dtype=(torch.float32, torch.float64)[odd])),
-        lambda odd: hvd.allreduce(torch.ones(3), op=(hvd.Sum, hvd.Max)[odd]),
-        lambda odd: hvd.broadcast(torch.ones(3), root_rank=int(odd)),
-        lambda odd: hvd.allgather(torch.ones(2, 2 + odd)),
-        lambda odd: hvd.barrier() if odd else hvd.allreduce(torch.ones(3)),
-    ):
-        with pytest.raises(hvd.MismatchError) as caught:
-            different(hvd.rank() == hvd.size() - 1)
-        messages.append(str(caught.value))
+    for different, usual, odd_one in (
+        (lambda odd: hvd.allreduce(torch.ones(3 + odd), name="shape"),
+         "allreduce 'shape' (average of 3 float32)", "allreduce 'shape' (average of 4 float32)"),
+        (lambda odd: hvd.allreduce(torch.ones(3), name=("one", "another")[odd]),
+         "allreduce 'one' (average of 3 float32)", "allreduce 'another' (average of 3 float32)"),
+        (lambda odd: hvd.allreduce(torch.ones(3, dtype=(torch.float32, torch.float64)[odd])),
+         "allreduce (average of 3 float32)", "allreduce (average of 3 float64)"),
+        (lambda odd: hvd.allreduce(torch.ones(3), op=(hvd.Sum, hvd.Max)[odd]),
+         "allreduce (sum of 3 float32)", "allreduce (max of 3 float32)"),
+        (lambda odd: hvd.broadcast(torch.ones(3), root_rank=int(odd)),
+         "broadcast (12 bytes of float32 from rank 0)", "broadcast (12 bytes of float32 from rank 1)"),
+        (lambda odd: hvd.allgather(torch.ones(2, 2 + odd)), "allgather (", "allgather ("),
+        (lambda odd: hvd.barrier() if odd else hvd.allreduce(torch.ones(3)),
+         "allreduce (average of 3 float32)", "barrier"),
+        (lambda odd: hvd.synchronize(hvd.allreduce_async(torch.ones(3 + odd), name="async")),
+         "allreduce 'async' (average of 3 float32)", "allreduce 'async' (average of 4 float32)"),
+    ):  # fmt: skip
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            different(hvd.rank() == last)
+        assert type(caught.value) is hvd.MismatchError
+        text = str(caught.value)
+        assert f"{those} called {usual}" in text, text
+        assert f"rank {last} called {odd_one}" in text, text
+        messages.append(text)
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2, "the job does not go on"
-    assert "shape" in messages[0]
     assert len(set(map(tuple, hvd.allgather_object(messages)))) == 1, "the ranks say different things"
 
 
@@ -192,9 +248,14 @@ def check_shutdown_and_init_again() -> None:
     before = (hvd.rank(), hvd.size())
     hvd.shutdown()
     assert not hvd.is_initialized()
-    with pytest.raises(ValueError, match=r"dcoll\.init\(\)"):
-        hvd.allreduce(torch.ones(1))
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size,
+                 hvd.is_homogeneous, hvd.mpi_threads_supported, hvd.join, hvd.barrier, hvd.stop_timeline,
+                 lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.allgather_async(torch.ones(1), name="x"),
+                 lambda: hvd.add_process_set([0]), lambda: hvd.broadcast_object(1)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"dcoll\.init\(\)"):
+            call()
     hvd.init()
+    hvd.init()  # changes nothing
     assert (hvd.rank(), hvd.size()) == before
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 

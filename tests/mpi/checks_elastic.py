@@ -172,3 +172,45 @@ def check_the_sampler_shares_out_what_is_left() -> None:
     again.set_epoch(1)
     assert len(again.remaining_indices) == 41
     assert again.remaining_indices != order
+
+
+def check_types_of_ones_own_have_handlers() -> None:
+    """As horovod.torch.elastic.state lets scripts do: by its registry."""
+    state_module = hvd.elastic.state
+
+    class Counter:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+    class CounterHandler(state_module.StateHandler):  # type: ignore[name-defined,misc]
+        def __init__(self, value: Counter) -> None:
+            super().__init__(value)
+            self.save()
+
+        def save(self) -> None:
+            self._saved = self.value.count
+
+        def restore(self) -> None:
+            self.value.count = self._saved
+
+        def sync(self) -> None:
+            self.value.count = hvd.broadcast_object(self.value.count, root_rank=0)
+            self.save()
+
+    before = state_module.get_handler_registry()
+    state_module.set_handler_registry([*before, (Counter, CounterHandler)])
+    try:
+        counter = Counter(10 + hvd.rank())
+        state = hvd.elastic.TorchState(counter=counter, model=_model())
+        counter.count += 5
+        state.restore()
+        assert counter.count == 10 + hvd.rank()
+        state.sync()
+        assert state.counter is counter
+        assert counter.count == 10
+        state.counter = Counter(hvd.rank())  # assigned anew: saved at once
+        state.counter.count = 99
+        state.restore()
+        assert state.counter.count == hvd.rank()
+    finally:
+        state_module.set_handler_registry(before)

@@ -1,6 +1,8 @@
 """By name, join and stalls, as a script sees them."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,72 @@ def check_names_in_random_order() -> None:
         assert gathered.wait().tolist() == list(range(hvd.size()))
 
 
+def every_operation(group: hvd.ProcessSet, named: bool) -> dict[str, tuple[Callable[[], Any], list]]:
+    """How to start each of the asynchronous operations among the group's ranks, and what comes of it here."""
+    ranks, r = group.ranks, hvd.rank()
+    n, place, first, last = len(ranks), ranks.index(r), ranks[0], ranks[-1]
+    total, mine, rows = float(sum(ranks)), torch.full((1, 2), float(r)), torch.arange(n, dtype=torch.float32)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[place]]), torch.tensor([2.0]), (n,))
+
+    def given(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name if named else None, "process_set": group, **more}
+
+    pair = [torch.ones(2), torch.full((3,), float(r))]
+    of_pair = [[float(n)] * 2, [total] * 3]
+    return {
+        "allreduce": (lambda: hvd.allreduce_async(mine, **given("x", op=hvd.Sum)), [[total] * 2]),
+        "allreduce_": (lambda: hvd.allreduce_async_(mine.clone(), **given("y", op=hvd.Max)), [[float(last)] * 2]),
+        "group": (lambda: hvd.grouped_allreduce_async(pair, **given("g", op=hvd.Sum)), of_pair),
+        "group_": (
+            lambda: hvd.grouped_allreduce_async_([one.clone() for one in pair], **given("h", op=hvd.Sum)),
+            of_pair,
+        ),
+        "sparse": (lambda: hvd.sparse_allreduce_async(sparse, **given("x", op=hvd.Sum) | {"name": "x"}), [2.0] * n),
+        "allgather": (lambda: hvd.allgather_async(mine, **given("x")), [[float(k)] * 2 for k in ranks]),
+        "gathers": (
+            lambda: hvd.grouped_allgather_async([mine[0], mine], **given("g")),
+            [[float(k) for k in ranks for _ in range(2)], [[float(k)] * 2 for k in ranks]],
+        ),
+        "broadcast": (lambda: hvd.broadcast_async(mine, last, **given("x")), [[float(last)] * 2]),
+        "broadcast_": (lambda: hvd.broadcast_async_(mine.clone(), first, **given("y")), [[float(first)] * 2]),
+        "alltoall": (
+            lambda: hvd.alltoall_async(rows + 10 * r, [1] * n, **given("x")),
+            [[10.0 * k + place for k in ranks], [1] * n],
+        ),
+        "reducescatter": (lambda: hvd.reducescatter_async(rows, **given("x", op=hvd.Sum)), [n * float(place)]),
+        "scatters": (
+            lambda: hvd.grouped_reducescatter_async([rows, rows + 1], **given("g", op=hvd.Sum)),
+            [[n * float(place)], [n * (place + 1.0)]],
+        ),
+    }
+
+
+def expect_all(operations: dict[str, tuple[Callable[[], Any], list]], begin: list[str], end: list[str]) -> None:
+    """Start them in one order and wait for them in another."""
+    handles = {kind: operations[kind][0]() for kind in begin}
+    for kind in end:
+        got = handles[kind]().to_dense() if kind.endswith("sparse") else hvd.synchronize(handles[kind])
+        values = [one.tolist() for one in got] if isinstance(got, list | tuple) else got.tolist()
+        assert values == operations[kind][1], kind
+
+
+def check_every_operation_by_name_in_any_order() -> None:
+    operations = every_operation(hvd.global_process_set, named=True)
+    rng = random.Random(hvd.rank())
+    for _ in range(3):
+        expect_all(operations, rng.sample(list(operations), len(operations)), rng.sample(list(operations), 12))
+
+
+def check_poll_is_false_until_every_rank_has_come() -> None:
+    late = hvd.size() - 1
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="late") if hvd.rank() != late else None
+    assert handle is None or not hvd.poll(handle)
+    hvd.barrier()
+    handle = handle or hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="late")
+    assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+    assert hvd.poll(handle)
+
+
 def check_a_name_twice() -> None:
     first = hvd.allreduce_async(torch.ones(3), name="twice") if hvd.rank() == 0 else None
     if first is not None:
@@ -40,6 +108,37 @@ def check_a_mismatch_by_name() -> None:
     with pytest.raises(hvd.MismatchError, match=r"rank 0 called allreduce .bad. .average of 3 float32.; rank 1 called"):
         bad.wait()
     assert good.wait().tolist() == [hvd.size()] * 2
+
+
+def check_who_has_joined_counts_as_zero() -> None:
+    n, r = hvd.size(), hvd.rank()
+    for kind in range(2):  # by themselves; and in a group
+        if r > 0:
+
+            def reduce(value: float, op: hvd.ReduceOp, kind: int = kind) -> float:
+                one = torch.full((3,), value)
+                out = hvd.grouped_allreduce([one, one], op=op)[1] if kind else hvd.allreduce(one, op=op)
+                return out[2].item()
+
+            others = range(1, n)
+            assert reduce(float(r), hvd.Sum) == sum(others)
+            assert reduce(float(r), hvd.Average) == pytest.approx(sum(others) / n, abs=1e-6)  # still by size()
+            assert reduce(float(r), hvd.Min) == 1.0
+            assert reduce(-float(r), hvd.Max) == -1.0
+            assert reduce(2.0, hvd.Product) == 2.0 ** (n - 1)
+            assert hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="by name"))[0] == n - 1
+            calls = (
+                lambda: hvd.allgather(torch.ones(2)),
+                lambda: hvd.broadcast(torch.ones(2), 1),
+                lambda: hvd.alltoall(torch.ones(n)),
+                lambda: hvd.reducescatter(torch.ones(n)),
+                hvd.barrier,
+            )
+            for call in calls:
+                with pytest.raises(hvd.JoinedError, match="rank 0 called join"):
+                    call()
+        assert hvd.join() in (range(n) if n > 2 else [1])
+    assert len(set(hvd.allgather_object(hvd.join()))) == 1, "the ranks know of different last ones"
 
 
 def check_uneven_batches_train() -> None:

@@ -167,8 +167,9 @@ def check_arguments_are_where_horovod_has_them() -> None:
     assert optimizer.find_duplicates(["a", "b", "a"]) == {"a"}
     with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
         distributed(model, gradient_predivide_factor=2.0, op=hvd.Sum)
-    with pytest.raises(ValueError, match="op is"):
-        distributed(model, op=hvd.Max)
+    for wrong in (hvd.Max, 0, 2, True, "sum"):
+        with pytest.raises(ValueError, match="op is"):
+            distributed(model, op=wrong)
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         distributed(model, backward_passes_per_step=0)
 

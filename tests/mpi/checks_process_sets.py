@@ -1,7 +1,10 @@
 """Checks of process sets: overlapping ones, several in flight, errors; with 2, 3 and 4 ranks."""
 
+import random
+
 import pytest
 import torch
+from checks_names import every_operation, expect_all
 
 import dcoll as hvd
 
@@ -65,6 +68,20 @@ def check_every_collective_on_overlapping_sets() -> None:
                     assert hvd.broadcast(mine, root, process_set=one).eq(root).all()
                 handle = hvd.allreduce_async_(mine, op=hvd.Max, process_set=one)
                 assert hvd.synchronize(handle).eq(members[-1]).all()
+        total = {"op": hvd.Sum, "process_set": one}
+        for odd in (lambda: torch.full((4, 6), float(r))[:, ::2], lambda: torch.full((3, 4), float(r)).t()):
+            for out in (
+                hvd.allreduce(odd(), **total),
+                hvd.allreduce_(odd(), **total),
+                hvd.allreduce(odd(), compression=hvd.Compression.fp16, **total),
+                *hvd.grouped_allreduce([odd(), odd()], **total),
+                *hvd.grouped_allreduce([odd(), odd()], compression=hvd.Compression.fp16, **total),
+                *hvd.grouped_allreduce_([odd(), odd()], **total),
+            ):
+                assert out.eq(sum(members)).all()
+            assert hvd.broadcast(odd(), members[0], process_set=one).eq(members[0]).all()
+            assert hvd.broadcast_(odd(), members[-1], process_set=one).eq(members[-1]).all()
+            assert hvd.allgather(odd(), process_set=one)[:, 1].tolist() == [float(k) for k in members for _ in range(4)]
         rows = torch.arange(size * 2, dtype=torch.float32)
         assert hvd.reducescatter(rows, op=hvd.Sum, process_set=one).tolist() == [
             size * value for value in rows.tolist()[2 * place : 2 * place + 2]
@@ -90,6 +107,27 @@ def check_every_collective_on_overlapping_sets() -> None:
     assert all(hvd.remove_process_set(one) for one in sets)
     assert all(one.process_set_id is None and one.ranks is None for one in sets)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+
+
+def check_asynchronous_collectives_on_sets() -> None:
+    """In order, and by name in any order; on two sets that overlap, and on the whole, at once."""
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return  # ranks 0 and 1 are the whole
+    sets = [hvd.add_process_set([0, n - 1]), hvd.add_process_set(everyone()[1:])]
+    mine = [one for one in sets if one.included()]
+    for one in mine:
+        in_order = every_operation(one, named=False)
+        expect_all(in_order, list(in_order), list(in_order)[::-1])
+    operations = {}
+    for one in [*mine, hvd.global_process_set]:
+        for kind, operation in every_operation(one, named=True).items():
+            operations[f"{one.process_set_id} {kind}"] = operation
+    rng = random.Random(r)
+    for _ in range(3):
+        expect_all(operations, *(rng.sample(list(operations), len(operations)) for _ in range(2)))
+    for one in sets:
+        hvd.remove_process_set(one)
 
 
 def check_several_sets_at_once() -> None:
@@ -180,6 +218,55 @@ def check_messages_of_a_set_say_the_ranks_of_the_job() -> None:
 class Unpicklable:
     def __reduce__(self) -> str:
         raise TypeError("not this one")
+
+
+def check_optimizers_of_sets_beside_each_other() -> None:
+    """The first and the last rank train one model together; each of the others has one of its own."""
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return  # ranks 0 and 1 are the whole
+    ends = hvd.add_process_set([0, n - 1])
+    for op, compression in (
+        (hvd.Average, hvd.Compression.none), (hvd.Sum, hvd.Compression.fp16), (hvd.Adasum, hvd.Compression.none),
+    ):  # fmt: skip
+        w = torch.nn.Parameter(torch.zeros(3))
+        sgd = torch.optim.SGD([w], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, [("w", w)], compression, op=op, process_set=ends)
+        for step in range(2):
+            optimizer.zero_grad()
+            direction = torch.zeros(3)
+            direction[0 if r == 0 else 2] = r + step + 1.0
+            (w * direction).sum().backward()
+            optimizer.step()
+        # The two gradients of the set are orthogonal, so that Adasum adds them.
+        share = 2 if op is hvd.Average else 1
+        want = [-3.0 / share, 0.0, -(2.0 * n + 1) / share] if ends.included() else [0.0, 0.0, -(2.0 * r + 3)]
+        assert w.tolist() == want, (op, w.tolist(), want)
+    hvd.remove_process_set(ends)
+
+
+def check_gradients_of_collectives_on_a_set() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n == 2:
+        return
+    ends = hvd.add_process_set([0, n - 1])
+    if ends.included():
+        place, weight = ends.rank(), torch.tensor([1.0, 2.0]) * (r + 1)
+        weights = torch.tensor([1.0, 2.0]) * (n + 1)  # of both
+        for call, want in (
+            (lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=ends), weights),
+            (lambda x: hvd.allreduce(x, process_set=ends), weights / 2),
+            (lambda x: hvd.broadcast(x, n - 1, process_set=ends), weights / 2 if place == 1 else torch.zeros(2)),
+            (lambda x: hvd.allgather(x[:1], process_set=ends),
+             torch.tensor([(1.0 + place) * (n + 1) / 2, 0.0])),
+            (lambda x: hvd.alltoall(x, process_set=ends), torch.tensor([1.0 + place, (1.0 + place) * n])),
+            (lambda x: torch.cat([hvd.reducescatter(x, op=hvd.Sum, process_set=ends)] * 2) / 2,
+             torch.tensor([3.0, 3.0 * n])),
+        ):  # fmt: skip
+            x = torch.zeros(2, requires_grad=True)
+            (call(x) * weight).sum().backward()
+            assert torch.equal(x.grad, want), (x.grad, want)
+    hvd.remove_process_set(ends)
 
 
 def check_many_sets_come_and_go() -> None:

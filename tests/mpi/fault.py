@@ -1,5 +1,6 @@
 """One rank of a job in which something goes wrong: python fault.py KIND (see test_mpi_faults.py)."""
 
+import _thread
 import atexit
 import os
 import signal
@@ -23,10 +24,17 @@ def work_for_ever() -> None:
         hvd.allreduce(np.ones(1000), name="work")
 
 
+def now() -> None:
+    """For the test that takes the time: this rank fails now."""
+    if "FAULT_TIME" in os.environ:
+        Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+
+
 def exception() -> None:
     """One rank raises; nobody catches anything."""
     for step in range(1000):
         if step == 20 and hvd.rank() == 1:
+            now()
             raise RuntimeError("the data ran out")
         hvd.allreduce(np.ones(1000), name="work")
 
@@ -109,8 +117,17 @@ def exits() -> None:
 def exits_alone() -> None:
     """As exits(), but the others compute and call nothing."""
     if hvd.rank() == 1:
+        now()
         sys.exit(3)
     hang()
+
+
+def exits_from_a_thread() -> None:
+    """One rank ends a thread, which threading knows nothing of, with sys.exit: that ends no more than the thread."""
+    if hvd.rank() == 1:
+        _thread.start_new_thread(sys.exit, (3,))
+        time.sleep(2.0)  # what comes of it would come by then
+    hvd.allreduce(np.ones(3))
 
 
 def ends_early() -> None:
@@ -127,6 +144,7 @@ def thread_hangs() -> None:
     """One rank raises, and then waits for a thread that does not end. The others call nothing."""
     if hvd.rank() == 1:
         threading.Thread(target=hang).start()
+        now()
         raise RuntimeError("the data ran out")
     hang()
 

@@ -1,7 +1,7 @@
 """One rank of a job whose last rank does something else: python stalls.py KIND... (see test_mpi_stalls.py).
 
 Each kind stalls all ranks but the last until that one has seen the report, however long that takes, and then goes on.
-Standard error of all ranks is one file, STALL_LOG.
+Standard error of all ranks is one file, STALL_LOG. With STALL_THREADS the script has initialised MPI with that level.
 """
 
 import ctypes
@@ -14,6 +14,12 @@ import time
 import numpy as np
 
 import dcoll as hvd
+
+if "STALL_THREADS" in os.environ:
+    import mpi4py
+
+    mpi4py.rc.thread_level = os.environ["STALL_THREADS"]
+    from mpi4py import MPI  # noqa: F401
 
 LOG = os.open(os.environ["STALL_LOG"], os.O_RDWR | os.O_APPEND | os.O_CREAT)
 LONGEST_S = 60.0
@@ -49,6 +55,16 @@ def ordered() -> None:
     if is_last():
         loads_data("allreduce 'loss' (sum of 5 float64) stalls")
     hvd.allreduce(np.ones(5), name="loss", op=hvd.Sum)
+
+
+def not_asked() -> None:
+    """Where no thread may listen: the ranks that wait say it by themselves."""
+    if is_last():
+        loads_data(*(f"rank {rank}] allreduce 'loss' (sum of 5 float64) made no progress" for rank in (0, 1)))
+    hvd.allreduce(np.ones(5), name="loss", op=hvd.Sum)
+    if is_last():
+        loads_data(*(f"rank {rank}] allreduce 'late' (average of 2 float32) made no progress" for rank in (0, 1)))
+    hvd.allreduce_async(np.ones(2, np.float32), name="late").wait()
 
 
 def by_name() -> None:

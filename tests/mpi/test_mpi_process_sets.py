@@ -6,7 +6,7 @@ from mpirun import expect, names_of_checks, run_checks
 
 pytestmark = pytest.mark.mpi
 
-LAYOUTS = [(2, "auto"), (4, "auto"), (3, "mpi")]
+LAYOUTS = [(2, "auto"), (3, "auto"), (4, "auto"), (3, "mpi")]
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_process_sets))

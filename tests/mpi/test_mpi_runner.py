@@ -19,7 +19,7 @@ def dcollrun(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_ranks_work_together_and_their_output_is_marked(ranks: int) -> None:
     done = dcollrun("-np", str(ranks), sys.executable, "-c", SUM)
     assert done.returncode == 0, done.stderr

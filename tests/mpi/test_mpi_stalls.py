@@ -81,11 +81,34 @@ def test_between_nodes(tmp_path: Path) -> None:
     check("by_name", *BY_NAME, told)
 
 
-@pytest.mark.parametrize("env", [{}, {"DCOLL_TRANSPORT": "mpi"}], ids=str)
+@pytest.mark.parametrize("env", [{"DCOLL_TRANSPORT": "mpi"}, {"DCOLL_NODES": "0,0,1"}], ids=str)
+def test_where_no_thread_may_listen_each_rank_says_whom_it_waits_for(tmp_path: Path, env: dict[str, str]) -> None:
+    """A script's own MPI_THREAD_SERIALIZED: the missing rank cannot be asked, and the job goes on all the same."""
+    pytest.importorskip("mpi4py")
+    log = log_of(tmp_path, "not_asked", STALL_THREADS="serialized", DCOLL_LOG_HIDE_TIME="1", **env)
+    assert " stalls for " not in log
+    waits = re.findall(
+        r"\[dcoll warning rank (\d)\] allreduce (.*?) made no progress for \d+ s, waiting for (.*?)\. ", log
+    )
+    ordered, by_name = "'loss' (sum of 5 float64)", "'late' (average of 2 float32)"
+    assert [(rank, what) for rank, what, _ in sorted(waits)] == [
+        ("0", by_name), ("0", ordered), ("1", by_name), ("1", ordered),
+    ], log  # fmt: skip
+    # Of names rank 0 keeps the list: it alone knows whose is missing.
+    assert {whom for rank, what, whom in waits if (rank, what) != ("1", by_name)} == {"rank 2 of 3"}, log
+
+
+ENDS = [{}, {"DCOLL_TRANSPORT": "mpi"}, {"DCOLL_TRANSPORT": "mpi", "STALL_THREADS": "serialized"}]
+
+
+@pytest.mark.parametrize("env", ENDS, ids=str)
 def test_the_end_is_told_to_all_in_the_same_words(tmp_path: Path, env: dict[str, str]) -> None:
     # The last rank comes when the others have given up. It must not finish the operation alone.
+    if "STALL_THREADS" in env:
+        pytest.importorskip("mpi4py")
     log = log_of(tmp_path, "ends", DCOLL_STALL_SHUTDOWN_TIME="1", **env)
     told = {rank: re.findall(rf"<{rank}> step 0: (.*)", log) for rank in range(3)}
     assert all(len(lines) == 1 for lines in told.values()), log
     assert told[0] == told[1] == told[2], log
-    assert re.match(r"allreduce 'loss 0' .* stalls for .* DCOLL_STALL_SHUTDOWN_TIME .*ends the job", told[0][0]), told
+    verb = "made no progress for" if "STALL_THREADS" in env else "stalls for"
+    assert re.match(rf"allreduce 'loss 0' .* {verb} .* DCOLL_STALL_SHUTDOWN_TIME .*ends the job", told[0][0]), told

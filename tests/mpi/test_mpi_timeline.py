@@ -40,15 +40,16 @@ def operations(path: Path) -> Counter[str]:
     return Counter(event["args"]["name"] for event in events if event.get("cat") == "operation")
 
 
-def test_a_job_writes_timelines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_job_writes_timelines(tmp_path: Path, n: int) -> None:
     done = launch(
-        2, "-c", SCRIPT, str(tmp_path / "steps.{rank}.json"), str(tmp_path / "end.json"),
+        n, "-c", SCRIPT, str(tmp_path / "steps.{rank}.json"), str(tmp_path / "end.json"),
         HOROVOD_TIMELINE=str(tmp_path / "init.json"), HOROVOD_CYCLE_TIME="5", DCOLL_TIMOUT="3",
     )  # fmt: skip
     assert done.returncode == 0, done.text
     assert done.stderr.count("Horovod's variables: read: HOROVOD_TIMELINE as DCOLL_TIMELINE=") == 1
     assert done.stderr.count("no setting of dcoll: DCOLL_TIMOUT (did you mean DCOLL_TIMEOUT?)") == 1
-    files = [tmp_path / "steps.0.json", tmp_path / "steps.1.json"]
+    files = [tmp_path / f"steps.{rank}.json" for rank in range(n)]
     for rank, file in enumerate(files):
         events = json.loads(file.read_text())
         assert operations(file)["bucket 0"] == 2
@@ -59,12 +60,13 @@ def test_a_job_writes_timelines(tmp_path: Path) -> None:
     assert operations(tmp_path / "init.json")["bucket 0"] == 1
     assert operations(tmp_path / "end.json") == {"last": 1}
     merged = timeline_merge.merge(files)
-    assert {event["pid"] for event in merged} == {0, 1}
+    assert {event["pid"] for event in merged} == set(range(n))
     # No rank knows that all have entered before the last one has; ranks of a machine share a clock.
-    first, second = (timeline_merge.agreements(json.loads(file.read_text())) for file in files)
-    assert first.keys() == second.keys()
-    for key in first:
-        assert max(first[key][0], second[key][0]) <= min(first[key][1], second[key][1]), (key, first, second)
+    agreed = [timeline_merge.agreements(json.loads(file.read_text())) for file in files]
+    for key in agreed[0]:
+        spans = [one[key] for one in agreed]
+        assert max(entered for entered, _ in spans) <= min(knew for _, knew in spans), (key, spans)
+    assert all(one.keys() == agreed[0].keys() for one in agreed)
 
 
 def test_a_killed_job_leaves_a_timeline_that_can_be_read(tmp_path: Path) -> None:

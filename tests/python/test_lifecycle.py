@@ -1,0 +1,56 @@
+"""Which ends of a process count as failures (tests/mpi/test_mpi_faults.py: what they do to a job)."""
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import os, sys
+from dcoll import lifecycle
+
+class Told:
+    def fail(self, text, status):
+        os.write(1, f"{text}, {status}".encode())
+
+lifecycle._notice_exits(Told())
+
+def leave(status):
+    sys.exit(status)
+
+"""
+CAUGHT = "try:\n    leave(3)\nexcept SystemExit as error:\n    pass"
+KEPT = CAUGHT.replace("pass", "kept = error")
+CLEANED_UP = "try:\n    leave(3)\nfinally:\n    print(end='', flush=True)"
+IN_ANOTHER_ERROR = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    leave(3)"
+REPLACED = "try:\n    leave(3)\nexcept SystemExit:\n    os._exit(7)"
+IN_ASYNCIO = "import asyncio\nasync def main():\n    leave(3)\nasyncio.run(main())"
+IN_ARGPARSE = "import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])"
+IN_THREAD = "import threading\nthread = threading.Thread(target=leave, args=(3,))\nthread.start()\nthread.join()"
+RAW_THREAD = "import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\ntime.sleep(0.3)"
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "status"),
+    [
+        ("sys.exit(3)", "SystemExit: 3, 3", 3),
+        ("leave('no data')", "SystemExit: no data, 1", 1),
+        ("exit(3)", "SystemExit: 3, 3", 3),
+        ("quit('no data')", "SystemExit: no data, 1", 1),
+        (CLEANED_UP, "SystemExit: 3, 3", 3),
+        (IN_ANOTHER_ERROR, "SystemExit: 3, 3", 3),
+        (IN_ASYNCIO, "SystemExit: 3, 3", 3),
+        (IN_ARGPARSE, "SystemExit: 2, 2", 2),
+        ("leave(0)", "", 0),
+        ("sys.exit()", "", 0),
+        ("exit()", "", 0),
+        (CAUGHT, "", 0),
+        (KEPT, "", 0),
+        (REPLACED, "", 7),
+        (IN_THREAD, "", 0),
+        (RAW_THREAD, "", 0),
+    ],
+)
+def test_exits(code: str, told: str, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == (told, status), done.stderr
