@@ -315,19 +315,25 @@ void Communicator::watch_operation(Operation& running, Clock::time_point now) {
     members_.transport->post_stall(missing);
   }
   const double more = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
-  if (idle > settings_.timeout_s + more) throw TimeoutError(stall_text(running, idle, missing));
+  if (idle > settings_.timeout_s + more) throw TimeoutError(timeout_text(running, idle, missing));
 }
 
-std::string Communicator::stall_text(const Operation& operation, double seconds,
-                                     const std::vector<int>& waited_for) const {
+std::string Communicator::wait_text(const Operation& operation, double seconds,
+                                    const std::vector<int>& waited_for) const {
   const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(2 * grace(settings_.timeout_s)));
   std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
   for (int& rank : missing) rank = members_.job_rank(rank);
+  const bool asks_for_names = operation.by_name && !operation.started && members_.rank != 0;
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
          " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
-         std::to_string(members_.size) +
-         ". Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
+         std::to_string(members_.size) + (asks_for_names ? ", which keeps the list of names." : ".");
+}
+
+std::string Communicator::timeout_text(const Operation& operation, double seconds,
+                                       const std::vector<int>& waited_for) const {
+  return wait_text(operation, seconds, waited_for) +
+         " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
          std::to_string(settings_.timeout_s) + ").";
 }
 

@@ -203,7 +203,8 @@ class Communicator {
   void finish_names();
   void abandon_names();
   void background();
-  std::string stall_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
+  std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
+  std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
 
   Members members_;
   Settings settings_;

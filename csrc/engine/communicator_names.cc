@@ -123,7 +123,7 @@ void Communicator::watch_names(Clock::time_point now) {
   for (const auto& [id, operation] : names_->waiting()) {
     const double idle = seconds_between(operation->last_moved, now);
     watch_stall(*operation, idle, names_->waits_for(id));
-    if (idle > limit) throw TimeoutError(stall_text(*operation, idle, names_->waits_for(id)));
+    if (idle > limit) throw TimeoutError(timeout_text(*operation, idle, names_->waits_for(id)));
   }
 }
 

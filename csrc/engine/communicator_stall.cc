@@ -39,13 +39,13 @@ void Communicator::watch_stall(Operation& operation, double idle, const std::vec
     if (members_.diagnosis != nullptr) {
       members_.diagnosis->stalls();
     } else if (!waits_for_the_end) {
-      log_(LogLevel::kWarning, stall_text(operation, idle, missing));
+      log_(LogLevel::kWarning, wait_text(operation, idle, missing));
     }
   }
   if (waits_for_the_end) return;  // of the others, however long they go on alone
   const double limit = settings_.stall_shutdown_time_s;
   if (limit <= 0 || idle <= limit || (operation.report.empty() && idle <= limit + kReporterSeconds)) return;
-  const std::string what = operation.report.empty() ? stall_text(operation, idle, missing) : operation.report;
+  const std::string what = operation.report.empty() ? wait_text(operation, idle, missing) : operation.report;
   throw StallError(shortened(what, kMostReportBytes) + " DCOLL_STALL_SHUTDOWN_TIME (seconds, now " +
                    std::to_string(whole_seconds(limit)) + ") ends the job.");
 }
