@@ -251,21 +251,8 @@ struct All final : Pollable {
   }
 };
 
-// The ranks that work between the nodes with this one: one per node, those at the same place. Empty where this rank's
-// place is not taken on every node: it has no part in it (hierarchy.h).
-std::vector<int> ring_of(const std::map<uint32_t, std::vector<int>>& nodes, const std::vector<int>& local, int rank) {
-  const auto place = static_cast<size_t>(std::find(local.begin(), local.end(), rank) - local.begin());
-  std::vector<int> ring;
-  for (const auto& [node, ranks] : nodes) {
-    if (place >= ranks.size()) return {};
-    ring.push_back(ranks[place]);
-  }
-  return ring;
-}
-
-// Short messages round a ring of one rank per node, in all such rings at once: a step waits for the one before. Where
-// ranks share cores, or somebody must be woken, that is more than between two of them, and it is what a collective's
-// steps take.
+// Short messages round the ring of one rank per node, all at once: a step waits for the one before. Where nodes share
+// cores, or somebody must be woken, that is more than between two of them, and it is what a collective's steps take.
 Task hops(CalibrationSite site, std::vector<int> ring, plan::LinkModel& link) {
   Transport& transport = *site.transport;
   const auto at = static_cast<size_t>(std::find(ring.begin(), ring.end(), transport.rank()) - ring.begin());
@@ -353,8 +340,8 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
     co_await measured;
     result.network = link_of(pair, result.network);
   }
-  if (const std::vector<int> ring = ring_of(nodes, local, rank); ring.size() > 1) {
-    Nested round(hops(site, ring, result.network));
+  if (firsts.size() > 1 && std::find(firsts.begin(), firsts.end(), rank) != firsts.end()) {
+    Nested round(hops(site, firsts, result.network));
     co_await round;
   }
   if (firsts.size() > 2) {

@@ -5,9 +5,8 @@
 //
 //   1. Inside the nodes, local ranks 0 and 1, 2 and 3, ...      ping-pong, stream
 //   2. Between nodes, the first ranks of nodes 0 and 1, ...     ping-pong, stream
-//   3. Round rings of one rank per node, all that work between the nodes at once: what a step costs when all take it
-//   4. The first ranks of up to 3 nodes stream to rank 0 at once: what a crowd costs beyond its bytes
-//   5. Rank 0 tells everybody.
+//   3. The first ranks of up to 3 nodes stream to rank 0 at once: what a crowd costs beyond its bytes
+//   4. Rank 0 tells everybody.
 #pragma once
 
 #include <memory>
