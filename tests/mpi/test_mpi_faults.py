@@ -87,9 +87,9 @@ def test_a_rank_that_ends_or_hangs_at_its_end_ends_the_job(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["exception", "exits_alone", "thread_hangs"])
 def test_a_failed_rank_ends_the_job_within_two_seconds(kind: str, tmp_path: Path) -> None:
-    """From the exception to the end of mpirun. Three tries: a busy machine needs longer now and then."""
+    """From the exception to the end of mpirun. Five tries: a busy machine needs longer now and then."""
     failed, seconds = tmp_path / "time", []
-    while len(seconds) < 3 and not (seconds and seconds[-1] < 2.0):
+    while len(seconds) < 5 and not (seconds and seconds[-1] < 2.0):
         done = fault(kind, 3, FAULT_TIME=str(failed))
         seconds.append(time.time() - float(failed.read_text()))
         assert done.returncode != 0, done.text
