@@ -1,6 +1,8 @@
 #include "engine/grouped.h"
 
 #include <algorithm>
+#include <functional>
+#include <span>
 
 #include "engine/group_text.h"
 
@@ -16,6 +18,18 @@ std::string text_of(const std::vector<GroupTensor>& tensors) {
   return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
     all.add(tensors[i].count).add(static_cast<uint64_t>(tensors[i].dtype));
   });
+}
+
+// Whether memory is in two of the segments: the same tensor twice, or a view of another.
+bool overlap(const std::vector<kernels::Segment>& segments) {
+  std::vector<std::span<const std::byte>> places;
+  places.reserve(segments.size());
+  for (const kernels::Segment& segment : segments) {
+    if (segment.bytes > 0) places.emplace_back(static_cast<const std::byte*>(segment.tensor), segment.bytes);
+  }
+  std::ranges::sort(places, std::less<>(), [](const auto& place) { return place.data(); });
+  return std::ranges::adjacent_find(
+             places, [](const auto& a, const auto& b) { return a.data() + a.size() > b.data(); }) != places.end();
 }
 
 }  // namespace
@@ -69,10 +83,11 @@ void GroupedAllReduce::pack_others(Part& part) {
   part.own = comm_->own_slice(call_of(part));
   kernels::pack_range(part.memory->data(), part.inputs, 0, part.own.begin);
   kernels::pack_range(part.memory->data(), part.inputs, part.own.end, part.bytes);
-  // Of several dtypes, the second may still fail.
+  // Of several dtypes, the second may still fail. And what is written must not be read once more.
   part.into_tensors =
       part.own.begin < part.own.end && parts_.size() == 1 &&
-      std::ranges::equal(part.inputs, part.outputs, {}, &kernels::Segment::tensor, &kernels::Segment::tensor);
+      std::ranges::equal(part.inputs, part.outputs, {}, &kernels::Segment::tensor, &kernels::Segment::tensor) &&
+      !overlap(part.inputs);
 }
 
 void GroupedAllReduce::unpack(const Part& part) {

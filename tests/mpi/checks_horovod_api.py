@@ -51,6 +51,14 @@ def check_grouped_allreduce() -> None:
     assert hvd.grouped_allreduce([]) == []
 
 
+def check_grouped_allreduce_of_the_same_memory_twice() -> None:
+    n, r = hvd.size(), hvd.rank()
+    twice, rest = torch.full((3000,), float(r)), torch.full((60_000,), float(r))
+    hvd.grouped_allreduce_([twice, rest, twice[1000:2000], twice, rest[50:100]], op=hvd.Sum)
+    for one in (twice, rest):
+        assert one.unique().tolist() == [n * (n - 1) / 2]
+
+
 def check_grouped_allreduce_of_odd_layouts() -> None:
     n, r = hvd.size(), hvd.rank()
     base = values(r, 4, 6)
