@@ -6,7 +6,7 @@ library. Each library has one Kind; collectives look it up by the tensor's type 
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from dcoll import _C
@@ -125,22 +125,22 @@ class TorchKind(Kind):
         return self._torch.tensor(values, dtype=self._torch.int32)
 
 
-def _version_counter(torch: Any) -> Callable[[tuple[Any, ...]], None]:
+def _version_counter(torch: Any) -> Callable[[Sequence[Any]], None]:
     """What increments the version counters of tensors: torch's own C function where it takes several, as it does from
     some version on. It is private, and so tried before it is used.
     """
     public: Callable[[Any], None] = torch.autograd.graph.increment_version
-    private: Callable[[tuple[Any, ...]], None] | None = getattr(torch._C, "_increment_version", None)
+    private: Callable[[Sequence[Any]], None] | None = getattr(torch._C, "_increment_version", None)
     probe = torch.empty(0)
     try:
         if private is not None:
-            private((probe,))
+            private([probe])
     except (TypeError, RuntimeError):
         private = None
     if private is not None and probe._version == 1:
         return private
 
-    def one_by_one(tensors: tuple[Any, ...]) -> None:
+    def one_by_one(tensors: Sequence[Any]) -> None:
         for tensor in tensors:
             public(tensor)
 

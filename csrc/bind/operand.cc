@@ -20,7 +20,7 @@ struct Torch {
   PyObject* parameter = nullptr;  // the type
   PyObject* empty_like = nullptr;
   PyObject* new_empty = nullptr;
-  PyObject* written = nullptr;  // takes a tuple of tensors
+  PyObject* written = nullptr;  // takes a tuple or list of tensors
   PyObject* data_ptr = nullptr;
   PyObject* numel = nullptr;
   PyObject* is_contiguous = nullptr;
@@ -348,23 +348,19 @@ bool mark_written(PyObject* plain) {
 }
 
 bool mark_all_written(PyObject* list) {
+  auto tensors = py::reinterpret_borrow<py::object>(list);
   bool only_torch = true;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) only_torch &= is_torch(PyList_GET_ITEM(list, i));
-  if (only_torch) {
-    PyObject* none = PyObject_CallOneArg(torch.written, list);
-    Py_XDECREF(none);
-    return none != nullptr;
-  }
-  const auto tensors = py::reinterpret_steal<py::object>(PyList_New(0));
-  if (!tensors) return false;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* tensor = PyList_GET_ITEM(list, i);
-    if (is_torch(tensor) && PyList_Append(tensors.ptr(), tensor) != 0) return false;
+  if (!only_torch) {
+    tensors = py::reinterpret_steal<py::object>(PyList_New(0));
+    if (!tensors) return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      PyObject* tensor = PyList_GET_ITEM(list, i);
+      if (is_torch(tensor) && PyList_Append(tensors.ptr(), tensor) != 0) return false;
+    }
   }
   if (PyList_GET_SIZE(tensors.ptr()) == 0) return true;
-  const auto arguments = py::reinterpret_steal<py::object>(PyList_AsTuple(tensors.ptr()));
-  if (!arguments) return false;
-  PyObject* none = PyObject_CallOneArg(torch.written, arguments.ptr());
+  PyObject* none = PyObject_CallOneArg(torch.written, tensors.ptr());
   Py_XDECREF(none);
   return none != nullptr;
 }

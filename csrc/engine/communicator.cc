@@ -323,11 +323,12 @@ std::string Communicator::wait_text(const Operation& operation, double seconds,
   const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(2 * grace(settings_.timeout_s)));
   std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
+  // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
+  const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
   for (int& rank : missing) rank = members_.job_rank(rank);
-  const bool asks_for_names = operation.by_name && !operation.started && members_.rank != 0;
   return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
          " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
-         std::to_string(members_.size) + (asks_for_names ? ", which keeps the list of names." : ".");
+         std::to_string(members_.size) + (for_names ? ", which keeps the list of names." : ".");
 }
 
 std::string Communicator::timeout_text(const Operation& operation, double seconds,
