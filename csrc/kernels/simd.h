@@ -164,8 +164,7 @@ struct BFloat16 {
   // kept half asks for one unit more. Unlike a cast this needs no care for NaN: one computed from bfloat16 inputs has
   // only zeros in the dropped half, and is never rounded up into infinity's neighbour.
   DCOLL_INLINE static VecU round(VecF even, VecF odd) {
-    const VecH kept = (VecH)merge((VecU)even >> 16, (VecU)odd);
-    const VecH dropped = (VecH)merge((VecU)even, (VecU)odd << 16);
+    const VecH kept = upper_halves(even, odd), dropped = lower_halves(even, odd);
     const VecH kept_is_even = ~kept & (VecH{} + (uint16_t)1);
     return (VecU)(kept + (subtract_saturated(dropped, kept_is_even) >> 15));
   }
@@ -175,14 +174,31 @@ struct BFloat16 {
   }
 
  private:
-  // The lower half of each lane of `even`, the upper half of each lane of `odd`.
-  DCOLL_INLINE static VecU merge(VecU even, VecU odd) {
-#if defined(__AVX2__) && !defined(__AVX512BW__)
-    return (VecU)_mm256_blend_epi16((__m256i)even, (__m256i)odd, 0xaa);
+  // The upper (lower) half of every lane of `even` and of `odd`, in turns: bfloat16 in the order of memory.
+#if defined(__AVX512BW__)
+  // One instruction; a shift and a blend, as below, cost 12 % of the kernel on Zen 4.
+  DCOLL_INLINE static VecH upper_halves(VecF even, VecF odd) { return halves(even, odd, 1); }
+  DCOLL_INLINE static VecH lower_halves(VecF even, VecF odd) { return halves(even, odd, 0); }
+  DCOLL_INLINE static VecH halves(VecF even, VecF odd, uint16_t half) {
+    VecH from{};  // loop-invariant: index 2 * lane + half, plus 32 for the second operand
+    for (uint16_t lane = 0; lane < 16; ++lane) {
+      from[2 * lane] = 2 * lane + half;
+      from[2 * lane + 1] = 32 + 2 * lane + half;
+    }
+    return (VecH)_mm512_permutex2var_epi16((__m512i)even, (__m512i)from, (__m512i)odd);
+  }
 #else
-    return (even & 0xffffu) | (odd & 0xffff0000u);
+  DCOLL_INLINE static VecH upper_halves(VecF even, VecF odd) { return merge((VecU)even >> 16, (VecU)odd); }
+  DCOLL_INLINE static VecH lower_halves(VecF even, VecF odd) { return merge((VecU)even, (VecU)odd << 16); }
+  // The lower half of each lane of `even`, the upper half of each lane of `odd`.
+  DCOLL_INLINE static VecH merge(VecU even, VecU odd) {
+#if defined(__AVX2__)
+    return (VecH)_mm256_blend_epi16((__m256i)even, (__m256i)odd, 0xaa);
+#else
+    return (VecH)((even & 0xffffu) | (odd & 0xffff0000u));
 #endif
   }
+#endif
   // Not below zero. b is 0 or 1.
   DCOLL_INLINE static VecH subtract_saturated(VecH a, VecH b) {
 #if defined(__AVX512BW__)
