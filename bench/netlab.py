@@ -43,7 +43,7 @@ PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshar
 MAX_HOSTS = 200  # addresses end in 1 to 200
 # A token bucket lets `burst` bytes pass at once after a pause: as little as keeps the link busy when the machine wakes
 # the shaper late (1 ms), and at least the largest packet the kernel builds.
-BURST_S, LEAST_BURST = 1e-3, 64 << 10
+BURST_S, LEAST_BURST = 1e-3, 80 << 10
 QUEUE_MS = 20  # how much a link queues before it drops
 KILL_AFTER_S = 3.0
 

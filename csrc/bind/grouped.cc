@@ -24,9 +24,6 @@ constexpr size_t kKeepLockBytes = 64 << 10;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
-// New results share one block of memory up to this size: whoever keeps one of them keeps as much.
-constexpr size_t kMostShared = 1 << 20;
-
 // The tensors of a call and what they are.
 struct Group {
   py::list objects;
@@ -61,7 +58,7 @@ bool place_results(Group& group, bool in_place) {
     const Operand& source = group.operands[i];
     PyObject* tensor = PyList_GET_ITEM(group.objects.ptr(), static_cast<Py_ssize_t>(i));
     Operand target = source;
-    if (!in_place && bytes <= kMostShared && source.count > 0 && maker_of(tensor) != nullptr) {
+    if (!in_place && bytes <= SharedResults::kMostBytes && source.count > 0 && maker_of(tensor) != nullptr) {
       target.data = nullptr;
       group.results.append(py::none());
     } else if (!in_place) {

@@ -14,6 +14,9 @@ namespace dcoll::bind {
 
 class SharedResults {
  public:
+  // Results share a block up to this size in all: whoever keeps one of them keeps as much.
+  static constexpr size_t kMostBytes = size_t{1} << 20;
+
   // Room for so many tensors.
   SharedResults(std::shared_ptr<Memory> memory, size_t tensors);
   ~SharedResults();

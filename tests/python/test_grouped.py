@@ -112,6 +112,34 @@ def test_grouped_reducescatter(n: int) -> None:
     run_ranks(n, body)
 
 
+# Where nothing is empty, results of up to 1 MiB in all share a block of memory.
+@pytest.mark.parametrize("elements", [1, 7, 1000])
+def test_results_that_share_memory(elements: int) -> None:
+    def check(comm: _C.Communicator, got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+        same(got, want)
+        begins = [tensor.data_ptr() for tensor in got]
+        assert begins == sorted(begins)
+        assert begins[-1] - begins[0] < 1 << 20
+        for tensor in got:
+            assert tensor.data_ptr() % 64 == 0
+            assert tensor._version == 0
+        kept = got[2].add_(1)
+        same(got[:2] + got[3:], want[:2] + want[3:])
+        assert got[0]._version == 0
+        del got[:]  # the last of them keeps the block
+        same([kept], [want[2] + 1])
+
+    def body(comm: _C.Communicator) -> None:
+        mine = [values(comm.rank, 4, elements, dtype=dtype) for dtype in DTYPES if dtype is not torch.bool]
+        want = [collective.allgather_sync(comm, tensor, "") for tensor in mine]
+        check(comm, grouped.allgather_sync(comm, mine, ""), want)
+        check(comm, grouped.start_allgather(comm, mine, "").wait(60), want)
+        shares = [collective.reducescatter_sync(comm, tensor, Sum, "", 1.0, 1.0) for tensor in mine]
+        check(comm, grouped.reducescatter_sync(comm, mine, Sum, "", 1.0, 1.0), shares)
+
+    run_ranks(2, body)
+
+
 def test_groups_that_differ_are_a_mismatch() -> None:
     def body(comm: _C.Communicator) -> list[str]:
         odd = comm.rank == 2
