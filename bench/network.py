@@ -1,10 +1,12 @@
 """All-reduce between hosts: every algorithm of dcoll, Open MPI and Gloo in turns, beside the model's prediction and the
-bound. Runs in a lab of network namespaces (bench/netlab), so root is needed, and one machine is enough.
+bound; or another collective, as chosen, beside the peers and the bound. Runs in a lab of network namespaces
+(bench/netlab), so root is needed, and one machine is enough.
 
     python bench/network.py --hosts 4 --slots 1 --rate 1gbit --json r.json --markdown r.md --plot r.png
 
-The bound is what a node must send at the least, 2(p-1)/p of the buffer for p nodes, at the link's rate, Ethernet, IP
-and TCP headers included. Chosen is judged by the fastest candidate, predicted by the chosen algorithm's measured time.
+Bytes are those of a rank's larger buffer. The bound is what a node must send at the least, for an all-reduce 2(p-1)/p
+of the buffer for p nodes, at the link's rate, Ethernet, IP and TCP headers included. Chosen is judged by the fastest
+candidate, predicted by the chosen algorithm's measured time.
 """
 
 import argparse
@@ -23,12 +25,14 @@ import netlab
 from arguments import at_least, format_size, parse_size
 
 HERE = Path(__file__).resolve().parent
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 HEADERS = 1514 / 1448  # on the wire per payload of a full frame
 PORT = 29555
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
     parser.add_argument("--hosts", type=at_least(2), default=4)
     parser.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
@@ -63,7 +67,7 @@ def run_job(args: argparse.Namespace) -> dict[str, Any]:
             job = [
                 *lab.launcher(str(args.slots)), sys.executable, str(HERE / "network_job.py"),
                 str(output), sizes, str(args.rounds), str(args.turn_ms), lab.address(0), str(PORT),
-                args.columns,
+                args.columns, args.collective,
             ]  # fmt: skip
             environment = os.environ | {"OMP_NUM_THREADS": "1", "DCOLL_CALIBRATE": "force"}
             subprocess.run(job, env=environment, check=True, timeout=args.timeout)
@@ -73,24 +77,34 @@ def run_job(args: argparse.Namespace) -> dict[str, Any]:
         netlab.down(lab.name)
 
 
-def summarize(result: dict[str, Any], rate: str) -> dict[str, Any]:
+def crossing(collective: str, nodes: int, per_node: int) -> float:
+    """What a node must send or receive at the least, of the larger buffer of a rank."""
+    gathered = (nodes - 1) / nodes
+    if collective == "all_reduce":
+        return 2 * gathered
+    return {"broadcast": 1.0, "all_to_all": per_node * gathered}.get(collective, gathered)
+
+
+def summarize(result: dict[str, Any], rate: str, collective: str) -> dict[str, Any]:
     """Medians in seconds per size and column, the bound, and how good choice and prediction were."""
-    nodes = result["nodes"]
-    per_byte = 2 * (nodes - 1) / nodes * 8 * HEADERS / netlab.bits_per_second(rate)
+    share = crossing(collective, result["nodes"], result["ranks_per_node"])
+    per_byte = share * 8 * HEADERS / netlab.bits_per_second(rate)
     rows: list[dict[str, Any]] = []
     for size in sorted({size for _, size, _ in result["samples_s"]}):
         medians = {name: statistics.median(times) for name, at, times in result["samples_s"] if at == size}
+        rows.append({"bytes": size, "median_s": medians, "bound_s": size * per_byte})
+        if not result["predicted_s"]:
+            continue
         own = {n.removeprefix("dcoll "): t for n, t in medians.items() if n.startswith("dcoll ")}
         predicted = result["predicted_s"][str(size)]
         chosen = next(iter(predicted))
         best = min((name for name in own if name != "auto"), key=own.__getitem__)
-        rows.append(
-            {
-                "bytes": size, "median_s": medians, "bound_s": size * per_byte, "chosen": chosen, "best": best,
-                "auto_over_best": own["auto"] / own[best], "predicted_s": predicted[chosen],
-                "predicted_over_measured": predicted[chosen] / own["auto"],
-            }
-        )  # fmt: skip
+        rows[-1] |= {
+            "chosen": chosen, "best": best, "auto_over_best": own["auto"] / own[best],
+            "predicted_s": predicted[chosen], "predicted_over_measured": predicted[chosen] / own["auto"],
+        }  # fmt: skip
+    if not result["predicted_s"]:
+        return {"rows": rows}
     return {
         "rows": rows,
         "chosen_within_10_percent": sum(row["auto_over_best"] <= 1.10 for row in rows),
@@ -102,31 +116,35 @@ def summarize(result: dict[str, Any], rate: str) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    rows, result = document["summary"]["rows"], document["result"]
+    rows, result, summary = document["summary"]["rows"], document["result"], document["summary"]
+    judged = "chosen" in rows[0]
     columns = [name for name in rows[0]["median_s"] if name != "dcoll auto"]
+    more = ["chosen", "time over best", "predicted over measured"] if judged else ["bound over dcoll"]
+    what = "float32 sum in place" if judged else "float32"
     lines = [
-        f"{result['nodes']} hosts x {result['ranks_per_node']} ranks, links of {document['rate']}, float32 sum in "
-        f"place; median ms of {document['rounds']} turns; {document['date']}; constants {result['constants_source']}.",
+        f"{document['collective']}: {result['nodes']} hosts x {result['ranks_per_node']} ranks, links of "
+        f"{document['rate']}, {what}; median ms of {document['rounds']} turns; {document['date']}; "
+        f"constants {result['constants_source']}.",
         "",
-        "| size | dcoll | bound | " + " | ".join(columns) + " | chosen | time over best | predicted over measured |",
-        "| --- |" + " ---: |" * (len(columns) + 2) + " --- | ---: | ---: |",
+        "| size | dcoll | bound | " + " | ".join(columns + more) + " |",
+        "| --- |" + " ---: |" * (len(columns) + 2) + (" --- | ---: | ---: |" if judged else " ---: |"),
     ]
     for row in rows:
         times = [row["median_s"]["dcoll auto"], row["bound_s"], *(row["median_s"][name] for name in columns)]
         cells = [f"{1e3 * seconds:.3g}" for seconds in times]
-        lines.append(
-            f"| {format_size(row['bytes'])} | " + " | ".join(cells) + f" | {row['chosen']} | "
-            f"{row['auto_over_best']:.2f} | {row['predicted_over_measured']:.2f} |"
-        )
-    summary = document["summary"]
-    lines += [
-        "",
-        f"Chosen within 10 % of the fastest candidate: {summary['chosen_within_10_percent']} of {len(rows)} sizes. "
-        f"Predicted within 20 % of measured, from 64 KiB: {summary['predicted_within_20_percent']} of "
-        f"{summary['large_rows']}.",
-        "",
-    ]
-    return "\n".join(lines)
+        if judged:
+            cells += [row["chosen"], f"{row['auto_over_best']:.2f}", f"{row['predicted_over_measured']:.2f}"]
+        else:
+            cells.append(f"{row['bound_s'] / row['median_s']['dcoll auto']:.2f}")
+        lines.append(f"| {format_size(row['bytes'])} | " + " | ".join(cells) + " |")
+    if judged:
+        lines += [
+            "",
+            f"Chosen within 10 % of the fastest candidate: {summary['chosen_within_10_percent']} of {len(rows)} sizes. "
+            f"Predicted within 20 % of measured, from 64 KiB: {summary['predicted_within_20_percent']} of "
+            f"{summary['large_rows']}.",
+        ]
+    return "\n".join([*lines, ""])
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
@@ -144,13 +162,16 @@ def plot(document: dict[str, Any], path: Path) -> None:
         axes.loglog(
             sizes, times, label=name, linewidth=2 if heavy else 0.8, marker="o" if heavy else None, markersize=4
         )
-    axes.loglog(sizes, [1e3 * row["predicted_s"] for row in rows], "k--", label="predicted", linewidth=1.2)
+    if "predicted_s" in rows[0]:
+        axes.loglog(sizes, [1e3 * row["predicted_s"] for row in rows], "k--", label="predicted", linewidth=1.2)
     axes.loglog(sizes, [1e3 * row["bound_s"] for row in rows], "k:", label="bound", linewidth=1.2)
     axes.set_ylim(bottom=0.5e3 * min(min(row["median_s"].values()) for row in rows))
     axes.set_xlabel("bytes")
     axes.set_ylabel("ms")
     result = document["result"]
-    axes.set_title(f"all-reduce, {result['nodes']} hosts x {result['ranks_per_node']} ranks, {document['rate']}")
+    axes.set_title(
+        f"{document['collective']}, {result['nodes']} hosts x {result['ranks_per_node']} ranks, {document['rate']}"
+    )
     axes.grid(which="major", alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
@@ -165,8 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"network: {reason}", file=sys.stderr)
         return netlab.CANNOT
     document = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "rate": args.rate, "rounds": args.rounds,
-        "cores": len(os.sched_getaffinity(0)), "result": result, "summary": summarize(result, args.rate),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "collective": args.collective, "rate": args.rate,
+        "rounds": args.rounds, "cores": len(os.sched_getaffinity(0)), "result": result,
+        "summary": summarize(result, args.rate, args.collective),
     }  # fmt: skip
     text = markdown(document)
     print(text)

@@ -1,11 +1,10 @@
-"""One rank of bench/network.py: times all-reduces of dcoll, MPI and Gloo in turns, in one job on several hosts."""
+"""One rank of bench/network.py: times a collective of dcoll, MPI and Gloo in turns, in one job on several hosts."""
 
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -13,57 +12,30 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from network_collectives import COLLECTIVES, Call, Collective
 
 import dcoll as hvd
 from dcoll import _C, world
 from dcoll.plan import slice_bytes_of_job
 
-Call = Callable[[int], None]  # the number of elements
 SHORT_BYTES = 256 << 10  # up to here a call takes about as long as the system makes a rank wait for a core:
 MORE_TURNS = 3  # so many times the turns
 AT_REST_S = 2e-3  # after which the threads of the library before no longer take the cores
 
 
-def dcoll_calls(buffer: torch.Tensor) -> dict[str, Call]:
-    """What is chosen, and every algorithm there is."""
-    comm = world.communicator()
-    names = ["auto", *(name for collective, name, _ in _C.plan.algorithms() if collective == "all_reduce")]
-    if comm.num_nodes < comm.size:
-        names.append("hierarchical")
-
-    def call_of(algo: str) -> Call:
-        def call(count: int) -> None:
-            comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), count, _C.FLOAT32, _C.SUM, "bench", algo=algo)
-
-        return call
-
-    return {f"dcoll {name}": call_of(name) for name in names}
-
-
-def peer_calls(buffer: torch.Tensor, host: str, port: int) -> dict[str, Call]:
-    from mpi4py import MPI
-
-    mpi_comm, flat = MPI.COMM_WORLD, buffer.numpy()
+def start_gloo(host: str, port: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     address = f"tcp://{host}:{port}"
     dist.init_process_group(
         "gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size(), timeout=timedelta(seconds=60)
     )
-    return {
-        "Open MPI": lambda count: mpi_comm.Allreduce(MPI.IN_PLACE, flat[:count]),
-        "Gloo": lambda count: dist.all_reduce(buffer[:count]),
-    }
 
 
-def check(name: str, call: Call, buffer: torch.Tensor, count: int) -> None:
-    """One call on small integers, whose sum is exact."""
-    buffer[:count] = (torch.arange(count) % 64 + hvd.rank()).float()
-    call(count)
-    n = hvd.size()
-    want = (torch.arange(count) % 64).float() * n + n * (n - 1) // 2
-    if not torch.equal(buffer[:count], want):
-        raise SystemExit(f"{name}: wrong sum of {count} elements on rank {hvd.rank()}")
-    buffer[:count] = 0
+def check(name: str, collective: Collective, count: int) -> None:
+    """One call whose result is known."""
+    collective.fill(count)
+    if not torch.equal(collective.calls[name](count), collective.want(count)):
+        raise SystemExit(f"{name}: wrong result for {count} elements on rank {hvd.rank()}")
 
 
 def turn(call: Call, count: int, calls: int) -> float:
@@ -93,15 +65,21 @@ def prediction(comm: _C.Communicator, per_node: int, nbytes: int) -> dict[str, f
     return {name: 1e-6 * us for name, us, _, _ in choice["candidates"]}
 
 
-def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: int, only: str) -> None:
+def main(
+    output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: int, only: str, collective_name: str
+) -> None:
     torch.set_num_threads(1)
     hvd.init()
     counts = [max(1, int(size) // 4) for size in sizes.split(",")]
+    if collective_name != "all_reduce":  # equal parts
+        counts = sorted({max(hvd.size(), count // hvd.size() * hvd.size()) for count in counts})
     buffer = torch.zeros(max(counts))
     comm = world.communicator()
     # The first large one measures the links: before there are other libraries' threads.
     comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), min(len(buffer), 1 << 16), _C.FLOAT32, _C.SUM, "learn")
-    columns = dcoll_calls(buffer) | peer_calls(buffer, host, port)
+    start_gloo(host, port)
+    collective = COLLECTIVES[collective_name](buffer)
+    columns = collective.calls
     if wanted := [name for name in only.split(",") if name]:
         if unknown := sorted({"dcoll auto", *wanted} - set(columns)):
             raise SystemExit(f"no column is called {unknown[0]!r}: there are {', '.join(columns)}")
@@ -110,7 +88,8 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
     samples: dict[tuple[str, int], list[float]] = {}
     for name, call in columns.items():
         for count in counts:
-            check(name, call, buffer, count)
+            check(name, collective, count)
+            buffer.zero_()
             once = slowest([turn(call, count, 1)])[0]
             calls_of[name, count] = min(max(round(1e-3 * turn_ms / once), 1), 500)
             samples[name, count] = []
@@ -123,7 +102,8 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
     flat = slowest([second for key in keys for second in samples[key]])
     if hvd.rank() == 0:
         per_node = comm.local_size
-        predicted = {4 * count: prediction(comm, per_node, 4 * count) for count in counts}
+        reduces = collective_name == "all_reduce"
+        predicted = {4 * count: prediction(comm, per_node, 4 * count) for count in counts} if reduces else {}
         rest = iter(flat)
         result = {
             "samples_s": [[name, 4 * count, list(islice(rest, len(samples[name, count])))] for name, count in keys],
@@ -140,4 +120,5 @@ def main(output: str, sizes: str, rounds: int, turn_ms: float, host: str, port: 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]), sys.argv[7])
+    output, sizes, rounds, turn_ms, host, port, only, collective_name = sys.argv[1:]
+    main(output, sizes, int(rounds), float(turn_ms), host, int(port), only, collective_name)
