@@ -21,8 +21,9 @@ constexpr size_t kLong = size_t{32} << 10;
 constexpr uint64_t kPings = 48, kLongPings = 8, kWarmHops = 8, kHops = 24;
 constexpr double kPingsUs = 10e3;   // of one size, at most
 constexpr double kStreamUs = 15e3;  // no longer stream is begun if it were to take more
-constexpr double kAgainUs = 40e3;   // the longest is measured again and again for so long
-constexpr uint64_t kUnderWay = 8;   // messages of a stream
+// The longest is measured again and again for so long. What is between nodes may stall; memory does not.
+constexpr double kAgainUs = 40e3, kAgainInMemoryUs = 8e3;
+constexpr uint64_t kUnderWay = 8;  // messages of a stream
 constexpr uint64_t kFirstStream = 4, kStreamGrowth = 4;
 constexpr uint64_t kShortStream = 64;
 constexpr double kCrowdUs = 8e3;
@@ -88,18 +89,20 @@ struct Pair {
   const int peer;
   const bool leads;
   const size_t long_bytes, slice_bytes;
+  const double stream_again_us;
   std::vector<std::byte> memory;
   double short_us = 0, long_us = 0;  // one way, kShort and long_bytes
   double per_message_us = 0;         // of a stream of short ones
   // Of a stream of slices: its bytes, and how long it took when it came first and, the lower quartile, after that.
   double streamed_bytes = 0, first_us = 0, again_us = 0;
 
-  Pair(CalibrationSite site, int other)
+  Pair(CalibrationSite site, int other, double again_for_us)
       : transport(*site.transport),
         peer(other),
         leads(transport.rank() < other),
         long_bytes(std::min(site.slice_bytes, kLong)),
         slice_bytes(site.slice_bytes),
+        stream_again_us(again_for_us),
         memory(std::max(slice_bytes, kShort)) {}
   const std::byte* saying(uint64_t word) {
     std::memcpy(memory.data(), &word, sizeof word);
@@ -170,7 +173,7 @@ Task streams(Pair& pair) {
   for (uint64_t more = 1; more != 0;) {
     Nested whole(stream(pair, pair.slice_bytes, count, times.emplace_back()));
     co_await whole;
-    more = pair.leads && microseconds_since(begin) < kAgainUs ? 1 : 0;
+    more = pair.leads && microseconds_since(begin) < pair.stream_again_us ? 1 : 0;
     Nested told(agree_on(pair, more));
     co_await told;
   }
@@ -325,7 +328,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
 
   const std::vector<int>& local = nodes.at(site.topology->node_of_rank[rank]);
   if (const int peer = partner(local, rank); peer >= 0) {
-    Pair pair(site, peer);
+    Pair pair(site, peer, kAgainInMemoryUs);
     Nested measured(measure_pair(pair));
     co_await measured;
     plan::LinkModel link = link_of(pair, result.memory);
@@ -335,7 +338,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
     result.memory = link;
   }
   if (const int peer = partner(firsts, rank); peer >= 0) {
-    Pair pair(site, peer);
+    Pair pair(site, peer, kAgainUs);
     Nested measured(measure_pair(pair));
     co_await measured;
     result.network = link_of(pair, result.network);

@@ -1,7 +1,6 @@
 #include "engine/communicator.h"
 
 #include <algorithm>
-#include <limits>
 #include <thread>
 
 #include "base/error.h"
@@ -27,13 +26,6 @@ constexpr double kMostGraceSeconds = 5;
 // this gets all of the core.
 constexpr double kSpinUs = 2000;
 constexpr double kYieldUs = 1000;
-// Where a sleep ends with the message and looking takes the core from the kernel that brings it
-// (Transport::sleeps_well).
-constexpr double kSocketSpinUs = 50;
-// On a shared core, where peers on this node and on others are waited for: their messages end no sleep together, so
-// sleeps are short anyway (router.cc). And a rank that sleeps is woken on a core that is free; ranks that yield make a
-// core look as busy as one full of ranks that work, and those are not moved to it.
-constexpr double kCrowdedSpinUs = 0;
 
 // A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
 // it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
@@ -152,14 +144,6 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
     drive(operation.done, Spin::kAllowed, deadline);
   }
   return operation.done.load(std::memory_order_acquire);
-}
-
-// How long looking again and again is worth it, if nothing was asked for.
-double Communicator::most_spin_s() const {
-  const bool both_media = fabric_.hierarchy != nullptr;
-  if (settings_.spin_us < 0 && both_media && !members_.own_core) return kCrowdedSpinUs * 1e-6;
-  if (settings_.spin_us < 0 && !both_media && members_.transport->sleeps_well()) return kSocketSpinUs * 1e-6;
-  return std::numeric_limits<double>::infinity();
 }
 
 // Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
