@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,21 @@ import netlab
 from arguments import at_least, format_size, parse_size
 
 HERE = Path(__file__).resolve().parent
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 HEADERS = 1514 / 1448  # on the wire per payload of a full frame
 PORT = 29555
+# What a node must send or receive at the least, of a rank's larger buffer, by the numbers of nodes and ranks per node.
+CROSSING: dict[str, Callable[[int, int], float]] = {
+    "all_reduce": lambda nodes, _: 2 * (nodes - 1) / nodes,
+    "all_gather": lambda nodes, _: (nodes - 1) / nodes,
+    "reduce_scatter": lambda nodes, _: (nodes - 1) / nodes,
+    "broadcast": lambda nodes, _: 1.0,
+    "all_to_all": lambda nodes, per_node: per_node * (nodes - 1) / nodes,
+}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
+    parser.add_argument("--collective", choices=CROSSING, default="all_reduce")
     parser.add_argument("--hosts", type=at_least(2), default=4)
     parser.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
@@ -77,17 +84,9 @@ def run_job(args: argparse.Namespace) -> dict[str, Any]:
         netlab.down(lab.name)
 
 
-def crossing(collective: str, nodes: int, per_node: int) -> float:
-    """What a node must send or receive at the least, of the larger buffer of a rank."""
-    gathered = (nodes - 1) / nodes
-    if collective == "all_reduce":
-        return 2 * gathered
-    return {"broadcast": 1.0, "all_to_all": per_node * gathered}.get(collective, gathered)
-
-
 def summarize(result: dict[str, Any], rate: str, collective: str) -> dict[str, Any]:
     """Medians in seconds per size and column, the bound, and how good choice and prediction were."""
-    share = crossing(collective, result["nodes"], result["ranks_per_node"])
+    share = CROSSING[collective](result["nodes"], result["ranks_per_node"])
     per_byte = share * 8 * HEADERS / netlab.bits_per_second(rate)
     rows: list[dict[str, Any]] = []
     for size in sorted({size for _, size, _ in result["samples_s"]}):

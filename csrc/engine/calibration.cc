@@ -89,20 +89,20 @@ struct Pair {
   const int peer;
   const bool leads;
   const size_t long_bytes, slice_bytes;
-  const double stream_again_us;
+  const double repeat_for_us;
   std::vector<std::byte> memory;
   double short_us = 0, long_us = 0;  // one way, kShort and long_bytes
   double per_message_us = 0;         // of a stream of short ones
   // Of a stream of slices: its bytes, and how long it took when it came first and, the lower quartile, after that.
   double streamed_bytes = 0, first_us = 0, again_us = 0;
 
-  Pair(CalibrationSite site, int other, double again_for_us)
+  Pair(CalibrationSite site, int other, double budget_us)
       : transport(*site.transport),
         peer(other),
         leads(transport.rank() < other),
         long_bytes(std::min(site.slice_bytes, kLong)),
         slice_bytes(site.slice_bytes),
-        stream_again_us(again_for_us),
+        repeat_for_us(budget_us),
         memory(std::max(slice_bytes, kShort)) {}
   const std::byte* saying(uint64_t word) {
     std::memcpy(memory.data(), &word, sizeof word);
@@ -173,7 +173,7 @@ Task streams(Pair& pair) {
   for (uint64_t more = 1; more != 0;) {
     Nested whole(stream(pair, pair.slice_bytes, count, times.emplace_back()));
     co_await whole;
-    more = pair.leads && microseconds_since(begin) < pair.stream_again_us ? 1 : 0;
+    more = pair.leads && microseconds_since(begin) < pair.repeat_for_us ? 1 : 0;
     Nested told(agree_on(pair, more));
     co_await told;
   }

@@ -26,6 +26,9 @@ constexpr double kMostGraceSeconds = 5;
 // this gets all of the core.
 constexpr double kSpinUs = 2000;
 constexpr double kYieldUs = 1000;
+// Where a sleep ends with the message and looking takes the core from the kernel that brings it
+// (Transport::sleeps_well).
+constexpr double kSocketSpinUs = 50;
 
 // A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
 // it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
@@ -74,6 +77,9 @@ void Communicator::connect_levels() {
   const bool little_memory = settings_.arena_mb > 0 && settings_.arena_mb < kLittleMb;
   fabric_.hierarchy = std::make_unique<Hierarchy>(*members_.transport, members_.window, std::move(map),
                                                   fabric_.topology, fabric_.slice_bytes, little_memory);
+  // On shared cores a rank that waits sleeps at once, not for long (router.cc). It is woken on a core that is free;
+  // ranks that yield make a core look as busy as one full of ranks that work, and those are not moved to it.
+  if (settings_.spin_us < 0 && !members_.own_core) spin_s_ = 0;
 }
 
 Communicator::~Communicator() {
@@ -148,7 +154,8 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
 
 // Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
 void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
-  const double spin_s = spin == Spin::kAllowed ? std::min(spin_s_, most_spin_s()) : 0;
+  double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
   Clock::time_point idle_since = Clock::now();
   double next_nudge_s = 0;
   bool idle = false;

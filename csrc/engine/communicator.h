@@ -195,7 +195,6 @@ class Communicator {
   bool may_run_on_the_spot();
   int polls_on_the_spot() const;
   void pause_between_looks() const;
-  double most_spin_s() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
   bool finish_now(PullNow& pull, Operation* operation) const;

@@ -2,24 +2,11 @@
 // queue, a coroutine or another thread; the ordinary way takes over from whatever was reached.
 #include <sched.h>
 
-#include <limits>
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/communicator.h"
 
 namespace dcoll {
-namespace {
-
-// Where a sleep ends with the message and looking takes the core from the kernel that brings it
-// (Transport::sleeps_well).
-constexpr double kSocketSpinUs = 50;
-// On a shared core, where peers on this node and on others are waited for: their messages end no sleep together, so
-// sleeps are short anyway (router.cc). And a rank that sleeps is woken on a core that is free; ranks that yield make a
-// core look as busy as one full of ranks that work, and those are not moved to it.
-constexpr double kCrowdedSpinUs = 0;
-
-}  // namespace
 
 // Drive lock held.
 bool Communicator::may_run_on_the_spot() {
@@ -98,14 +85,6 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
     }
   }
   return submit(Request::of(call), Start::kByWaiter);
-}
-
-// How long looking again and again is worth it, if nothing was asked for.
-double Communicator::most_spin_s() const {
-  const bool both_media = fabric_.hierarchy != nullptr;
-  if (settings_.spin_us < 0 && both_media && !members_.own_core) return kCrowdedSpinUs * 1e-6;
-  if (settings_.spin_us < 0 && !both_media && members_.transport->sleeps_well()) return kSocketSpinUs * 1e-6;
-  return std::numeric_limits<double>::infinity();
 }
 
 // To the hardware thread beside us, or to the ranks that need this core.

@@ -1,10 +1,12 @@
 """bench/netlab itself: what it refuses, and that a lab is what it says."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import netlab
 import pytest
@@ -67,6 +69,21 @@ def test_hosts_are_apart_until_cut_and_healed(hosts: Hosts) -> None:
     assert netlab.main(["--lab", lab.name, "heal", "1"]) == 0
     assert on(0, reach) == 0
     assert all(sent > 0 and received > 0 for _, sent, received in netlab.stat(lab))
+
+
+@pytest.mark.parametrize("rate", ["10mbit", "1gbit"])
+def test_the_largest_packet_passes_whole(hosts: Hosts, rate: str) -> None:
+    lab = hosts(2)
+    assert netlab.main(["--lab", lab.name, "rate", rate]) == 0
+
+    def read(*command: str) -> dict[str, Any]:
+        words = subprocess.run(lab.enter(0, command), check=True, capture_output=True, timeout=30).stdout
+        answer: dict[str, Any] = json.loads(words)[0]
+        return answer
+
+    largest = read("ip", "-j", "-d", "link", "show", "eth0")["gso_max_size"] + 14  # the Ethernet header
+    assert read("tc", "-j", "qdisc", "show", "dev", "eth0")["options"]["burst"] >= largest
+    assert netlab.main(["--lab", lab.name, "rate", "10gbit"]) == 0  # the lab is shared
 
 
 def test_rates_and_unknown_hosts(hosts: Hosts) -> None:
