@@ -10,6 +10,7 @@ std::vector<Endpoint> connect_local(int n, const MappedOptions& options, const s
   for (int rank = 0; rank < n; ++rank) {
     regions.push_back(std::make_shared<Region>(-1, layout.region_bytes));
     regions.back()->initialize(rank, numa_nodes.empty() ? -1 : numa_nodes.at(static_cast<size_t>(rank)));
+    regions.back()->set_bell(make_bell());
   }
   std::vector<Endpoint> endpoints;
   for (int rank = 0; rank < n; ++rank) {

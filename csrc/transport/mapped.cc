@@ -236,15 +236,36 @@ uint32_t MappedTransport::signals() const {
 uint32_t MappedTransport::prepare_wait() { return signals(); }
 
 void MappedTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
-  RegionHeader& own = world_->regions[static_cast<size_t>(rank())]->header();
-  own.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  if (group_ != nullptr) group_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  RegionHeader& own = world_->header(rank());
+  add_sleeper(1);
   // The doorbell first: one that rings between the two looks makes the futex return at once.
   const uint32_t doorbell = own.doorbell.load(std::memory_order_seq_cst);
   if (signals() == ticket) futex_wait(own.doorbell, doorbell, limit);
-  if (group_ != nullptr) group_->sleepers.fetch_sub(1, std::memory_order_relaxed);
-  own.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  remove_sleeper(1);
 }
+
+void MappedTransport::add_sleeper(uint32_t how) {
+  world_->header(rank()).sleepers.fetch_add(how, std::memory_order_seq_cst);
+  if (group_ != nullptr) group_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void MappedTransport::remove_sleeper(uint32_t how) {
+  if (group_ != nullptr) group_->sleepers.fetch_sub(1, std::memory_order_relaxed);
+  world_->header(rank()).sleepers.fetch_sub(how, std::memory_order_relaxed);
+}
+
+int MappedTransport::OwnBell::descriptor() const {
+  return owner_.world_->regions[static_cast<size_t>(owner_.rank())]->bell().get();
+}
+
+bool MappedTransport::OwnBell::begin_wait(uint32_t ticket) {
+  owner_.add_sleeper(RegionHeader::kOnBell);
+  if (owner_.signals() == ticket) return true;
+  end_wait();
+  return false;
+}
+
+void MappedTransport::OwnBell::end_wait() { owner_.remove_sleeper(RegionHeader::kOnBell); }
 
 void MappedTransport::doze(uint32_t ticket, std::chrono::microseconds limit) {
   RegionHeader& own = world_->header(rank());

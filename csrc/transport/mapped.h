@@ -22,6 +22,10 @@
 // and look are seq_cst on both sides again: either the sleeper sees the release, or the releaser sees the sleeper and
 // rings its doorbell.
 //
+// A sleeper that waits for messages of another transport too sleeps on its bell (bell.h) instead of the doorbell. It
+// registers likewise, so the ringer sees it or it sees the doorbell; what is written to the bell after that stays
+// readable, so there is no window.
+//
 // Dozing. A thread that dozes is no sleeper, so nothing above pays for it. Its rank is alert (RegionHeader::alert)
 // while something is left to that thread, and a peer that waits in vain nudges it: alert becomes nudged, then the
 // doorbell is rung, then it is woken. The dozer reads the doorbell, then takes back a nudge, then sleeps on the
@@ -45,6 +49,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/bell.h"
 #include "transport/region.h"
 
 namespace dcoll {
@@ -100,6 +105,7 @@ class MappedTransport final : public Transport {
 
   uint32_t prepare_wait() override;
   void wait(uint32_t ticket, std::chrono::microseconds limit) override;
+  Bell* bell() override { return own_bell_.descriptor() < 0 ? nullptr : &own_bell_; }
   void wake() override;
   void doze(uint32_t ticket, std::chrono::microseconds limit) override;
   bool alert(bool on) override;
@@ -140,6 +146,17 @@ class MappedTransport final : public Transport {
     bool exact;  // else at most so many
   };
 
+  class OwnBell final : public Bell {
+   public:
+    explicit OwnBell(MappedTransport& owner) : owner_(owner) {}
+    int descriptor() const override;
+    bool begin_wait(uint32_t ticket) override;
+    void end_wait() override;
+
+   private:
+    MappedTransport& owner_;
+  };
+
   size_t index(int peer, int channel) const;
   void check_length(size_t bytes) const;
   bool expect(int peer, int channel, const PostedRecv& wanted);
@@ -149,11 +166,14 @@ class MappedTransport final : public Transport {
   PostedRecv& posted_recv(size_t index, uint64_t message);
   std::string peer_name(int peer) const;
   uint32_t signals() const;
+  void add_sleeper(uint32_t how);
+  void remove_sleeper(uint32_t how);
 
   const char* name_;
   const std::shared_ptr<const MappedWorld> world_;
   const pid_t owner_pid_;
   ArrivalGroup* const group_;  // of this rank; null when there are none
+  OwnBell own_bell_{*this};
   bool failure_posted_ = false;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;

@@ -1,20 +1,17 @@
 #include "transport/mpi_events.h"
 
 #include <dirent.h>
-#include <sys/eventfd.h>
+#include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "base/error.h"
 
 namespace dcoll {
 
@@ -41,52 +38,40 @@ std::vector<int> epoll_descriptors() {
 }  // namespace
 
 MpiEvents::MpiEvents() {
-  const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake < 0) {
-    throw TransportError(std::string("eventfd failed: ") + std::strerror(errno) +
-                         ". Raise the limit of open files (ulimit -n)");
-  }
-  descriptors_[count_++] = {wake, POLLIN, 0};
   for (const int descriptor : epoll_descriptors()) {
-    if (count_ < kMostDescriptors) descriptors_[count_++] = {descriptor, POLLIN, 0};
+    if (count_ < kMostDescriptors) descriptors_[count_++] = descriptor;
   }
 }
 
-MpiEvents::~MpiEvents() { close(descriptors_[0].fd); }
-
-bool MpiEvents::wait(std::chrono::microseconds limit) const {
-  auto ready = descriptors_;  // poll() writes to it, and several threads may wait
+Ended MpiEvents::wait(std::chrono::microseconds limit, int bell) const {
+  std::array<pollfd, kMostDescriptors + 2> polled;
+  size_t count = 0;
+  for (size_t i = 0; i < count_; ++i) polled[count++] = {descriptors_[i], POLLIN, 0};
+  polled[count++] = {wake_.get(), POLLIN, 0};
+  if (bell >= 0) polled[count++] = {bell, POLLIN, 0};
   const timespec timeout{static_cast<time_t>(limit.count() / 1'000'000),
                          static_cast<long>(limit.count() % 1'000'000 * 1000)};
-  if (ppoll(ready.data(), count_, &timeout, nullptr) <= 0) return false;
-  if (ready[0].revents != 0) {
-    uint64_t count = 0;
-    // Nothing to read: another thread that was woken has taken it.
-    if (read(ready[0].fd, &count, sizeof count) < 0 && errno != EAGAIN) return false;
+  const int ready = ppoll(polled.data(), count, &timeout, nullptr);
+  if (ready == 0) return Ended::kTooLong;
+  if (ready < 0) return Ended::kWoken;  // by a signal
+  for (size_t i = count_; i < count; ++i) {
+    if (polled[i].revents != 0) take_ring(polled[i].fd);
   }
-  for (size_t i = 1; i < count_; ++i) {
-    if ((ready[i].revents & POLLIN) != 0) return true;
-  }
-  return false;
+  const auto has_news = [](const pollfd& descriptor) { return (descriptor.revents & POLLIN) != 0; };
+  return std::any_of(polled.begin(), polled.begin() + count_, has_news) ? Ended::kNews : Ended::kWoken;
 }
 
 // /proc/self/fdinfo/N of an epoll descriptor has a line "tfd: <descriptor> ..." for each it watches (proc(5)).
 std::vector<int> MpiEvents::watched() const {
   std::vector<int> found;
-  for (size_t i = 1; i < count_; ++i) {
-    std::ifstream info("/proc/self/fdinfo/" + std::to_string(descriptors_[i].fd));
+  for (size_t i = 0; i < count_; ++i) {
+    std::ifstream info("/proc/self/fdinfo/" + std::to_string(descriptors_[i]));
     constexpr std::string_view kTarget = "tfd:";
     for (std::string line; std::getline(info, line);) {
       if (line.compare(0, kTarget.size(), kTarget) == 0) found.push_back(std::atoi(line.c_str() + kTarget.size()));
     }
   }
   return found;
-}
-
-void MpiEvents::wake() const {
-  const uint64_t one = 1;
-  // Fails only when it is full of wakes already.
-  [[maybe_unused]] const ssize_t written = write(descriptors_[0].fd, &one, sizeof one);
 }
 
 }  // namespace dcoll

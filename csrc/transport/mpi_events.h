@@ -7,29 +7,35 @@
 // memory, RDMA), the wait ends after a short time anyway. EventTrust learns which of the two it is.
 #pragma once
 
-#include <poll.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <vector>
 
+#include "transport/bell.h"
+
 namespace dcoll {
+
+// What ended a wait: MPI's descriptors, somebody who woke it, or the limit.
+enum class Ended { kNews, kWoken, kTooLong };
 
 // Whether news is announced by the descriptors. Believed until a message is found that nobody announced, or
 // announcements go on and on without a message; believed again after some announced messages.
 class EventTrust {
  public:
-  void waited(bool announced) {
-    announced_.store(announced, std::memory_order_relaxed);
-    if (announced) futile_.fetch_add(1, std::memory_order_relaxed);
+  void waited(Ended how) {
+    last_.store(how, std::memory_order_relaxed);
+    if (how == Ended::kNews) futile_.fetch_add(1, std::memory_order_relaxed);
   }
   void message_found() {
     futile_.store(0, std::memory_order_relaxed);
-    // What is found until the next wait came with this one.
-    if (!announced_.exchange(true, std::memory_order_relaxed)) {
+    // After a wait that was woken a message tells nothing: it may have come at any moment since. So do those that are
+    // found together with one that was not announced.
+    Ended unannounced = Ended::kTooLong;
+    if (last_.compare_exchange_strong(unannounced, Ended::kWoken, std::memory_order_relaxed)) {
       trust_.store(0, std::memory_order_relaxed);
-    } else if (const int trust = trust_.load(std::memory_order_relaxed); trust < kEnough) {
+    } else if (const int trust = trust_.load(std::memory_order_relaxed);
+               trust < kEnough && last_.load(std::memory_order_relaxed) == Ended::kNews) {
       trust_.store(trust + 1, std::memory_order_relaxed);
     }
   }
@@ -44,29 +50,27 @@ class EventTrust {
   // Hints, read and written by whoever waits and whoever polls: relaxed, an old value costs one nap.
   std::atomic<int> trust_{kEnough};
   std::atomic<int> futile_{0};
-  std::atomic<bool> announced_{true};
+  std::atomic<Ended> last_{Ended::kWoken};
 };
 
 class MpiEvents {
  public:
   // Once MPI is initialised: finds its descriptors among those this process has open.
   MpiEvents();
-  ~MpiEvents();
-  MpiEvents(const MpiEvents&) = delete;
-  MpiEvents& operator=(const MpiEvents&) = delete;
 
-  // Until MPI has news, wake() was called, or `limit` has passed. True for news. Any thread.
-  bool wait(std::chrono::microseconds limit) const;
-  void wake() const;
+  // Until MPI has news, wake() was called, `bell` was rung (-1: there is none) or `limit` has passed. Any thread.
+  Ended wait(std::chrono::microseconds limit, int bell = -1) const;
+  void wake() const { ring_bell(wake_.get()); }
   // Whether there is anything to wait on.
-  bool any() const { return count_ > 1; }
+  bool any() const { return count_ > 0; }
   // The descriptors that MPI's are watching at this moment: its sockets, among others.
   std::vector<int> watched() const;
 
  private:
   static constexpr size_t kMostDescriptors = 16;
-  std::array<pollfd, kMostDescriptors> descriptors_{};  // an eventfd to wake with, then MPI's
-  size_t count_ = 0;                                    // fixed once constructed, so that threads may share them
+  const Fd wake_ = make_bell();
+  std::array<int, kMostDescriptors> descriptors_{};  // MPI's
+  size_t count_ = 0;                                 // fixed once constructed, so that threads may share them
 };
 
 }  // namespace dcoll

@@ -60,6 +60,7 @@ class MpiTransport final : public Transport {
   void progress() override;
   uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
   void wait(uint32_t ticket, microseconds limit) override;
+  bool wait_beside(Bell& bell, uint32_t ticket, microseconds limit) override;
   bool sleeps_well() const override { return events_.any() && trust_.earned(); }
   void wake() override;
   void doze(uint32_t ticket, std::chrono::microseconds limit) override;
@@ -96,6 +97,7 @@ class MpiTransport final : public Transport {
   size_t index(int peer, int channel) const;
   Link& link(int peer, int channel);
   void check_length(int peer, int channel, size_t bytes) const;
+  void sleep(microseconds limit, int bell);
   Room take_room();
   void give_room(Room room) {
     if (room) rooms_.push_back(std::move(room));
@@ -376,13 +378,24 @@ void MpiTransport::finish_receive(Operation& op, const MPI_Status& status) {
 // and otherwise gives time away in small portions; the caller polls again after each. It runs without the owner's lock
 // and therefore calls no MPI.
 void MpiTransport::wait(uint32_t ticket, microseconds limit) {
-  if (limit.count() <= 0 || wakes_.load(std::memory_order_acquire) != ticket) return;
-  microseconds sleep = kLongestSleep;
+  if (wakes_.load(std::memory_order_acquire) == ticket) sleep(limit, /*bell=*/-1);
+}
+
+bool MpiTransport::wait_beside(Bell& bell, uint32_t ticket, microseconds limit) {
+  if (!bell.begin_wait(ticket)) return true;
+  sleep(limit, bell.descriptor());
+  bell.end_wait();
+  return true;
+}
+
+void MpiTransport::sleep(microseconds limit, int bell) {
+  if (limit.count() <= 0) return;
+  microseconds most = kLongestSleep;
   if (!trust_.earned()) {
     const uint32_t naps = naps_.fetch_add(1, std::memory_order_relaxed);
-    sleep = std::min(kLongestNap, kShortestNap + microseconds(naps));
+    most = std::min(kLongestNap, kShortestNap + microseconds(naps));
   }
-  trust_.waited(events_.wait(std::min(limit, sleep)));
+  trust_.waited(events_.wait(std::min(limit, most), bell));
 }
 
 void MpiTransport::wake() {

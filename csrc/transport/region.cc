@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/bell.h"
 #include "transport/futex.h"
 
 namespace dcoll {
@@ -79,11 +80,14 @@ void Region::initialize(int local_rank, int numa_node) {
 void Region::ring() const {
   RegionHeader& to = header();
   to.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  if (to.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(to.doorbell);
+  const uint32_t sleepers = to.sleepers.load(std::memory_order_seq_cst);
+  if (sleepers == 0) return;
+  if (sleepers % RegionHeader::kOnBell != 0) futex_wake_all(to.doorbell);
+  if (sleepers >= RegionHeader::kOnBell) ring_bell(bell_.get());
 }
 
 void Region::wake() const {
-  header().doorbell.fetch_add(1, std::memory_order_seq_cst);
+  ring();
   futex_wake_all(header().doorbell);
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "transport/endpoint.h"
+#include "transport/fd.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -46,8 +47,10 @@ struct RegionHeader {
   int32_t numa_node;  // the only one the owner may run on, or -1
   std::atomic<uint32_t> state;
 
-  // Rung (incremented) by everybody who acted towards the owner; `sleepers` threads of the owner wait for it to change.
-  // On one line, so that ringing takes one cache miss.
+  // Rung (incremented) by everybody who acted towards the owner; `sleepers` counts the threads of the owner that wait
+  // for it to change: by 1 those that sleep on the doorbell, by kOnBell those that sleep on the bell (bell.h). On one
+  // line, so that ringing takes one cache miss.
+  static constexpr uint32_t kOnBell = 1 << 16;
   alignas(kLinePair) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
   // An Alert: whether the owner has left something to a thread that dozes on the doorbell without being a sleeper.
@@ -119,6 +122,9 @@ class Region {
 
   // The owner fills in its header before any other rank can see the region.
   void initialize(int local_rank, int numa_node);
+  // Before anybody may ring: the owner's bell. Without one nobody sleeps on it.
+  void set_bell(Fd bell) { bell_ = std::move(bell); }
+  const Fd& bell() const { return bell_; }
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }
@@ -135,6 +141,7 @@ class Region {
   std::byte* base_;
   size_t bytes_;
   std::shared_ptr<const void> owner_;  // null: this object
+  Fd bell_;
 };
 
 }  // namespace dcoll

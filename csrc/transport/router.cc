@@ -12,9 +12,10 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Nothing can be slept on that both media wake. A rank with peers of both kinds sleeps on the one it last looked at in
-// vain, for a short while, and then looks at both. The interval doubles while nothing arrives: short in the middle of a
-// collective, cheap in long idle times.
+// A rank with peers of both kinds sleeps on the bell (bell.h), which the peers of its node ring, and what the other
+// medium has to sleep on, at once. Where it has nothing, or there is no bell, nothing can be slept on that both media
+// wake: then the rank sleeps on the one it last looked at in vain, for a short while, and then looks at both. The
+// interval doubles while nothing arrives: short in the middle of a collective, cheap in long idle times.
 constexpr microseconds kShortestSleep{50};
 constexpr microseconds kLongestSleep{200};
 
@@ -95,10 +96,12 @@ class Router final : public Transport {
     for_each([](Transport& medium) { medium.progress(); });
   }
 
-  // The ticket is that of one medium. The other's is drawn late, so a wake-up may be missed: the sleep is short.
+  // The ticket is that of one medium. The other's, if any, is drawn late, so a wake-up may be missed: the sleep is
+  // short.
   uint32_t prepare_wait() override { return sleeps_on_->prepare_wait(); }
   void wait(uint32_t ticket, microseconds limit) override {
     if (sleeps_on_ == remote_.get() || !remote_used_) return sleeps_on_->wait(ticket, limit);
+    if (Bell* bell = local_->bell(); bell != nullptr && remote_->wait_beside(*bell, ticket, limit)) return;
     const auto sleep = sleep_us_.load(std::memory_order_relaxed);
     sleep_us_.store(std::min<int64_t>(2 * sleep, kLongestSleep.count()), std::memory_order_relaxed);
     limit = std::min(limit, microseconds(sleep));

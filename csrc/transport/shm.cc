@@ -68,7 +68,8 @@ Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::c
     const int numa_node = own_numa_node();
     prefer_numa_node(region->base(), region->bytes(), numa_node);
     region->initialize(peers.local_rank, numa_node);
-    if (peers.local_size > 1) mesh = connect_mesh(peers, layout, segment, deadline);
+    region->set_bell(make_bell());
+    if (peers.local_size > 1) mesh = connect_mesh(peers, layout, segment, region->bell(), deadline);
     mesh[own].region = std::move(region);
     mesh[own].pid = getpid();
   }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <type_traits>
@@ -23,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kHelloMagic = 0x6f6c6c6568636c64ull;  // bytes on the wire; change them when the protocol changes
 constexpr uint64_t kProofMagic = 0x666f6f7270636c64ull;
 constexpr uint64_t kSegmentMagic = 0x746e656d67736c64ull;
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 constexpr auto kRetryInterval = std::chrono::milliseconds(2);
 
 struct Hello {
@@ -68,8 +69,8 @@ int milliseconds_until(Clock::time_point deadline) {
 
 class Mesh {
  public:
-  Mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment)
-      : self_(peers), layout_(layout), segment_(segment), done_(static_cast<size_t>(peers.local_size)) {
+  Mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment, const Fd& bell)
+      : self_(peers), layout_(layout), passed_{segment.get(), bell.get()}, done_(peers.local_size) {
     listener_ = listen_at(mesh_address(self_.key, self_.local_rank), self_.local_size + 16);
   }
 
@@ -151,9 +152,9 @@ class Mesh {
         }
         case Connection::Step::kSegment: {
           Segment segment;
-          Fd descriptor;
-          got = receive_packet(c.socket, &segment, sizeof(segment), &descriptor);
-          accepted = got == Received::kPacket && take_segment(c, segment, descriptor);
+          std::array<Fd, 2> passed;
+          got = receive_packet(c.socket, &segment, sizeof(segment), passed);
+          accepted = got == Received::kPacket && take_segment(c, segment, passed[0], std::move(passed[1]));
           break;
         }
         case Connection::Step::kDone:
@@ -180,13 +181,14 @@ class Mesh {
     c.peer = c.theirs.local_rank;
     const Segment own{kSegmentMagic, layout_.region_bytes};
     c.step = Connection::Step::kSegment;
-    return !is_done(done_[static_cast<size_t>(c.peer)]) && send_packet(c.socket, &own, sizeof(own), segment_.get());
+    return !is_done(done_[static_cast<size_t>(c.peer)]) && send_packet(c.socket, &own, sizeof(own), passed_);
   }
 
-  bool take_segment(Connection& c, const Segment& segment, const Fd& descriptor) {
+  bool take_segment(Connection& c, const Segment& segment, const Fd& memory, Fd bell) {
     MeshPeer& peer = done_[static_cast<size_t>(c.peer)];
-    if (segment.magic != kSegmentMagic || !descriptor || is_done(peer)) return false;
-    peer.region = map_segment(descriptor, layout_, c.peer);
+    if (segment.magic != kSegmentMagic || !memory || !bell || is_done(peer)) return false;
+    peer.region = map_segment(memory, layout_, c.peer);
+    peer.region->set_bell(std::move(bell));
     peer.pid = c.pid != 0 ? c.pid : static_cast<int>(peer.region->header().pid);
     peer.pidfd = open_pidfd(c.pid);
     peer.socket = std::move(c.socket);
@@ -272,7 +274,7 @@ class Mesh {
 
   const ShmPeers& self_;
   const RegionLayout& layout_;
-  const Fd& segment_;
+  const std::array<int, 2> passed_;  // our memory and bell
   Fd listener_;
   std::vector<Connection> connections_;
   std::vector<MeshPeer> done_;
@@ -329,9 +331,9 @@ std::string mesh_address(const SipKey& key, int local_rank) {
   return name;
 }
 
-std::vector<MeshPeer> connect_mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment,
+std::vector<MeshPeer> connect_mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment, const Fd& bell,
                                    std::chrono::milliseconds limit) {
-  return Mesh(peers, layout, segment).connect(limit);
+  return Mesh(peers, layout, segment, bell).connect(limit);
 }
 
 }  // namespace dcoll

@@ -8,7 +8,7 @@
 //   2. On the other's Hello send Proof: a hash, keyed with the job's key, over both Hellos, the own one first. It
 //   cannot be
 //      replayed (nonces) nor reflected (each side's Hello names another rank).
-//   3. On the other's Proof, and only then, send Segment with the descriptor of our memory.
+//   3. On the other's Proof, and only then, send Segment with the descriptors of our memory and our bell.
 //   4. On the other's Segment check size and seals (sealed against shrinking: no SIGBUS later), and map it.
 // One event loop serves all connections, so a stranger that connects and stalls delays nobody.
 #pragma once
@@ -42,7 +42,7 @@ std::shared_ptr<Region> map_segment(const Fd& segment, const RegionLayout& layou
 std::string mesh_address(const SipKey& key, int local_rank);
 
 // By local rank; the own entry stays empty.
-std::vector<MeshPeer> connect_mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment,
+std::vector<MeshPeer> connect_mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment, const Fd& bell,
                                    std::chrono::milliseconds limit);
 
 }  // namespace dcoll

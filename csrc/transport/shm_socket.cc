@@ -6,8 +6,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "base/error.h"
 #include "transport/region.h"
@@ -37,22 +39,20 @@ Fd open_socket() {
   return socket_fd;
 }
 
-Fd descriptor_in(msghdr& message) {
+std::vector<Fd> descriptors_in(msghdr& message) {
+  std::vector<Fd> found;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int))) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= c->cmsg_len; at += sizeof(int)) {
       int fd;
-      std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-      return Fd(fd);
+      std::memcpy(&fd, reinterpret_cast<const char*>(c) + at, sizeof(fd));
+      found.emplace_back(fd);
     }
   }
-  return Fd();
+  return found;
 }
 
 }  // namespace
-
-void Fd::reset() {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
-}
 
 Fd listen_at(const std::string& name, int backlog) {
   const Address address = abstract_address(name);
@@ -95,13 +95,13 @@ Credentials peer_credentials(const Fd& socket_fd) {
   return {credentials.pid, credentials.uid};
 }
 
-Received receive_packet(const Fd& socket_fd, void* data, size_t bytes, Fd* passed) {
+Received receive_packet(const Fd& socket_fd, void* data, size_t bytes, std::span<Fd> passed) {
   iovec part{data, bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostPassed * sizeof(int))];
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (passed != nullptr) {
+  if (!passed.empty()) {
     message.msg_control = control;
     message.msg_controllen = sizeof(control);
   }
@@ -114,26 +114,26 @@ Received receive_packet(const Fd& socket_fd, void* data, size_t bytes, Fd* passe
   } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
   if (got < 0 && errno == EAGAIN) return Received::kNothingYet;
   if (got < 0) return Received::kClosed;
-  Fd descriptor = descriptor_in(message);
+  std::vector<Fd> descriptors = descriptors_in(message);
   if (static_cast<size_t>(got) != bytes || (message.msg_flags & MSG_TRUNC) != 0) return Received::kClosed;
-  if (passed != nullptr) *passed = std::move(descriptor);
+  for (size_t i = 0; i < std::min(passed.size(), descriptors.size()); ++i) passed[i] = std::move(descriptors[i]);
   return Received::kPacket;
 }
 
-bool send_packet(const Fd& socket_fd, const void* data, size_t bytes, int pass) {
+bool send_packet(const Fd& socket_fd, const void* data, size_t bytes, std::span<const int> pass) {
   iovec part{const_cast<void*>(data), bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostPassed * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (pass >= 0) {
+  if (!pass.empty()) {
     message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    message.msg_controllen = CMSG_SPACE(pass.size_bytes());
     cmsghdr* c = CMSG_FIRSTHDR(&message);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &pass, sizeof(int));
+    c->cmsg_len = CMSG_LEN(pass.size_bytes());
+    std::memcpy(CMSG_DATA(c), pass.data(), pass.size_bytes());
   }
   ssize_t put;
   do {

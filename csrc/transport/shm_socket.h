@@ -5,30 +5,12 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <span>
 #include <string>
-#include <utility>
+
+#include "transport/fd.h"
 
 namespace dcoll {
-
-// A file descriptor with an owner.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { reset(); }
-
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  void reset();
-
- private:
-  int fd_ = -1;
-};
 
 // All sockets are non-blocking and closed on exec. `name` is in the abstract namespace: no file, nothing left behind.
 Fd listen_at(const std::string& name, int backlog);  // throws TransportError
@@ -42,11 +24,13 @@ struct Credentials {
 Credentials peer_credentials(const Fd& socket);
 
 enum class Received { kPacket, kNothingYet, kClosed };
+// The most descriptors that travel with a packet.
+inline constexpr size_t kMostPassed = 2;
 // A packet of another length than `bytes` counts as kClosed: whoever sends it does not speak our protocol. Descriptors
-// that come along are discarded unless `passed` is given.
-Received receive_packet(const Fd& socket, void* data, size_t bytes, Fd* passed = nullptr);
-// False when the peer is gone or does not read. `pass`: descriptor to hand over, or -1.
-bool send_packet(const Fd& socket, const void* data, size_t bytes, int pass = -1);
+// that come along go to `passed`; those for which there is no room there are closed.
+Received receive_packet(const Fd& socket, void* data, size_t bytes, std::span<Fd> passed = {});
+// False when the peer is gone or does not read. `pass`: descriptors to hand over, at most kMostPassed.
+bool send_packet(const Fd& socket, const void* data, size_t bytes, std::span<const int> pass = {});
 
 // Readable once the process has ended; empty where the kernel has no pidfds or the process cannot be seen.
 Fd open_pidfd(pid_t pid);

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "transport/bell.h"
 
 namespace dcoll {
 
@@ -93,6 +94,11 @@ class Transport {
   // called (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
   virtual uint32_t prepare_wait() = 0;
   virtual void wait(uint32_t ticket, std::chrono::microseconds limit) = 0;
+  // A wait for two transports at once: of this one's peers, and what rings the bell, whose ticket this is. False, at
+  // once, where this one cannot wait on a descriptor.
+  virtual bool wait_beside(Bell& /*bell*/, uint32_t /*ticket*/, std::chrono::microseconds /*limit*/) { return false; }
+  // Rung by whatever ends a wait() of this transport; null where there is none.
+  virtual Bell* bell() { return nullptr; }
   // Whether a wait() now ends with the message, so that looking again and again only takes the core from whoever brings
   // it: the kernel, where messages come over sockets.
   virtual bool sleeps_well() const { return false; }

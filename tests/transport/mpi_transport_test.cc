@@ -332,6 +332,32 @@ TEST(waiting_ends) {
   mpi().barrier();
 }
 
+TEST(waiting_beside_a_bell) {
+  struct Counting final : Bell {
+    Fd fd = make_bell();
+    bool quiet = true;
+    int begun = 0, ended = 0;
+    int descriptor() const override { return fd.get(); }
+    bool begin_wait(uint32_t ticket) override {
+      begun += quiet;
+      return quiet && ticket == 7;
+    }
+    void end_wait() override { ++ended; }
+  } bell;
+  const auto t = mpi().make_transport(16, kSlots, "auto");
+  ring_bell(bell.descriptor());
+  CHECK(t->wait_beside(bell, 7, std::chrono::hours(1)));
+  uint64_t count = 0;
+  CHECK(read(bell.descriptor(), &count, sizeof count) < 0);  // the ring was taken
+  CHECK(t->wait_beside(bell, 7, std::chrono::hours(1)));     // nothing comes, and it returns
+  CHECK_EQ(bell.begun, 2);
+  CHECK_EQ(bell.ended, 2);
+  bell.quiet = false;
+  CHECK(t->wait_beside(bell, 7, std::chrono::hours(1)));
+  CHECK_EQ(bell.ended, 2);
+  mpi().barrier();
+}
+
 TEST(failure_reaches_everyone_once) {
   const auto t = mpi().make_transport(16, kSlots, "auto");
   const int culprit = t->size() - 1;

@@ -1,6 +1,8 @@
 // Shared by the transport tests: ranks as threads (on_threads), and waiting that ends.
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "support/threads.h"
+#include "transport/bell.h"
 #include "transport/endpoint.h"
 
 namespace dcoll::test {
@@ -34,6 +37,21 @@ inline void sleep_until(Transport& t, const std::function<bool()>& done) {
     const auto before = std::chrono::steady_clock::now();
     t.wait(ticket, kHang);
     if (std::chrono::steady_clock::now() - before >= kHang) throw std::runtime_error("lost wake-up");
+  }
+}
+
+// The same, asleep on the bell.
+inline void sleep_on_bell_until(Transport& t, const std::function<bool()>& done) {
+  Bell& bell = *t.bell();
+  for (;;) {
+    const uint32_t ticket = t.prepare_wait();
+    if (done()) return;
+    if (!bell.begin_wait(ticket)) continue;
+    pollfd rung{bell.descriptor(), POLLIN, 0};
+    const int ready = poll(&rung, 1, static_cast<int>(std::chrono::milliseconds(kHang).count()));
+    bell.end_wait();
+    if (ready == 0) throw std::runtime_error("lost ring");
+    take_ring(bell.descriptor());
   }
 }
 

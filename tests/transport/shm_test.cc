@@ -138,18 +138,20 @@ TEST(traffic_between_processes) {
   }
 }
 
-TEST(processes_sleep_and_wake_each_other) {
+// `sleep` as rank 0 does; rank 1 sleeps on its doorbell.
+void wake_each_other(void (*sleep)(Transport&, const std::function<bool()>&)) {
   const SipKey key = fresh_key();
   run_processes(2, [&](int rank) {
     Endpoint end = connect_shm({rank, 2, key}, small(), kPatience);
     Transport& t = *end.transport;
+    const auto asleep = rank == 0 ? sleep : sleep_until;
     for (int k = 0; k < 3000; ++k) {
       if (k % 2 == rank) {
-        sleep_until(t, [&] { return t.post_send(1 - rank, 0, &k, sizeof(k)); });
+        asleep(t, [&] { return t.post_send(1 - rank, 0, &k, sizeof(k)); });
       } else {
         int got = -1;
         CHECK(t.post_recv(1 - rank, 0, &got, sizeof(got)));
-        sleep_until(t, [&] { return t.front(1 - rank, 0) != nullptr; });
+        asleep(t, [&] { return t.front(1 - rank, 0) != nullptr; });
         t.pop(1 - rank, 0);
         CHECK_EQ(got, k);
       }
@@ -157,6 +159,10 @@ TEST(processes_sleep_and_wake_each_other) {
     barrier(t);
   });
 }
+
+TEST(processes_sleep_and_wake_each_other) { wake_each_other(sleep_until); }
+
+TEST(processes_ring_each_others_bells) { wake_each_other(sleep_on_bell_until); }
 
 TEST(windows_show_the_same_memory) {
   constexpr int n = 3;
@@ -352,7 +358,7 @@ TEST(strangers_are_dropped_and_get_nothing) {
     Fd passed;
     uint64_t segment[2];
     poll_until(
-        [&] { return (got = receive_packet(liar, segment, sizeof(segment), &passed)) != Received::kNothingYet; });
+        [&] { return (got = receive_packet(liar, segment, sizeof(segment), std::span(&passed, 1))) != Received::kNothingYet; });
     CHECK(got == Received::kClosed);
     CHECK(!passed);
     poll_until([&] { return (got = receive_packet(noisy, &hello, sizeof(hello))) != Received::kNothingYet; });
