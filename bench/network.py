@@ -97,7 +97,7 @@ def summarize(result: dict[str, Any], rate: str, collective: str) -> dict[str, A
         own = {n.removeprefix("dcoll "): t for n, t in medians.items() if n.startswith("dcoll ")}
         predicted = result["predicted_s"][str(size)]
         chosen = next(iter(predicted))
-        best = min((name for name in own if name != "auto"), key=own.__getitem__)
+        best = min((name for name in own if name != "auto"), key=own.__getitem__, default="auto")
         rows[-1] |= {
             "chosen": chosen, "best": best, "auto_over_best": own["auto"] / own[best],
             "predicted_s": predicted[chosen], "predicted_over_measured": predicted[chosen] / own["auto"],

@@ -659,7 +659,9 @@ class plan:
     @staticmethod
     def constants() -> dict[str, Any]:
         """The built-in constants of the cost model: memory and network (dicts of alpha_us, overhead_us,
-        beta_us_per_byte, fan_in, burst_bytes, transit_us_per_byte) and gamma_us_per_byte."""
+        beta_us_per_byte, fan_in, burst_bytes, transit_us_per_byte), gamma_us_per_byte, handshake_us (what a
+        collective between nodes begins with; negative: follows from the links) and shared_cores (some ranks share
+        a core)."""
     @staticmethod
     def simulate(
         collective: str,

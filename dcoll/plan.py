@@ -120,6 +120,8 @@ def explain(
             f"{1e-3 / max(link['beta_us_per_byte'], 1e-12):.3f} GB/s, crowding {link['fan_in']:.2f}"
             + (f", {link['burst_bytes'] / 1024:.0f} KiB at once after a pause" if link["burst_bytes"] > 0 else "")
         )
+    if nodes > 1 and constants["handshake_us"] >= 0:
+        lines.append(f"  handshake of all ranks: {constants['handshake_us']:.1f} us, measured")
     lines.append(f"  reduction: {1e-3 / max(constants['gamma_us_per_byte'], 1e-12):.2f} GB/s; constants: {source}")
     return "\n".join(lines)
 

@@ -46,6 +46,8 @@ py::dict to_dict(const plan::Constants& constants) {
   dict["memory"] = link_dict(constants.memory);
   dict["network"] = link_dict(constants.network);
   dict["gamma_us_per_byte"] = constants.gamma_us_per_byte;
+  dict["handshake_us"] = constants.handshake_us;
+  dict["shared_cores"] = constants.shared_cores;
   return dict;
 }
 
@@ -59,8 +61,13 @@ plan::Constants constants_from(const py::dict& dict) {
       fill(constants.network, py::cast<py::dict>(value));
     } else if (name == "gamma_us_per_byte") {
       constants.gamma_us_per_byte = py::cast<double>(value);
+    } else if (name == "handshake_us") {
+      constants.handshake_us = py::cast<double>(value);
+    } else if (name == "shared_cores") {
+      constants.shared_cores = py::cast<bool>(value);
     } else {
-      throw ArgumentError("no constant is called '" + name + "': use memory, network, gamma_us_per_byte");
+      throw ArgumentError("no constant is called '" + name +
+                          "': use memory, network, gamma_us_per_byte, handshake_us, shared_cores");
     }
   }
   return constants;

@@ -103,8 +103,7 @@ py::dict hierarchical(uint32_t nodes, uint32_t ranks_per_node, uint64_t bytes, u
   }
   plan::Topology topology = plan::Topology::blocks(nodes * ranks_per_node, ranks_per_node);
   static_cast<plan::Constants&>(topology) = bind::constants_from(constants);
-  const plan::HierarchicalCost cost =
-      plan::predict_hierarchical(bytes, topology, slice_bytes, plan::piece_bytes(nodes, ranks_per_node, slice_bytes));
+  const plan::HierarchicalCost cost = plan::predict_hierarchical(bytes, topology, slice_bytes);
   py::dict dict;
   dict["between"] = cost.between == nullptr ? py::object(py::none()) : py::str(std::string(cost.between->name));
   dict["agreement_us"] = cost.agreement_us;

@@ -22,7 +22,7 @@ constexpr uint64_t kPings = 48, kLongPings = 8, kWarmHops = 8, kHops = 24;
 constexpr double kPingsUs = 10e3;   // of one size, at most
 constexpr double kStreamUs = 15e3;  // no longer stream is begun if it were to take more
 // The longest is measured again and again for so long. What is between nodes may stall; memory does not.
-constexpr double kAgainUs = 40e3, kAgainInMemoryUs = 8e3;
+constexpr double kAgainUs = 35e3, kAgainInMemoryUs = 8e3;
 constexpr uint64_t kUnderWay = 8;  // messages of a stream
 constexpr uint64_t kFirstStream = 4, kStreamGrowth = 4;
 constexpr uint64_t kShortStream = 64;

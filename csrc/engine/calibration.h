@@ -7,6 +7,8 @@
 //   2. Between nodes, the first ranks of nodes 0 and 1, ...     ping-pong, stream
 //   3. The first ranks of up to 3 nodes stream to rank 0 at once: what a crowd costs beyond its bytes
 //   4. Rank 0 tells everybody.
+//
+// Before that all ranks make some handshakes (learn_constants): what they cost on shared cores follows from no link.
 #pragma once
 
 #include <memory>

@@ -16,7 +16,7 @@
 namespace dcoll {
 namespace {
 
-constexpr const char* kTitle = "dcoll constants 1";
+constexpr const char* kTitle = "dcoll constants 2";
 
 struct Field {
   const char* name;
@@ -39,6 +39,7 @@ constexpr std::array kFields = {
     Field{"network.burst_bytes", nullptr, &Constants::network, &LinkModel::burst_bytes},
     Field{"network.transit_us_per_byte", nullptr, &Constants::network, &LinkModel::transit_us_per_byte},
     Field{"gamma_us_per_byte", &Constants::gamma_us_per_byte, nullptr, nullptr},
+    Field{"handshake_us", &Constants::handshake_us, nullptr, nullptr},
 };
 
 double& at(Constants& constants, const Field& field) {

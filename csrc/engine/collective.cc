@@ -334,6 +334,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (wants_constants(f, r)) {
     Nested learnt(learn_constants(f));
     co_await learnt;
+    if (two_levels) {  // where the operands are, anew
+      HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), &job);
+      co_await everybody;
+      ticket = everybody.ticket();
+    }
   }
 
   // 4. The data.

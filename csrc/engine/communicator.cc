@@ -63,6 +63,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
   fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
   fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
+  fabric_.topology.shared_cores = members_.shared_cores;
   if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
     fabric_.connect_slots();
   if (!members_.memory_of_rank.empty()) connect_levels();

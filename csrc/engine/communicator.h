@@ -61,8 +61,9 @@ struct Members {
   int job_rank(int of) const { return job_ranks.empty() ? of : job_ranks[of]; }
   std::shared_ptr<Timeline> timeline{};    // of the process; null: a new one
   std::shared_ptr<Diagnosis> diagnosis{};  // of the process; null: this communicator makes it
-  bool may_listen = true;  // whether a thread of its own may call the transport at any time, under the lock
-  bool own_core = true;    // no other rank needs the core this one runs on, so it may spin while it waits
+  bool may_listen = true;     // whether a thread of its own may call the transport at any time, under the lock
+  bool own_core = true;       // no other rank needs the core this one runs on, so it may spin while it waits
+  bool shared_cores = false;  // that is not so of every rank of the job
 };
 
 class Communicator {

@@ -14,7 +14,7 @@ constexpr size_t kAhead = Hierarchy::kPieces;
 }  // namespace
 
 HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJob& job, uint64_t ticket)
-    : h_(hierarchy), job_(job), carriers_(h_.map().carriers), base_(h_.pieces_begun) {
+    : h_(hierarchy), job_(job), carriers_(h_.carriers_for(job.bytes())), base_(h_.pieces_begun) {
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
     const BoardEntry::Post& post = board.at(local, ticket);
@@ -26,13 +26,14 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
     outs_.push_back(offset == Window::kUnmapped ? nullptr : board.window().base(carrier) + offset);
   }
   // As many pieces as must be, of equal length.
-  const size_t lines = (job.bytes() + kLine - 1) / kLine, lines_per_slot = h_.piece_bytes() / kLine;
+  const size_t lines = (job.bytes() + kLine - 1) / kLine,
+               lines_per_slot = h_.piece_bytes(job.bytes(), carriers_) / kLine;
   pieces_ = (lines + lines_per_slot - 1) / lines_per_slot;
   if (pieces_ > 0) piece_bytes_ = (lines + pieces_ - 1) / pieces_ * kLine;
   if (piece_bytes_ > 0) pieces_ = (job.bytes() + piece_bytes_ - 1) / piece_bytes_;  // rounding may have saved the last
   h_.pieces_begun += pieces_;
-  if (h_.carries()) {
-    const Hierarchy::Between& between = h_.between(job.bytes() / carriers_);
+  if (carries()) {
+    const Hierarchy::Between& between = h_.between(job.bytes() / carriers_, carriers_);
     schedule_ = between.schedule;
     channels_ = between.channels;
     banks_ = std::clamp<size_t>(kMaxChannels / channels_, 1, kAhead);
@@ -96,7 +97,7 @@ bool HierarchicalAllReduce::poll(bool& moved) {
 bool HierarchicalAllReduce::finished() const {
   if (take_.piece < pieces_) return false;
   // A result of ours that peers read in place may be changed by the caller as soon as we return.
-  const bool read_by_peers = h_.carries() && outs_[h_.local_rank()] != nullptr;
+  const bool read_by_peers = carries() && outs_[h_.local_rank()] != nullptr;
   return !read_by_peers || all_counted(&NodeShared::taken, base_ + pieces_);
 }
 
@@ -127,7 +128,7 @@ void HierarchicalAllReduce::launch(size_t k) {
 }
 
 bool HierarchicalAllReduce::move_network() {
-  if (!h_.carries()) return false;
+  if (!carries()) return false;
   bool moved = false;
   while (may_launch(launched_)) {
     launch(launched_++);

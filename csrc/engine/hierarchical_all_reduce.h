@@ -2,8 +2,9 @@
 // "Optimization of Collective Communication Operations in MPICH", 2005, section 4.5, with the reduce-scatter and the
 // all-gather of a node done in its shared memory):
 //
-//   1. reduce-scatter in the node: the buffer is cut into as many slices as the smallest node has ranks, and the team
-//      of slice j (local ranks j, j + slices, ...) adds up its node's operands, in the order of ranks.
+//   1. reduce-scatter in the node: the buffer is cut into as many slices as the smallest node has ranks (fewer where
+//      ranks share cores and slices would be short: plan::carriers_for), and the team of slice j (local ranks j,
+//      j + slices, ...) adds up its node's operands, in the order of ranks.
 //   2. Between nodes: local rank j, the carrier of slice j, runs an all-reduce of it with the carriers of the other
 //      nodes, by a schedule of plan/. All carriers at once, so every network card and core is busy.
 //   3. all-gather in the node: every rank copies the slices' results.
@@ -71,6 +72,7 @@ class HierarchicalAllReduce final : public Pollable {
   static Span part(Span whole, size_t index, size_t parts);
   Span slice(size_t k, int carrier) const { return part(piece(k), carrier, carriers_); }
   Span share(size_t k) const;
+  bool carries() const { return h_.local_rank() < carriers_; }
   const std::byte* operand(int local, size_t k, size_t at) const;
   std::byte* result(int carrier, size_t k, size_t at) const;
 
@@ -91,7 +93,7 @@ class HierarchicalAllReduce final : public Pollable {
 
   Hierarchy& h_;
   const ReduceJob job_;
-  const int carriers_;
+  const int carriers_;                 // local ranks 0, 1, ... of each node
   const uint64_t base_;                // number of piece 0
   std::vector<const std::byte*> ins_;  // per local rank: its operand, where it can be read in place; else null
   std::vector<std::byte*> outs_;       // per carrier: its result, where peers can reach it; else null

@@ -16,7 +16,7 @@ constexpr size_t kSharedBytes = round_up(sizeof(NodeShared), 4096);
 
 size_t piece_bytes_for(const NodeMap& map, size_t slice_bytes, bool little_memory) {
   const auto carriers = static_cast<uint32_t>(map.carriers);
-  return round_up(plan::piece_bytes(static_cast<uint32_t>(map.num_nodes()), carriers, slice_bytes, little_memory),
+  return round_up(plan::most_piece_bytes(static_cast<uint32_t>(map.num_nodes()), carriers, slice_bytes, little_memory),
                   carriers * kLine);
 }
 
@@ -68,15 +68,25 @@ std::unique_ptr<GroupTransport> Hierarchy::carriers(int bank, int channels) {
   return std::make_unique<GroupTransport>(transport_, map_.carriers_of(local_rank()), map_.node, bank * channels);
 }
 
+int Hierarchy::carriers_for(size_t bytes) const {
+  return static_cast<int>(plan::carriers_for(bytes, static_cast<uint32_t>(map_.carriers), links_.shared_cores));
+}
+
+// A slice, of fewer carriers a larger one, must find room in its result slot.
+size_t Hierarchy::piece_bytes(size_t bytes, int carriers) const {
+  const size_t wanted = plan::piece_bytes(bytes, piece_bytes_, links_.network, slice_bytes_);
+  return std::min(wanted, carriers * (result_bytes_ - kLine)) / kLine * kLine;
+}
+
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
-const Hierarchy::Between& Hierarchy::between(size_t bytes) {
+const Hierarchy::Between& Hierarchy::between(size_t bytes, int carriers) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
-  Between& known = between_of_[std::countr_zero(rounded)];
+  Between& known = between_of_[{carriers, rounded}];
   if (known.schedule != nullptr) return known;
   const auto nodes = static_cast<uint32_t>(map_.num_nodes());
-  const plan::HierarchicalCost cost =
-      plan::predict_hierarchical(rounded * map_.carriers, links_, slice_bytes_, piece_bytes_, false);
-  std::vector<plan::Schedule> all = plan::build_all(*cost.between, nodes);
+  const plan::Choice choice =
+      plan::select_between(rounded, links_, nodes, static_cast<uint32_t>(carriers), slice_bytes_);
+  std::vector<plan::Schedule> all = plan::build_all(*choice.algorithm, nodes);
   for (const plan::Schedule& one : all)
     known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
   known.schedule = std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
@@ -85,7 +95,7 @@ const Hierarchy::Between& Hierarchy::between(size_t bytes) {
 
 void Hierarchy::use(const plan::Constants& constants) {
   static_cast<plan::Constants&>(links_) = constants;
-  between_of_ = {};
+  between_of_.clear();
 }
 
 void Hierarchy::tell_missing(const std::vector<int>& ranks) const {

@@ -14,8 +14,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/agreement.h"
@@ -78,7 +80,6 @@ class Hierarchy {
   int local_rank() const { return map_.local_rank; }
   int local_size() const { return map_.local_size(); }
   bool leads() const { return map_.local_rank == 0; }
-  bool carries() const { return map_.local_rank < map_.carriers; }
 
   // The first post tells where each rank's memory is. Must be complete before the first collective.
   uint64_t first_post() const { return first_post_; }
@@ -90,7 +91,10 @@ class Hierarchy {
   std::byte* small_slot(int local, uint64_t ticket) const;
   std::byte* operand_slot(int local, uint64_t piece) const;
   std::byte* result_slot(int local, uint64_t piece) const;
-  size_t piece_bytes() const { return piece_bytes_; }
+  // What an all-reduce of so many bytes is cut into, for so many carriers.
+  size_t piece_bytes(size_t bytes, int carriers) const;
+  // How many ranks of each node carry it: local ranks 0, 1, ...
+  int carriers_for(size_t bytes) const;
   // All-reduces of up to this many bytes ride on the agreement.
   size_t small_bytes() const { return small_bytes_; }
 
@@ -98,12 +102,12 @@ class Hierarchy {
   GroupTransport& leaders() { return leaders_; }
   // The carriers of this rank's slice, on the channels of bank `bank` of `channels` each.
   std::unique_ptr<GroupTransport> carriers(int bank, int channels);
-  // This rank's part of the all-reduce between its slice's carriers, for a slice of so many bytes.
+  // This rank's part of the all-reduce between its slice's carriers, for a slice of so many bytes, one of `carriers`.
   struct Between {
     std::shared_ptr<const plan::Schedule> schedule;
     int channels = 1;  // the most that any of the carriers uses
   };
-  const Between& between(size_t bytes);
+  const Between& between(size_t bytes, int carriers);
   // The links were measured: later choices are made anew. All ranks call it before the same collective.
   void use(const plan::Constants& constants);
 
@@ -123,7 +127,7 @@ class Hierarchy {
   const NodeMap map_;
   plan::Topology links_;  // of the whole communicator
   const size_t slice_bytes_;
-  const size_t piece_bytes_;
+  const size_t piece_bytes_;   // at most
   const size_t result_bytes_;  // of a result slot
   const size_t small_bytes_;
   Board board_;
@@ -132,7 +136,7 @@ class Hierarchy {
   GroupTransport leaders_;
   uint64_t first_post_;
   bool connected_ = false;
-  std::array<Between, 64> between_of_;  // per power of two of bytes
+  std::map<std::pair<int, size_t>, Between> between_of_;  // per number of carriers and power of two of bytes
 };
 
 }  // namespace dcoll

@@ -1,11 +1,14 @@
 #include "engine/link_constants.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "engine/calibration.h"
 #include "engine/collective.h"
+#include "engine/hierarchical_agreement.h"
 
 namespace dcoll {
 namespace {
@@ -15,6 +18,26 @@ uint64_t machines(MpiBackend& mpi) {
   const uint64_t mine = Fingerprint().add(mpi.processor_name()).add(cpu_model()).value();
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
   return Fingerprint().add(std::string_view(reinterpret_cast<const char*>(all.data()), all.size())).value();
+}
+
+// As the ranks of a job make them, one behind the other.
+Task measure_handshake(Fabric& f, double& us) {
+  constexpr int kFirst = 4, kTimes = 16;
+  constexpr uint64_t kFingerprint = 0x68616e647368616b;  // every rank's, so they agree
+  std::vector<double> times;
+  for (int again = 0; again < kFirst + kTimes; ++again) {
+    const auto begin = Clock::now();
+    if (f.hierarchy != nullptr) {
+      HierarchicalAgreement everybody(*f.hierarchy, kFingerprint, nullptr);
+      co_await everybody;
+    } else {
+      Dissemination everybody(*f.transport, kFingerprint);
+      co_await everybody;
+    }
+    if (again >= kFirst) times.push_back(1e6 * seconds_between(begin, Clock::now()));
+  }
+  std::ranges::nth_element(times, times.begin() + kTimes / 2);
+  us = times[kTimes / 2];
 }
 
 }  // namespace
@@ -68,6 +91,8 @@ Task learn_constants(Fabric& f) {
   } else {
     const auto begin = Clock::now();
     known.constants = f.topology;
+    Nested agreed(measure_handshake(f, known.constants.handshake_us));
+    co_await agreed;
     Nested measured(measure_constants(site, known.constants));
     co_await measured;
     links.source = "measured in ";
@@ -77,6 +102,7 @@ Task learn_constants(Fabric& f) {
       links.log(LogLevel::kInfo, complaint);
     }
   }
+  known.constants.shared_cores = f.topology.shared_cores;  // nothing to measure, and bindings may have changed
   static_cast<plan::Constants&>(f.topology) = known.constants;
   if (links.is_the_job) links.of_the_job->set(known.constants);
   f.forget_choices();

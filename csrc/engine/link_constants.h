@@ -49,7 +49,8 @@ struct LinkConstants {
 // What a world, or a process set, of several nodes uses.
 LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log);
 
-// All ranks together. Afterwards the topology of the fabric has the same constants on every rank.
+// All ranks together. Afterwards the topology of the fabric has the same constants on every rank. On two levels it
+// makes posts on the node's board, so those before are gone.
 Task learn_constants(Fabric& fabric);
 
 }  // namespace dcoll

@@ -57,6 +57,7 @@ Members Subset::describe() const {
   members.node_of_rank.clear();
   members.transport_of_rank.clear();
   members.own_core = all.own_core;
+  members.shared_cores = all.shared_cores;
   members.timeline = all.timeline;
   members.diagnosis = all.diagnosis;
   members.may_listen = all.may_listen;

@@ -137,21 +137,25 @@ std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
   return found;
 }
 
-// Whether this rank has a core to itself among the machine's ranks, which may be more than the node's: containers share
-// cores, though not memory.
-bool has_own_core(MpiBackend& mpi) {
+// Per rank: whether it has a core to itself among the machine's ranks, which may be more than the node's: containers
+// share cores, though not memory.
+std::vector<bool> own_cores(MpiBackend& mpi) {
   const CoreClaim mine = own_core_claim();
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<CoreClaim> claims;
-  size_t own = 0;
+  std::map<uint64_t, std::vector<CoreClaim>> claims;  // of each machine's ranks
+  std::vector<std::pair<uint64_t, size_t>> places;    // per rank: where its claim is
   for (int rank = 0; rank < mpi.size(); ++rank) {
     CoreClaim theirs;
     std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
-    if (theirs.machine != mine.machine) continue;
-    if (rank == mpi.rank()) own = claims.size();
-    claims.push_back(theirs);
+    std::vector<CoreClaim>& on_machine = claims[theirs.machine];
+    places.emplace_back(theirs.machine, on_machine.size());
+    on_machine.push_back(theirs);
   }
-  return own_core(claims)[own];
+  std::map<uint64_t, std::vector<bool>> found;
+  for (const auto& [machine, on_machine] : claims) found[machine] = own_core(on_machine);
+  std::vector<bool> own;
+  for (const auto& [machine, at] : places) own.push_back(found[machine][at]);
+  return own;
 }
 
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers)
@@ -229,7 +233,9 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
   members.transport_of_rank[members.rank] = "self";
   // Without peers' memory, the window is this rank's own.
   members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
-  members.own_core = has_own_core(*mpi);
+  const std::vector<bool> own_core_of_rank = own_cores(*mpi);
+  members.own_core = own_core_of_rank[members.rank];
+  members.shared_cores = std::ranges::find(own_core_of_rank, false) != own_core_of_rank.end();
   if (!all_local) {
     members.links = link_constants(*mpi, members.node_of_rank, settings, log);
   }
@@ -301,6 +307,7 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     members.transport = std::move(endpoints[rank].transport);
     if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
     members.own_core = spacious;
+    members.shared_cores = !spacious;
     communicators.push_back(std::make_shared<Communicator>(
         std::move(members), with_own_core(settings, static_cast<size_t>(rank), static_cast<size_t>(n))));
   }

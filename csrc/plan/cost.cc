@@ -195,7 +195,7 @@ double busiest_link_chunks(std::span<const Schedule> all_ranks, const Topology& 
 }  // namespace
 
 double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Topology& topology, uint64_t slice_bytes,
-                  uint32_t lanes) {
+                  uint32_t lanes, double before_us) {
   if (all_ranks.size() != topology.num_ranks || topology.node_of_rank.size() != topology.num_ranks ||
       all_ranks.empty()) {
     throw ArgumentError("the topology has " + std::to_string(topology.num_ranks) + " ranks and places " +
@@ -204,7 +204,7 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
   }
   if (slice_bytes == 0) throw ArgumentError("slice_bytes is 0; messages must be at least one byte long");
   if (lanes == 0) throw ArgumentError("lanes is 0; a channel has at least one");
-  if (bytes == 0) return 0.0;
+  if (bytes == 0) return before_us;
   const double chunk_bytes = static_cast<double>(bytes) / chunks_of(all_ranks[0]);
   const auto chunk_whole = static_cast<uint64_t>(chunk_bytes);
   const uint64_t slice = std::max<uint64_t>(1, slice_bytes / all_ranks[0].longest_range);
@@ -213,10 +213,10 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
   auto simulate = [&](uint32_t some) { return Simulation(all_ranks, message_bytes, some, lanes, topology).run(); };
   const double link_us = busiest_link_chunks(all_ranks, topology) * chunk_bytes * topology.network.beta_us_per_byte;
   const uint32_t few_rounds = kFewRounds * lanes, many_rounds = kManyRounds * lanes;
-  if (rounds <= many_rounds) return std::max(link_us, simulate(static_cast<uint32_t>(rounds)));
+  if (rounds <= many_rounds) return std::max(link_us, before_us + simulate(static_cast<uint32_t>(rounds)));
   const double many = simulate(many_rounds);
   const double pace = (many - simulate(few_rounds)) / (many_rounds - few_rounds);
-  return std::max(link_us, many + static_cast<double>(rounds - many_rounds) * pace);
+  return std::max(link_us, before_us + many + static_cast<double>(rounds - many_rounds) * pace);
 }
 
 double sent_share(const Schedule& schedule) {

@@ -27,9 +27,14 @@ inline constexpr uint32_t kMaxDirectNodes = 8;
 // A small operand is no longer than its slot in the node's memory.
 inline constexpr uint64_t kSmallSlotBytes = uint64_t{16} << 10;
 
-// What a large buffer is cut into, so that the steps in the node overlap with those between nodes. little_memory: the
-// nodes' arenas were made so small that pieces must be small too.
-uint64_t piece_bytes(uint32_t nodes, uint32_t carriers, uint64_t slice_bytes, bool little_memory = false);
+// What a large buffer is cut into, at the most, so that the steps in the node overlap with those between nodes.
+// little_memory: the nodes' arenas were made so small that pieces must be small too.
+uint64_t most_piece_bytes(uint32_t nodes, uint32_t carriers, uint64_t slice_bytes, bool little_memory = false);
+// What a buffer of `bytes` is cut into. `most`: most_piece_bytes().
+uint64_t piece_bytes(uint64_t bytes, uint64_t most, const LinkModel& network, uint64_t slice_bytes);
+
+// How many ranks of a node carry slices of a buffer of `bytes`, of the `most` that may.
+uint32_t carriers_for(uint64_t bytes, uint32_t most, bool shared_cores);
 
 // Buffers of up to so many bytes ride on the agreement, which every node sends to every other one.
 uint64_t riding_bytes(uint32_t nodes, uint64_t longest_message);
@@ -37,9 +42,11 @@ uint64_t riding_bytes(uint32_t nodes, uint64_t longest_message);
 // The carriers of one slice as a topology of one rank per node; the node's network is shared by `carriers` slices.
 Topology between_nodes(const Topology& topology, uint32_t nodes, uint32_t carriers);
 
-// Nodes are the topology's, with at least two of them. Nothing rides on the agreement where `rides` is false: then
-// `between` is what carries a buffer of this length if it must be cut.
-HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, uint64_t slice_bytes,
-                                      uint64_t piece_bytes, bool rides = true);
+// The all-reduce of one slice, of slice_of_bytes, between its carriers.
+Choice select_between(uint64_t slice_of_bytes, const Topology& topology, uint32_t nodes, uint32_t carriers,
+                      uint64_t slice_bytes);
+
+// Nodes are the topology's, with at least two of them.
+HierarchicalCost predict_hierarchical(uint64_t bytes, const Topology& topology, uint64_t slice_bytes);
 
 }  // namespace dcoll::plan

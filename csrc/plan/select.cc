@@ -37,13 +37,14 @@ uint32_t lanes_of(const std::vector<Schedule>& schedules, const Topology& topolo
 constexpr double kWorthwhile = 0.97;
 constexpr uint64_t kShortestSlice = 8 << 10;
 
-Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
+Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& topology, uint64_t slice_bytes,
+                  double before_us) {
   const std::vector<Schedule> schedules = build_all(algorithm, topology.num_ranks);
   const uint32_t lanes = lanes_of(schedules, topology);
-  Candidate best{&algorithm, predict_us(schedules, bytes, topology, slice_bytes, lanes), slice_bytes};
+  Candidate best{&algorithm, predict_us(schedules, bytes, topology, slice_bytes, lanes, before_us), slice_bytes};
   if (lanes == 1) return best;
   for (uint64_t shorter = slice_bytes / 2; shorter >= std::max(kShortestSlice, slice_bytes / 16); shorter /= 2) {
-    const double time_us = predict_us(schedules, bytes, topology, shorter, lanes);
+    const double time_us = predict_us(schedules, bytes, topology, shorter, lanes, before_us);
     if (time_us < kWorthwhile * best.predicted_us) best = {&algorithm, time_us, shorter};
   }
   return best;
@@ -64,20 +65,22 @@ void prefer_ring(std::vector<Candidate>& candidates, uint64_t bytes, const Topol
   std::rotate(candidates.begin(), ring, ring + 1);
 }
 
-void add_agreement(Candidate& candidate, Collective collective, uint64_t bytes, const Topology& topology,
-                   uint64_t slice_bytes) {
-  const bool rides = collective == Collective::kAllReduce && candidate.algorithm->name == "direct" &&
-                     rides_on_agreement(bytes, topology.num_ranks, slice_bytes);
-  candidate.predicted_us = rides ? agreement_us(topology, bytes) : candidate.predicted_us + agreement_us(topology, 0);
+bool rides(const Algorithm& algorithm, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
+  return algorithm.collective == Collective::kAllReduce && algorithm.name == "direct" &&
+         rides_on_agreement(bytes, topology.num_ranks, slice_bytes);
 }
 
 Choice choose(Collective collective, uint64_t bytes, const Topology& topology, uint64_t slice_bytes, bool agreed) {
   Choice choice{};
+  const double before_us = agreed ? 0.0 : agreement_us(topology, 0);
   const bool too_many = topology.num_ranks > kMaxDirectRanks;
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective != collective || (too_many && algorithm.name == "direct")) continue;
-    choice.candidates.push_back(predict(algorithm, bytes, topology, slice_bytes));
-    if (!agreed) add_agreement(choice.candidates.back(), collective, bytes, topology, slice_bytes);
+    if (!agreed && rides(algorithm, bytes, topology, slice_bytes)) {
+      choice.candidates.push_back({&algorithm, agreement_us(topology, bytes), slice_bytes});
+    } else {
+      choice.candidates.push_back(predict(algorithm, bytes, topology, slice_bytes, before_us));
+    }
   }
   // Stable: at equal times (0 bytes, one rank) the registry's order decides, the same on every rank.
   std::stable_sort(choice.candidates.begin(), choice.candidates.end(),

@@ -33,6 +33,9 @@ struct Constants {
   LinkModel memory{.alpha_us = 0.5, .overhead_us = 0.2, .beta_us_per_byte = 1e-4, .fan_in = 0.02};
   LinkModel network{.alpha_us = 5, .overhead_us = 0.5, .beta_us_per_byte = 8e-5, .fan_in = 0.05};
   double gamma_us_per_byte = 5e-5;  // one pass of the CPU over received or local data: reduce, store or copy
+  // The handshake that a collective between nodes begins with, all ranks together. Negative: follows from the links.
+  double handshake_us = -1;
+  bool shared_cores = false;  // some ranks share a core
 
   bool operator==(const Constants&) const = default;
 };

@@ -180,6 +180,19 @@ TEST(large) {
   });
 }
 
+// One to four carriers on shared cores, one operation behind the other.
+TEST(any_number_of_carriers) {
+  for (const Nodes& nodes : {Nodes{0, 0, 0, 0, 1, 1, 1, 1}, Nodes{0, 0, 1, 1, 1}}) {
+    run_on(nodes, [](Communicator& comm) {
+      for (const size_t kib : std::vector<size_t>{96, 400, 1100, 200, 600, 800, 383, 384}) {
+        for (const Mapped mapped : {Mapped::kNobody, Mapped::kSome, Mapped::kAll}) {
+          check(comm, {.count = kib * 256 + 3, .mapped = mapped, .in_place = kib % 3 == 0});
+        }
+      }
+    });
+  }
+}
+
 TEST(factors_apply_once) {
   for (const Nodes& nodes : {kPlacements[1], kPlacements[2]}) {
     run_on(nodes, [](Communicator& comm) {

@@ -75,4 +75,24 @@ def test_unknown_constants_are_refused() -> None:
         _C.plan.select("all_reduce", 4, 1 << 20, 1, constants={"memroy": {}})
     with pytest.raises(ValueError, match="a link has no constant 'beta'"):
         _C.plan.select("all_reduce", 4, 1 << 20, 1, constants={"network": {"beta": 1.0}})
-    assert set(_C.plan.constants()) == {"memory", "network", "gamma_us_per_byte"}
+    known = {"memory", "network", "gamma_us_per_byte", "handshake_us", "shared_cores"}
+    assert set(_C.plan.constants()) == known
+
+
+def test_the_measured_handshake_is_shown_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = _C.plan.constants() | {"handshake_us": 512.25}
+    assert _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=1 << 20, constants=measured)["agreement_us"] == 512.25
+    assert "handshake of all ranks: 512.2 us, measured" in plan.explain("all_reduce", 8, 1 << 20, 2, measured)
+    assert "handshake" not in explained(capsys, "--bytes", "1M", "--nodes", "4", "--ranks-per-node", "2")
+
+
+def test_few_carriers_on_shared_cores() -> None:
+    def between_us(bytes: int, shared: bool) -> float:
+        # A message's own way is long: two carriers halve it.
+        network = {"beta_us_per_byte": 8e-5, "transit_us_per_byte": 8e-3}
+        constants = {"network": network, "shared_cores": shared}
+        cost = _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=bytes, constants=constants)
+        return float(cost["between_us"])
+
+    assert between_us(64 << 10, shared=True) > between_us(64 << 10, shared=False)
+    assert between_us(1 << 20, shared=True) == between_us(1 << 20, shared=False)
