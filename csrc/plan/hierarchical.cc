@@ -33,9 +33,9 @@ uint64_t most_piece_bytes(uint32_t nodes, uint32_t carriers, uint64_t slice_byte
 }
 
 // Half as long where a message's time on the wire is many times what it costs the CPU and pieces are few, so that the
-// first and the last, which overlap with less, are a good part of the whole. Measured with 2 ranks per host on shared
-// cores: at 1 Gbit/s on 4 hosts 1.5 % less time from 4 to 16 MiB and none less at 64 MiB, for 10 to 20 % more CPU; at
-// 10 Gbit/s on 2 hosts, where the CPU is the limit, 10 to 20 % more time.
+// first and the last, which overlap with less, are a good part of the whole. Measured on 4 hosts of 2 ranks at 1 Gbit/s:
+// 2 % less time at 4 MiB, 1 % at 16 MiB, none at 64 MiB, for up to 5 % more CPU; on 2 hosts at 10 Gbit/s, where the CPU
+// is the limit, no difference.
 uint64_t piece_bytes(uint64_t bytes, uint64_t most, const LinkModel& network, uint64_t slice_bytes) {
   constexpr double kManyTimes = 16;
   constexpr uint64_t kFewPieces = 32;
@@ -44,8 +44,8 @@ uint64_t piece_bytes(uint64_t bytes, uint64_t most, const LinkModel& network, ui
 }
 
 // On shared cores messages cost the time of those that work: one carrier sends half as many as two. Measured on 4 hosts
-// of 2 ranks, 1 Gbit/s, one carrier's time by two carriers': 32 KiB 0.60, 64 KiB 0.79, 128 KiB 0.74, 256 KiB 0.93, 512
-// KiB 1.12, 1 MiB 1.10.
+// of 2 ranks, 1 Gbit/s, one carrier's time by two carriers': 32 KiB 0.64, 64 KiB 0.66, 128 and 256 KiB 0.97, 512 KiB
+// 0.94, 1 MiB 1.02; CPU 0.62, 0.66, 0.87, 0.70, 0.68, 0.92.
 uint32_t carriers_for(uint64_t bytes, uint32_t most, bool shared_cores) {
   constexpr uint64_t kWorthCarrying = uint64_t{192} << 10;
   if (!shared_cores) return most;
