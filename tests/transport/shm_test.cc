@@ -357,8 +357,9 @@ TEST(strangers_are_dropped_and_get_nothing) {
     CHECK(send_packet(liar, proof, sizeof(proof)));  // reflected: its own proof
     Fd passed;
     uint64_t segment[2];
-    poll_until(
-        [&] { return (got = receive_packet(liar, segment, sizeof(segment), std::span(&passed, 1))) != Received::kNothingYet; });
+    poll_until([&] {
+      return (got = receive_packet(liar, segment, sizeof(segment), std::span(&passed, 1))) != Received::kNothingYet;
+    });
     CHECK(got == Received::kClosed);
     CHECK(!passed);
     poll_until([&] { return (got = receive_packet(noisy, &hello, sizeof(hello))) != Received::kNothingYet; });
