@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 from gloo import join_gloo
+from models import MODELS
 from torch import nn
 
 import dcoll as hvd
@@ -37,36 +38,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description="The cost of a training step with DistributedOptimizer, DDP-Gloo and no communication.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--model", choices=("small", "eighty"), default="small", help="which model; see above")
+    parser.add_argument("--model", choices=tuple(MODELS), default="small", help="which model; see above")
     parser.add_argument("--turns", type=int, default=25, help="how often each kind has its turn")
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn, there and as many back")
     parser.add_argument("--batch", type=int, default=4, help="rows per rank, of the model of 80 parameters")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there (rank 0)")
     return parser.parse_args(argv)
-
-
-class Small(nn.Module):
-    """Each parameter is used once, by one addition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.ParameterList([nn.Parameter(torch.zeros(32)) for _ in range(1000)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for w in self.w:
-            x = x + w
-        return x.sum()
-
-
-class Eighty(nn.Module):
-    """40 layers of 256 x 256 with biases: 80 parameters, 10.5 MB."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(40)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).sum()
 
 
 class Step:
@@ -79,8 +56,8 @@ class Step:
 
 def make_step(kind: str, args: argparse.Namespace) -> Step:
     torch.manual_seed(0)
-    model: nn.Module = Small() if args.model == "small" else Eighty()
-    x = torch.randn(32) if args.model == "small" else torch.randn(args.batch, 256)
+    model: nn.Module = MODELS[args.model]()
+    x = MODELS[args.model].input(args.batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     if kind == "ddp-gloo":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)

@@ -2,6 +2,7 @@
 
     python bench/overlap.py --json overlap.json
     python bench/overlap.py --rounds 40 --memory -- --batch 4        # what follows -- goes to examples/train_gpt.py
+    python bench/overlap.py --model eighty --steps 20 -- --batch 4   # 80 parameters, 10.5 MB (bench/models.py)
 
 Not under mpirun: this process starts four jobs, all alive, of which one runs at a time (see bench/peers.py). "none" is
 the same training without communication, "barrier" that with a barrier at the end of backward: what ranks that wait for
@@ -27,6 +28,7 @@ from interleaved.coordinator import Coordinator
 from interleaved.engines import Unavailable, by_mpirun, worker_command
 from interleaved.machine import cores_for, describe_machine
 from interleaved.report import table
+from models import MODELS
 
 BACKENDS = ("none", "barrier", "dcoll", "ddp-gloo")
 WARM_STEPS = 3  # dcoll orders its buckets after the first step, DDP builds its own again in the second
@@ -38,6 +40,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         epilog="What follows -- goes to examples/train_gpt.py, like -- --batch 4 --layers 3.",
     )  # fmt: skip
     add = parser.add_argument
+    add("--model", choices=("gpt", *MODELS), default="gpt", help="the example GPT (default), 80 parameters or "
+        "1,000 small ones, of which a row counts as a token")  # fmt: skip
     add("--ranks", type=at_least(1), default=2, metavar="N", help="processes of every job (default 2)")
     add("--rounds", type=at_least(1), default=20, metavar="N", help="turns of every job (default 20)")
     add("--steps", type=at_least(1), default=2, metavar="N", help="steps per turn (default 2)")
@@ -55,7 +59,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def start(coordinator: Coordinator, args: argparse.Namespace, jobs: dict[str, str]) -> None:
     """Start jobs: name -> backend."""
     for name, backend in jobs.items():
-        options = {"backend": backend, "arguments": args.training}
+        options = {"backend": backend, "model": args.model, "arguments": args.training}
         command = worker_command(
             sys.executable,
             coordinator.socket_path,

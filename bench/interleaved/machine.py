@@ -45,4 +45,5 @@ def describe_machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
+        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
     }

@@ -1,4 +1,4 @@
-"""A rank that trains the example GPT a few steps per turn (bench/overlap.py)."""
+"""A rank that trains a few steps per turn (bench/overlap.py): the example GPT or one of bench/models.py."""
 
 import argparse
 import os
@@ -14,9 +14,40 @@ import torch
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+class Gpt:
+    """What examples/train_gpt.py trains."""
+
+    def __init__(self, config: argparse.Namespace, rank: int, ranks: int) -> None:
+        import train_gpt
+
+        self.model = train_gpt.GPT(config.layers, config.heads, config.width, config.block)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.1)
+        self.next = train_gpt.Batches(config, rank, ranks).next
+        self.tokens, self.clip = config.batch * config.block, config.clip
+
+    def before_step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+
+
+class Plain:
+    """A model of bench/models.py with SGD, as in bench/optimizer.py: the same rows in every step, each a token."""
+
+    def __init__(self, name: str, config: argparse.Namespace) -> None:
+        from models import MODELS
+
+        self.model = MODELS[name]()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+        rows = MODELS[name].input(config.batch)
+        self.next = lambda: (rows,)
+        self.tokens = rows.numel() // rows.shape[-1]
+
+    def before_step(self) -> None:
+        pass
+
+
 class Training:
-    """examples/train_gpt.py with one of its backends, step by step; or "barrier": its "none", but the ranks wait for
-    each other at the end of every backward.
+    """A model with one of the backends of examples/train_gpt.py, step by step; or "barrier": its "none", but the ranks
+    wait for each other at the end of every backward.
     """
 
     def __init__(self, args: argparse.Namespace, rank: int, share: Callable[[Any], Any]) -> None:
@@ -34,11 +65,10 @@ class Training:
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
         self.backend = train_gpt.BACKENDS[self.config.backend](self.config)
-        model = train_gpt.GPT(self.config.layers, self.config.heads, self.config.width, self.config.block)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.1)
-        self.model, self.optimizer = self.backend.wrap(model, optimizer)
-        self.batches = train_gpt.Batches(self.config, rank, args.ranks)
+        name = args.options["model"]
+        self.work = Gpt(self.config, rank, args.ranks) if name == "gpt" else Plain(name, self.config)
+        self.parameters = sum(p.numel() for p in self.work.model.parameters())
+        self.model, self.optimizer = self.backend.wrap(self.work.model, self.work.optimizer)
         self.buckets: list[torch.Tensor] = []
         self.meet = lambda: None
         if self.name == "barrier":
@@ -48,7 +78,7 @@ class Training:
             self.meet = dcoll.barrier
 
     def info(self) -> dict[str, Any]:
-        tokens = self.config.batch * self.config.block
+        tokens = self.work.tokens
         return {"parameters": self.parameters, "tokens_per_rank_and_step": tokens, "torch": torch.__version__}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -67,10 +97,10 @@ class Training:
         """One step as in train_gpt.train()."""
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss = self.model(*self.batches.next())
+        loss = self.model(*self.work.next())
         loss.backward()
         self.meet()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.work.before_step()
         self.optimizer.step()
         return time.perf_counter() - start
 

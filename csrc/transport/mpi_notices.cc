@@ -87,7 +87,7 @@ void MpiNotices::post_stall(const std::vector<int>& waits_for) {
 void MpiNotices::finish(const RequestSet::Completed& completed) {
   completed.operation->done = true;
   if (completed.operation->kind == Operation::Kind::kNoticeSend) return;
-  check_mpi(completed.code, about(*completed.operation));
+  check_mpi(completed.code, *completed.operation);
   int bytes = 0;
   MPI_Get_count(&completed.status, MPI_BYTE, &bytes);
   if (completed.operation->channel == kFailure) {

@@ -77,6 +77,11 @@ void keep_forever(std::vector<std::byte> memory);
 
 // "MPI send to rank 3 (channel 0, 65536 bytes)", for messages.
 std::string about(const Operation& op);
+// Throws what MPI says, with that text.
+inline void check_mpi(int code, const Operation& op) {
+  if (code != MPI_SUCCESS) [[unlikely]]
+    check_mpi(code, about(op));
+}
 
 // Every request outstanding, dense, as MPI_Testsome wants them.
 class RequestSet {

@@ -205,7 +205,7 @@ void MpiTransport::start_send(Link& to, Operation operation) {
   if (code != MPI_SUCCESS) {
     to.sends.drop_back();
     broken_ = true;
-    check_mpi(code, about(op));
+    check_mpi(code, op);
   }
   ++to.posted;
   requests_.add(request, op);
@@ -282,7 +282,7 @@ bool MpiTransport::start_receive(int peer, int channel, void* dst, size_t bytes,
   if (code != MPI_SUCCESS) {
     from.receives.drop_back();
     broken_ = true;
-    check_mpi(code, about(op));
+    check_mpi(code, op);
   }
   requests_.add(request, op);
   return true;
@@ -343,7 +343,7 @@ void MpiTransport::finish(const RequestSet::Completed& completed) {
   Operation& op = *completed.operation;
   switch (op.kind) {
     case Operation::Kind::kSend:
-      check_mpi(completed.code, about(op));
+      check_mpi(completed.code, op);
       op.done = true;
       while (op.link->sends.size() > 0 && op.link->sends.front().done) {
         give_room(op.link->sends.pop());
@@ -351,7 +351,7 @@ void MpiTransport::finish(const RequestSet::Completed& completed) {
       }
       return;
     case Operation::Kind::kReceive:
-      check_mpi(completed.code, about(op));
+      check_mpi(completed.code, op);
       finish_receive(op, completed.status);
       return;
     case Operation::Kind::kNoticeSend:
@@ -364,7 +364,7 @@ void MpiTransport::finish(const RequestSet::Completed& completed) {
 
 void MpiTransport::finish_receive(Operation& op, const MPI_Status& status) {
   int bytes = 0;
-  check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), about(op));
+  check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), op);
   if (!op.exact) op.bytes = static_cast<size_t>(bytes);  // no longer than posted: MPI reports truncation as an error
   if (static_cast<size_t>(bytes) != op.bytes) {
     throw TransportError("rank " + std::to_string(op.peer) + " sent " + std::to_string(bytes) + " bytes on channel " +

@@ -10,7 +10,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import arguments
 import calls
+import models
 import optimizer
+import overlap
 import table
 import verify
 
@@ -131,7 +133,7 @@ def test_table_lines_up_and_counts_wrong_elements():
     assert "geometric mean : 4.00" in table.footer([row], args)
 
 
-@pytest.mark.parametrize("parse", [calls.parse_arguments, optimizer.parse_arguments, arguments.parse])
+@pytest.mark.parametrize("parse", [calls.parse_arguments, optimizer.parse_arguments, overlap.parse, arguments.parse])
 def test_the_benchmarks_have_a_help(parse, capsys):
     with pytest.raises(SystemExit) as error:
         parse(["--help"])
@@ -146,3 +148,18 @@ def test_arguments_of_calls(capsys):
         with pytest.raises(SystemExit):
             calls.parse_arguments(wrong)
         assert "allowed are" in capsys.readouterr().err or wrong[0] == "--only"
+
+
+def test_overlap_gives_what_follows_the_dashes_to_the_training():
+    args = overlap.parse(["--model", "eighty", "--steps", "20", "--", "--batch", "4"])
+    assert (args.model, args.steps, args.training) == ("eighty", 20, ["--batch", "4"])
+    assert overlap.parse([]).model == "gpt"
+
+
+@pytest.mark.parametrize(("name", "parameters", "elements"), [("small", 1000, 32_000), ("eighty", 80, 2_631_680)])
+def test_models_of_the_benchmarks_are_what_they_are_called(name, parameters, elements):
+    model = models.MODELS[name]()
+    found = list(model.parameters())
+    assert (len(found), sum(p.numel() for p in found)) == (parameters, elements)
+    model(models.MODELS[name].input(4)).backward()
+    assert all(p.grad is not None for p in found)
