@@ -111,7 +111,7 @@ Fabric::Fastest choose_algorithm(Fabric& fabric, const Request& r) {
 // Whether the constants of the cost model are wanted now, for the first time. All ranks answer alike: the call is the
 // same everywhere, but for the sizes of ragged collectives.
 bool wants_constants(const Fabric& fabric, const Request& r) {
-  if (fabric.links.use == LinkConstants::Use::kBuiltIn) return false;
+  if (fabric.links.use == LinkConstants::Use::kBuiltIn || fabric.links.learnt) return false;
   if (r.kind == Kind::kAllReduce) {
     const std::string& algo = r.algo.empty() ? fabric.algo : r.algo;
     return algo == "auto" || algo == "hierarchical";

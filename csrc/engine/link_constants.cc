@@ -61,6 +61,14 @@ LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_ra
   return constants;
 }
 
+LinkConstants LinkConstants::of_a_sequence() const {
+  LinkConstants fresh = *this;
+  fresh.source = LinkConstants().source;
+  fresh.learnt = false;
+  fresh.may_measure = false;
+  return fresh;
+}
+
 Task learn_constants(Fabric& f) {
   LinkConstants& links = f.links;
   const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
@@ -73,7 +81,11 @@ Task learn_constants(Fabric& f) {
   } known;
   std::string complaint;
   if (f.rank == 0) {
-    if (const auto measured = links.of_the_job->get()) known = {kOfTheJob, *measured};
+    if (const auto mine = links.known->get()) {
+      known = {kOfTheJob, *mine};
+    } else if (const auto measured = links.of_the_job->get()) {
+      known = {kOfTheJob, *measured};
+    }
   }
   if (f.rank == 0 && known.found == kNowhere && links.use == LinkConstants::Use::kCacheOrMeasure) {
     if (const auto cached = links.cache.load(complaint)) known = {kInTheCache, *cached};
@@ -88,6 +100,8 @@ Task learn_constants(Fabric& f) {
     links.source = "the job's";
   } else if (known.found == kInTheCache) {
     links.source = links.cache.path();
+  } else if (!links.may_measure) {
+    co_return;
   } else {
     const auto begin = Clock::now();
     known.constants = f.topology;
@@ -104,10 +118,10 @@ Task learn_constants(Fabric& f) {
   }
   known.constants.shared_cores = f.topology.shared_cores;  // nothing to measure, and bindings may have changed
   static_cast<plan::Constants&>(f.topology) = known.constants;
-  if (links.is_the_job) links.of_the_job->set(known.constants);
+  links.known->set(known.constants);
   f.forget_choices();
   if (f.hierarchy != nullptr) f.hierarchy->use(known.constants);
-  links.use = LinkConstants::Use::kBuiltIn;  // from here on
+  links.learnt = true;
   if (f.rank == 0) links.log(LogLevel::kInfo, "link constants: " + links.source);
 }
 

@@ -17,7 +17,7 @@ namespace dcoll {
 
 struct Fabric;
 
-// What the job knows of its links, for its process sets. Any thread, whatever it has locked.
+// What a communicator has learnt of its links, for who shares them. Any thread, whatever it has locked.
 class KnownLinks {
  public:
   void set(const plan::Constants& constants) {
@@ -37,13 +37,20 @@ class KnownLinks {
 struct LinkConstants {
   enum class Use { kCacheOrMeasure, kAlwaysMeasure, kBuiltIn };
   Use use = Use::kBuiltIn;
+  bool learnt = false;       // nothing is left to ask for
+  bool may_measure = true;   // false: until somebody else has, the constants are the built-in ones
   CalibrationCache cache;
   Log log;
   std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt", "the job's"
-  // The job writes there what it has learnt. A process set reads it: what its first rank knows then counts for all of
-  // its ranks, and if that is nothing it measures its own links.
+  // A process set reads what the job has learnt: what its first rank knows then counts for all of its ranks, and if that
+  // is nothing it measures its own links.
   std::shared_ptr<KnownLinks> of_the_job = std::make_shared<KnownLinks>();
-  bool is_the_job = true;
+  // Where this communicator writes what it has learnt, for its operations by name. The job: where process sets read.
+  std::shared_ptr<KnownLinks> known = of_the_job;
+
+  // The same for another sequence of operations of the same ranks, which has learnt nothing yet. It must not take over
+  // what the first has learnt: ranks make it at different times, and would choose differently.
+  LinkConstants of_a_sequence() const;
 };
 
 // What a world, or a process set, of several nodes uses.

@@ -19,7 +19,10 @@ NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)
   fabric_.size = main.size;
   fabric_.algo = main.algo;
   fabric_.slice_bytes = main.slice_bytes;
+  fabric_.links = main.links.of_a_sequence();
   fabric_.topology = main.topology;
+  static_cast<plan::Constants&>(fabric_.topology) = {};
+  fabric_.topology.shared_cores = main.topology.shared_cores;
   names_ = main.transport;
   if (main.window != nullptr) fabric_.window = make_lane(main.window);
   if (main.board != nullptr) fabric_.connect_slots();

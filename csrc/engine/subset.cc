@@ -114,7 +114,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
   const Log log{log_level_from(settings.log_level), whole_->rank(), settings.log_hide_time};
   members.links = link_constants(*messages, members.node_of_rank, settings, log);
   members.links.of_the_job = whole_->known_links();
-  members.links.is_the_job = false;
+  members.links.known = std::make_shared<KnownLinks>();
   auto remote =
       messages->make_transport(options_of(settings).slot_bytes, options_of(settings).slots, settings.tcp_congestion);
   members.transport =

@@ -1,6 +1,7 @@
 """One machine treated as several nodes (DCOLL_NODES): collectives on two levels, and who is named when a rank dies."""
 
 import checks_collectives
+import checks_learning
 import pytest
 from mpirun import expect, is_open_mpi, names_of_checks, run_checks
 from test_mpi_faults import fault
@@ -15,6 +16,13 @@ LAYOUTS = [(3, "0,1,1"), (4, "0,1")]
 @pytest.mark.parametrize(("n", "nodes"), LAYOUTS, ids=str)
 def test_collectives(n: int, nodes: str, check: str) -> None:
     expect(run_checks("checks_collectives", n, (("DCOLL_NODES", nodes),)), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_learning))
+@pytest.mark.parametrize(("n", "nodes"), [*LAYOUTS, (4, "0,1,2,3")], ids=str)
+def test_names_while_constants_are_learnt(n: int, nodes: str, check: str) -> None:
+    settings = (("DCOLL_NODES", nodes), ("DCOLL_CALIBRATE", "force"))
+    expect(run_checks("checks_learning", n, settings), check)
 
 
 def test_a_killed_rank_is_named_on_every_node() -> None:
