@@ -37,13 +37,13 @@ class KnownLinks {
 struct LinkConstants {
   enum class Use { kCacheOrMeasure, kAlwaysMeasure, kBuiltIn };
   Use use = Use::kBuiltIn;
-  bool learnt = false;       // nothing is left to ask for
-  bool may_measure = true;   // false: until somebody else has, the constants are the built-in ones
+  bool learnt = false;      // nothing is left to ask for
+  bool may_measure = true;  // false: until somebody else has, the constants are the built-in ones
   CalibrationCache cache;
   Log log;
   std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt", "the job's"
-  // A process set reads what the job has learnt: what its first rank knows then counts for all of its ranks, and if that
-  // is nothing it measures its own links.
+  // A process set reads what the job has learnt: what its first rank knows then counts for all of its ranks, and if
+  // that is nothing it measures its own links.
   std::shared_ptr<KnownLinks> of_the_job = std::make_shared<KnownLinks>();
   // Where this communicator writes what it has learnt, for its operations by name. The job: where process sets read.
   std::shared_ptr<KnownLinks> known = of_the_job;
