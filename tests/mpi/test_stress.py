@@ -25,3 +25,8 @@ def test_no_wrong_byte_and_the_same_bits_again(n: int, tmp_path: Path) -> None:
 
 def test_by_messages_alone(tmp_path: Path) -> None:
     assert len(hashes(3, tmp_path / "report.json", DCOLL_TRANSPORT="mpi")) == 2
+
+
+@pytest.mark.parametrize(("n", "nodes"), [(4, "0,1"), (5, "0,0,1,2,2")], ids=str)
+def test_on_two_levels(n: int, nodes: str, tmp_path: Path) -> None:
+    assert len(hashes(n, tmp_path / "report.json", DCOLL_NODES=nodes, DCOLL_CALIBRATE="force")) == 2
