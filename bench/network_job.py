@@ -55,13 +55,13 @@ def slowest(seconds: list[float]) -> list[float]:
     return np.max(np.array(hvd.allgather_object(seconds)), axis=0).tolist()
 
 
-def prediction(comm: _C.Communicator, per_node: int, nbytes: int) -> dict[str, float]:
+def prediction(comm: _C.Communicator, nbytes: int) -> dict[str, float]:
     """Seconds per algorithm, what is chosen first."""
     slice_bytes, constants = slice_bytes_of_job(several_nodes=True), comm.constants()
-    if per_node > 1:
-        cost = _C.plan.hierarchical(comm.num_nodes, per_node, nbytes, slice_bytes, constants)
+    if comm.num_nodes < comm.size:
+        cost = _C.plan.hierarchical(nbytes, comm.nodes, slice_bytes, constants)
         return {"hierarchical": 1e-6 * cost["total_us"]}
-    choice = _C.plan.select("all_reduce", comm.size, nbytes, 1, slice_bytes, constants)
+    choice = _C.plan.select("all_reduce", nbytes, comm.nodes, slice_bytes, constants)
     return {name: 1e-6 * us for name, us, _, _ in choice["candidates"]}
 
 
@@ -103,7 +103,7 @@ def main(
     if hvd.rank() == 0:
         per_node = comm.local_size
         reduces = collective_name == "all_reduce"
-        predicted = {4 * count: prediction(comm, per_node, 4 * count) for count in counts} if reduces else {}
+        predicted = {4 * count: prediction(comm, 4 * count) for count in counts} if reduces else {}
         rest = iter(flat)
         result = {
             "samples_s": [[name, 4 * count, list(islice(rest, len(samples[name, count])))] for name, count in keys],

@@ -641,17 +641,16 @@ class plan:
     @staticmethod
     def select(
         collective: str,
-        n: int,
         bytes: int,
-        ranks_per_node: int = 0,
+        nodes: Sequence[int],
         slice_bytes: int = 61440,
         constants: dict[str, Any] = ...,
     ) -> dict[str, Any]:
-        """name, reason, why, candidates: (name, predicted us, slice bytes, reason), fastest first. ranks_per_node 0:
-        all on one node. constants: those that differ from the built-in ones, as constants() has them."""
+        """name, reason, why, candidates: (name, predicted us, slice bytes, reason), fastest first. nodes: the node of
+        each rank. constants: those that differ from the built-in ones, as constants() has them."""
     @staticmethod
     def hierarchical(
-        nodes: int, ranks_per_node: int, bytes: int, slice_bytes: int = 61440, constants: dict[str, Any] = ...
+        bytes: int, nodes: Sequence[int], slice_bytes: int = 61440, constants: dict[str, Any] = ...
     ) -> dict[str, Any]:
         """The all-reduce on two levels: between (the algorithm between nodes; None: the operand rides on the
         agreement), agreement_us, in_node_us, between_us, total_us, and why, one line of these."""

@@ -5,6 +5,7 @@ python -m dcoll.plan show --algo ring -n 4 [--collective all_reduce] [--rank 0]
 python -m dcoll.plan verify --algo tree -n 64
 python -m dcoll.plan explain --bytes 16M -n 8 [--ranks-per-node 4] [--rate 10gbit] [--latency 20us]
 python -m dcoll.plan explain --bytes 16M --nodes 4 --ranks-per-node 2
+python -m dcoll.plan explain --bytes 16M --ranks-per-node 3,1,2
 mpirun -n 8 python -m dcoll.plan explain --bytes 16M
 """
 
@@ -40,6 +41,14 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def parse_ranks_per_node(text: str) -> list[int]:
+    """2 -> [2], of every node; 3,1,2 -> [3, 1, 2], of each."""
+    ranks = text.split(",")
+    if not all(one.isdecimal() and int(one) >= 1 for one in ranks):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: write e.g. 2, or 3,1,2 for three nodes")
+    return [int(one) for one in ranks]
 
 
 def show(collective: str, algo: str, n: int, rank: int | None, root: int) -> str:
@@ -87,28 +96,32 @@ def parse_time(text: str) -> float:
     return float(match[1]) * {"us": 1.0, "ms": 1e3}[match[2]]
 
 
+def blocks(ranks_of_nodes: Sequence[int]) -> list[int]:
+    """The node of each rank, where the first ranks are on node 0, and so on: [3, 1] -> [0, 0, 0, 1]"""
+    return [node for node, ranks in enumerate(ranks_of_nodes) for _ in range(ranks)]
+
+
 def explain(
     collective: str,
-    n: int,
     nbytes: int,
-    ranks_per_node: int,
+    node_of_rank: Sequence[int],
     constants: dict[str, Any] | None = None,
     source: str = "built in",
     slice_bytes: int | None = None,
 ) -> str:
     """What the cost model chooses, the predicted time of every candidate, and the numbers it follows from."""
     constants = constants or _C.plan.constants()
+    nodes = len(set(node_of_rank))
     if slice_bytes is None:
-        slice_bytes = slice_bytes_of_job(several_nodes=n > ranks_per_node)
-    nodes = -(-n // (ranks_per_node or n))
-    two_levels = collective == "all_reduce" and nodes > 1 and ranks_per_node > 1
+        slice_bytes = slice_bytes_of_job(several_nodes=nodes > 1)
+    two_levels = collective == "all_reduce" and 1 < nodes < len(node_of_rank)
     # On two levels the network sees one all-reduce between nodes, whose slices are shared out to the ranks of each.
-    asked = (nodes, 1) if two_levels else (n, ranks_per_node)
-    choice = _C.plan.select(collective, asked[0], nbytes, asked[1], slice_bytes, constants)
+    asked = range(nodes) if two_levels else node_of_rank
+    choice = _C.plan.select(collective, nbytes, asked, slice_bytes, constants)
     fastest = min(candidate[1] for candidate in choice["candidates"])
     lines = [choice["why"], f"  {choice['name']} is for: {choice['reason']}"]
     if two_levels:
-        lines.insert(0, _C.plan.hierarchical(nodes, ranks_per_node, nbytes, slice_bytes, constants)["why"])
+        lines.insert(0, _C.plan.hierarchical(nbytes, node_of_rank, slice_bytes, constants)["why"])
     lines.append(f"  {'algorithm':<20} {'predicted':>14} {'':>7}  slices")
     for name, predicted_us, best_slice, _ in choice["candidates"]:
         factor = f"{predicted_us / fastest:6.2f}x" if fastest > 0 else ""
@@ -138,12 +151,10 @@ def explain_job(collective: str, nbytes: int) -> str | None:
     collectives.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
     text = None
     if comm.rank == 0:
-        per_node = max(comm.nodes.count(node) for node in set(comm.nodes))
         text = explain(
             collective,
-            comm.size,
             nbytes,
-            per_node,
+            comm.nodes,
             comm.constants(),
             comm.constants_source(),
             slice_bytes_of_job(several_nodes=comm.num_nodes > 1),
@@ -182,10 +193,33 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--bytes", type=parse_bytes, required=True, help="size of the buffer: 8, 64K, 16M, 1G")
     command.add_argument("-n", type=_positive, default=None, help="number of ranks (default 4, or the job's)")
     command.add_argument("--nodes", type=_positive, default=None, help="number of nodes, instead of -n")
-    command.add_argument("--ranks-per-node", type=_positive, default=None, help="default: all on one node")
+    command.add_argument(
+        "--ranks-per-node",
+        type=parse_ranks_per_node,
+        default=None,
+        help="2, or 3,1,2 where nodes differ (default: all on one node)",
+    )
     command.add_argument("--rate", type=parse_rate, help="of the links between nodes: 1gbit, 100gbit")
     command.add_argument("--latency", type=parse_time, help="of a short message between nodes: 20us")
     return parser
+
+
+def _ranks_of_nodes(args: argparse.Namespace) -> list[int]:
+    """How many ranks each node of a described job has."""
+    told: list[int] = args.ranks_per_node or []
+    if len(told) > 1:
+        ranks = told
+    elif args.nodes is not None:
+        ranks = args.nodes * (told or [(args.n or args.nodes) // args.nodes])
+    else:
+        n: int = args.n or 4
+        full, rest = divmod(n, told[0] if told else n)
+        ranks = full * (told or [n]) + [rest] * (rest > 0)
+    if args.n not in (None, sum(ranks)) or args.nodes not in (None, len(ranks)):
+        options = {"-n": args.n, "--nodes": args.nodes, "--ranks-per-node": ",".join(map(str, told))}
+        given = ", ".join(f"{option} {value}" for option, value in options.items() if value)
+        raise _C.ArgumentError(f"{given} do not fit each other: leave one of them out")
+    return ranks
 
 
 def _explained(args: argparse.Namespace) -> str | None:
@@ -193,8 +227,6 @@ def _explained(args: argparse.Namespace) -> str | None:
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size != 1 and all(value is None for value in described):
         return explain_job(args.collective, args.bytes)
-    per_node = args.ranks_per_node or (1 if args.nodes else 0)
-    n = args.n or (args.nodes * per_node if args.nodes else 4)
     constants, source = _C.plan.constants(), "built in, not measured on any machine"
     if args.rate is not None:
         constants["network"]["beta_us_per_byte"] = args.rate
@@ -202,7 +234,7 @@ def _explained(args: argparse.Namespace) -> str | None:
     if args.latency is not None:
         constants["network"]["alpha_us"] = args.latency
         source = "built in but for what was given"
-    return explain(args.collective, n, args.bytes, per_node, constants, source)
+    return explain(args.collective, args.bytes, blocks(_ranks_of_nodes(args)), constants, source)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -70,14 +71,19 @@ std::string verify(const std::string& collective, const std::string& algo, uint3
   return plan::verify(plan::build_all(algorithm, n, root), algorithm.collective, options).message;
 }
 
-py::dict choose(const std::string& collective, uint32_t n, uint64_t bytes, uint32_t ranks_per_node,
-                uint64_t slice_bytes, const py::dict& constants) {
-  if (n == 0) throw ArgumentError("there must be at least one rank, got n = 0");
-  const uint32_t per_node = ranks_per_node == 0 ? n : ranks_per_node;
-  const plan::Collective kind = plan::parse_collective(collective);
-  plan::Choice choice;
-  plan::Topology topology = plan::Topology::blocks(n, per_node);
+// nodes: the node of each rank.
+plan::Topology topology_of(std::vector<uint32_t> nodes, const py::dict& constants) {
+  if (nodes.empty()) throw ArgumentError("there must be at least one rank, got nodes of no rank");
+  plan::Topology topology = plan::Topology::on(std::move(nodes));
   static_cast<plan::Constants&>(topology) = bind::constants_from(constants);
+  return topology;
+}
+
+py::dict choose(const std::string& collective, uint64_t bytes, std::vector<uint32_t> nodes, uint64_t slice_bytes,
+                const py::dict& constants) {
+  const plan::Collective kind = plan::parse_collective(collective);
+  const plan::Topology topology = topology_of(std::move(nodes), constants);
+  plan::Choice choice;
   {
     py::gil_scoped_release unlocked;
     choice = plan::select(kind, bytes, topology, slice_bytes);
@@ -95,14 +101,8 @@ py::dict choose(const std::string& collective, uint32_t n, uint64_t bytes, uint3
   return dict;
 }
 
-py::dict hierarchical(uint32_t nodes, uint32_t ranks_per_node, uint64_t bytes, uint64_t slice_bytes,
-                      const py::dict& constants) {
-  if (nodes == 0 || ranks_per_node == 0) {
-    throw ArgumentError("there must be nodes with ranks, got " + std::to_string(nodes) + " nodes with " +
-                        std::to_string(ranks_per_node) + " ranks each");
-  }
-  plan::Topology topology = plan::Topology::blocks(nodes * ranks_per_node, ranks_per_node);
-  static_cast<plan::Constants&>(topology) = bind::constants_from(constants);
+py::dict hierarchical(uint64_t bytes, std::vector<uint32_t> nodes, uint64_t slice_bytes, const py::dict& constants) {
+  const plan::Topology topology = topology_of(std::move(nodes), constants);
   const plan::HierarchicalCost cost = plan::predict_hierarchical(bytes, topology, slice_bytes);
   py::dict dict;
   dict["between"] = cost.between == nullptr ? py::object(py::none()) : py::str(std::string(cost.between->name));
@@ -130,9 +130,9 @@ void bind_plan(py::module_& m) {
   sub.def("build", &build, py::arg("collective"), py::arg("algo"), py::arg("n"), py::arg("rank"), py::arg("root") = 0);
   sub.def("verify", &verify, py::arg("collective"), py::arg("algo"), py::arg("n"), py::arg("slot_depth") = 1,
           py::arg("rounds") = 2, py::arg("in_place") = false, py::arg("root") = 0);
-  sub.def("select", &choose, py::arg("collective"), py::arg("n"), py::arg("bytes"), py::arg("ranks_per_node") = 0,
+  sub.def("select", &choose, py::arg("collective"), py::arg("bytes"), py::arg("nodes"),
           py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
-  sub.def("hierarchical", &hierarchical, py::arg("nodes"), py::arg("ranks_per_node"), py::arg("bytes"),
+  sub.def("hierarchical", &hierarchical, py::arg("bytes"), py::arg("nodes"),
           py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
   sub.attr("DEFAULT_SLICE_BYTES") = plan::kDefaultSliceBytes;
   sub.def("constants", [] { return bind::to_dict(plan::Constants{}); });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace dcoll::plan {
@@ -47,13 +48,17 @@ struct Topology : Constants {
   bool same_node(uint32_t a, uint32_t b) const { return node_of_rank[a] == node_of_rank[b]; }
   const LinkModel& link(uint32_t a, uint32_t b) const { return same_node(a, b) ? memory : network; }
 
+  static Topology on(std::vector<uint32_t> node_of_rank) {
+    Topology topology;
+    topology.num_ranks = static_cast<uint32_t>(node_of_rank.size());
+    topology.node_of_rank = std::move(node_of_rank);
+    return topology;
+  }
   // n ranks, the first ranks_per_node on node 0, and so on.
   static Topology blocks(uint32_t n, uint32_t ranks_per_node) {
-    Topology topology;
-    topology.num_ranks = n;
-    topology.node_of_rank.resize(n);
-    for (uint32_t r = 0; r < n; ++r) topology.node_of_rank[r] = r / ranks_per_node;
-    return topology;
+    std::vector<uint32_t> node_of_rank(n);
+    for (uint32_t r = 0; r < n; ++r) node_of_rank[r] = r / ranks_per_node;
+    return on(std::move(node_of_rank));
   }
   static Topology one_node(uint32_t n) { return blocks(n, n == 0 ? 1 : n); }
 };

@@ -3,7 +3,7 @@
 import checks_collectives
 import checks_learning
 import pytest
-from mpirun import expect, is_open_mpi, names_of_checks, run_checks
+from mpirun import expect, is_open_mpi, launch, names_of_checks, run_checks
 from test_mpi_faults import fault
 
 pytestmark = pytest.mark.mpi
@@ -31,6 +31,16 @@ def test_a_killed_rank_is_named_on_every_node() -> None:
     for rank in (0, 2):  # rank 0 is on the other node, and rank 1 led its own
         assert f"[{rank}] PeerError after" in done.stdout, done.text
     assert "rank 1" in done.stdout, done.text
+
+
+@pytest.mark.parametrize(("n", "nodes"), [*LAYOUTS, (5, "0,0,0,1,2")], ids=str)
+def test_a_job_explains_itself(n: int, nodes: str) -> None:
+    done = launch(n, "-m", "dcoll.plan", "explain", "--bytes", "1M", DCOLL_NODES=nodes)
+    assert done.returncode == 0, done.text
+    several = len(set(nodes.split(",")))
+    assert f"on {n} ranks of {several} nodes (" in done.stdout, done.text
+    assert done.stdout.count("hierarchical:") == 1, done.text
+    assert f"predicted for 1 MiB on {several} ranks" in done.stdout, done.text  # what the nodes do between them
 
 
 def test_nodes_are_numbers() -> None:

@@ -40,16 +40,40 @@ def test_two_levels(capsys: pytest.CaptureFixture[str]) -> None:
     assert "on 3 ranks" in second
 
 
+@pytest.mark.parametrize(
+    ("options", "ranks", "nodes"),
+    [
+        ("--ranks-per-node 3,1,2", 6, 3),
+        ("-n 6 --nodes 3 --ranks-per-node 3,1,2", 6, 3),
+        ("-n 8 --nodes 4", 8, 4),
+        ("-n 7 --ranks-per-node 3", 7, 3),
+        ("--nodes 3 --ranks-per-node 2", 6, 3),
+        ("--ranks-per-node 2", 4, 2),
+    ],
+)
+def test_described_nodes(options: str, ranks: int, nodes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"on {ranks} ranks of {nodes} nodes" in explained(capsys, "--bytes", "1M", *options.split())
+
+
+@pytest.mark.parametrize(
+    "options", ["-n 7 --nodes 2", "-n 2 --nodes 4", "-n 7 --ranks-per-node 3,1,2", "--nodes 2 --ranks-per-node 3,1,2"]
+)
+def test_nodes_that_cannot_be(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan.main(["explain", "--bytes", "1M", *options.split()])
+    assert options.replace(" -", ", -") + " do not fit each other" in capsys.readouterr().err
+
+
 def test_what_rides_on_the_agreement_has_nothing_between_nodes() -> None:
-    rides = _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=8 << 10)
+    rides = _C.plan.hierarchical(nodes=plan.blocks([2] * 4), bytes=8 << 10)
     assert rides["between"] is None
     assert rides["between_us"] == 0
     assert rides["total_us"] == rides["agreement_us"]
-    cut = _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=(8 << 10) + 1)
+    cut = _C.plan.hierarchical(nodes=plan.blocks([2] * 4), bytes=(8 << 10) + 1)
     assert cut["between"] is not None
     assert cut["total_us"] == sum(cut[stage] for stage in ("agreement_us", "in_node_us", "between_us"))
     with pytest.raises(ValueError, match="all 8 ranks are on one"):
-        _C.plan.hierarchical(nodes=1, ranks_per_node=8, bytes=1 << 20)
+        _C.plan.hierarchical(nodes=plan.blocks([8]), bytes=1 << 20)
 
 
 def test_two_levels_share_the_network_of_a_node() -> None:
@@ -57,7 +81,7 @@ def test_two_levels_share_the_network_of_a_node() -> None:
     bytes = 64 << 20
     flat = 2 * (4 - 1) / 4 * bytes * 8e-3  # what a node must send at the least
     for per_node in (2, 4):
-        cost = _C.plan.hierarchical(nodes=4, ranks_per_node=per_node, bytes=bytes, constants=constants)
+        cost = _C.plan.hierarchical(nodes=plan.blocks([per_node] * 4), bytes=bytes, constants=constants)
         assert flat < cost["total_us"] < 1.1 * flat
 
 
@@ -72,17 +96,18 @@ def test_wrong_values(option: str, value: str, text: str, capsys: pytest.Capture
 
 def test_unknown_constants_are_refused() -> None:
     with pytest.raises(ValueError, match="no constant is called 'memroy'"):
-        _C.plan.select("all_reduce", 4, 1 << 20, 1, constants={"memroy": {}})
+        _C.plan.select("all_reduce", 1 << 20, range(4), constants={"memroy": {}})
     with pytest.raises(ValueError, match="a link has no constant 'beta'"):
-        _C.plan.select("all_reduce", 4, 1 << 20, 1, constants={"network": {"beta": 1.0}})
+        _C.plan.select("all_reduce", 1 << 20, range(4), constants={"network": {"beta": 1.0}})
     known = {"memory", "network", "gamma_us_per_byte", "handshake_us", "shared_cores"}
     assert set(_C.plan.constants()) == known
 
 
 def test_the_measured_handshake_is_shown_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     measured = _C.plan.constants() | {"handshake_us": 512.25}
-    assert _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=1 << 20, constants=measured)["agreement_us"] == 512.25
-    assert "handshake of all ranks: 512.2 us, measured" in plan.explain("all_reduce", 8, 1 << 20, 2, measured)
+    nodes = plan.blocks([2] * 4)
+    assert _C.plan.hierarchical(nodes=nodes, bytes=1 << 20, constants=measured)["agreement_us"] == 512.25
+    assert "handshake of all ranks: 512.2 us, measured" in plan.explain("all_reduce", 1 << 20, nodes, measured)
     assert "handshake" not in explained(capsys, "--bytes", "1M", "--nodes", "4", "--ranks-per-node", "2")
 
 
@@ -91,7 +116,7 @@ def test_few_carriers_on_shared_cores() -> None:
         # A message's own way is long: two carriers halve it.
         network = {"beta_us_per_byte": 8e-5, "transit_us_per_byte": 8e-3}
         constants = {"network": network, "shared_cores": shared}
-        cost = _C.plan.hierarchical(nodes=4, ranks_per_node=2, bytes=bytes, constants=constants)
+        cost = _C.plan.hierarchical(nodes=plan.blocks([2] * 4), bytes=bytes, constants=constants)
         return float(cost["between_us"])
 
     assert between_us(64 << 10, shared=True) > between_us(64 << 10, shared=False)
