@@ -143,7 +143,7 @@ def measure(options: argparse.Namespace, size: int, sources: int) -> list[Row]:
 
 def print_header() -> None:
     print(
-        f"{'isa':<8} {'type':<9} {'op':<8} {'bytes':>11} {'p':>2} {'place':<6} "
+        f"{'isa':<10} {'type':<9} {'op':<8} {'bytes':>11} {'p':>2} {'place':<6} "
         f"{'us':>10} {'GB/s':>8} {'moved':>8} {'memcpy':>7} {'float32':>7}"
     )
 
@@ -151,7 +151,7 @@ def print_header() -> None:
 def print_row(r: Row) -> None:
     to_float32 = f"{r.to_float32:.2f}" if r.to_float32 is not None else "-"
     print(
-        f"{r.isa:<8} {r.dtype:<9} {r.op:<8} {r.size_bytes:>11} {r.sources:>2} {'in' if r.in_place else 'out':<6} "
+        f"{r.isa:<10} {r.dtype:<9} {r.op:<8} {r.size_bytes:>11} {r.sources:>2} {'in' if r.in_place else 'out':<6} "
         f"{r.time_us:>10.2f} {r.gb_per_s:>8.2f} {r.moved_gb_per_s:>8.2f} {r.to_memcpy:>7.2f} {to_float32:>7}",
         flush=True,
     )
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument(
         "--isa",
         nargs="+",
-        choices=["generic", "avx2", "avx512"],
+        choices=["generic", "avx2", "avx512", "avx512vnni"],
         default=[_C.kernels.active_isa()],
         help="default: what run-time dispatch chose",
     )

@@ -36,7 +36,7 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4 on one node, 25 on several",
                 "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
-    SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512, avx2, generic", "instruction set of the CPU kernels"},
+    SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512vnni, avx512, avx2, generic", "instruction set of the CPU kernels"},
     SettingInfo{"DCOLL_STALL_CHECK_TIME", "60", "seconds > 0",
                 "an operation that some ranks did not submit for this long is reported, naming them"},
     SettingInfo{"DCOLL_STALL_SHUTDOWN_TIME", "0", "seconds, 0 = never", "... for this long ends the job with an error"},

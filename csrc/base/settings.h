@@ -30,7 +30,7 @@ struct Settings {
   std::string cache_dir;         // where measured constants are kept; empty: the user's cache folder
   double bucket_mb;              // gradient bucket size; negative: from the number of nodes
   double first_bucket_mb;        // size of the bucket that is ready first in backward
-  std::string simd;              // "auto", "avx512", "avx2", "generic"
+  std::string simd;              // "auto", "avx512vnni", "avx512", "avx2", "generic"
   double stall_check_time_s;     // an operation that some ranks did not submit for this long is reported
   double stall_shutdown_time_s;  // ... and for this long fails on all ranks; 0: never
   bool stall_check_disable;      // neither of the two

@@ -24,18 +24,17 @@ bool has_f16c() {
 // Null when this CPU or this build lacks it.
 const Kernels* find(std::string_view isa) {
 #if defined(__x86_64__)
-  if (isa == "avx512") {
-    const bool ok = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_f16c();
-    return ok ? &avx512_kernels() : nullptr;
-  }
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_f16c();
+  if (isa == "avx512vnni") return avx512 && __builtin_cpu_supports("avx512vnni") ? &avx512vnni_kernels() : nullptr;
+  if (isa == "avx512") return avx512 ? &avx512_kernels() : nullptr;
   if (isa == "avx2") return __builtin_cpu_supports("avx2") && has_f16c() ? &avx2_kernels() : nullptr;
 #endif
   return isa == "generic" ? &generic_kernels() : nullptr;
 }
 
 const Kernels* best() {
-  for (const std::string_view isa : {"avx512", "avx2"}) {
+  for (const std::string_view isa : {"avx512vnni", "avx512", "avx2"}) {
     if (const Kernels* kernels = find(isa)) return kernels;
   }
   return &generic_kernels();

@@ -1,9 +1,9 @@
 // Internal to kernels: the table of functions each instruction set provides, and which one is in force.
 //
-// How the variants are built: simd.h and simd_kernels.h are compiled three times, by isa_generic.cc, isa_avx2.cc and
-// isa_avx512.cc, each with its own -m flags (kernels.cmake). Everything in those headers lives in an unnamed namespace
-// and calls no inline function of another header: an inline function with external linkage, compiled with AVX flags,
-// could be the copy the linker keeps for everybody, and then crash on a CPU without AVX.
+// How the variants are built: simd.h and simd_kernels.h are compiled four times, by isa_generic.cc, isa_avx2.cc,
+// isa_avx512.cc and isa_avx512vnni.cc, each with its own -m flags (kernels.cmake). Everything in those headers lives in
+// an unnamed namespace and calls no inline function of another header: an inline function with external linkage,
+// compiled with AVX flags, could be the copy the linker keeps for everybody, and then crash on a CPU without AVX.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,7 @@ const Kernels& generic_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const Kernels& avx512vnni_kernels();
 #endif
 
 // The variant in force; defined in dispatch.cc beside active_isa() and set_isa().

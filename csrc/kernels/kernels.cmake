@@ -28,10 +28,13 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 set_source_files_properties(csrc/kernels/isa_generic.cc PROPERTIES COMPILE_OPTIONS "${_dcoll_simd_flags}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  list(APPEND DCOLL_KERNEL_SOURCES csrc/kernels/isa_avx2.cc csrc/kernels/isa_avx512.cc)
+  list(APPEND DCOLL_KERNEL_SOURCES csrc/kernels/isa_avx2.cc csrc/kernels/isa_avx512.cc
+       csrc/kernels/isa_avx512vnni.cc)
   set_source_files_properties(csrc/kernels/isa_avx2.cc PROPERTIES COMPILE_OPTIONS "${_dcoll_simd_flags};-mavx2;-mf16c")
+  set(_dcoll_avx512_flags ${_dcoll_simd_flags} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c)
+  set_source_files_properties(csrc/kernels/isa_avx512.cc PROPERTIES COMPILE_OPTIONS "${_dcoll_avx512_flags}")
   set_source_files_properties(
-    csrc/kernels/isa_avx512.cc PROPERTIES COMPILE_OPTIONS
-                                          "${_dcoll_simd_flags};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mf16c")
+    csrc/kernels/isa_avx512vnni.cc PROPERTIES COMPILE_OPTIONS "${_dcoll_avx512_flags};-mavx512vnni")
+  unset(_dcoll_avx512_flags)
 endif()
 unset(_dcoll_simd_flags)

@@ -38,7 +38,7 @@ void reduce_n_to_n(std::span<void* const> dsts, std::span<const void* const> src
 // dst[i] = src[i] * scale
 void scale(void* dst, const void* src, size_t count, DType dtype, double scale);
 
-// "avx512", "avx2" or "generic": what run-time dispatch chose, or what DCOLL_SIMD asked for.
+// "avx512vnni", "avx512", "avx2" or "generic": what run-time dispatch chose, or what DCOLL_SIMD asked for.
 std::string_view active_isa();
 // For tests: force a variant. Returns false, changing nothing, when this CPU or this build lacks it.
 bool set_isa(std::string_view isa);

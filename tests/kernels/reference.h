@@ -173,7 +173,7 @@ inline const std::vector<std::string>& available_isas() {
   static const std::vector<std::string> available = [] {
     std::vector<std::string> list;
     const std::string active(kernels::active_isa());
-    for (const char* isa : {"generic", "avx2", "avx512"}) {
+    for (const char* isa : {"generic", "avx2", "avx512", "avx512vnni"}) {
       if (kernels::set_isa(isa)) {
         list.push_back(isa);
       } else {
