@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/cast.h"
+#include "kernels/float_state.h"
 
 namespace dcoll::kernels {
 namespace {
@@ -65,6 +66,7 @@ const std::byte* at(const void* base, size_t offset) { return static_cast<const 
 }  // namespace
 
 Dots dots(const void* a, const void* b, size_t count, DType dtype) {
+  const KeepSubnormals keep;
   Partial sums;
   if (dtype == DType::kFloat32) {
     accumulate(sums, static_cast<const float*>(a), static_cast<const float*>(b), count);
@@ -85,6 +87,7 @@ Dots dots(const void* a, const void* b, size_t count, DType dtype) {
 
 void weighted_sum(void* dst, const void* a, double a_factor, const void* b, double b_factor, size_t count,
                   DType dtype) {
+  const KeepSubnormals keep;
   if (dtype == DType::kFloat32) {
     combine(static_cast<float*>(dst), static_cast<const float*>(a), a_factor, static_cast<const float*>(b), b_factor,
             count);

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "kernels/cast.h"
 #include "kernels/dispatch.h"
+#include "kernels/float_state.h"
 
 namespace dcoll::kernels {
 
@@ -20,6 +21,7 @@ void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t cou
     if (dst != src) std::memcpy(dst, src, count * dtype_bytes(src_type));
     return;
   }
+  const KeepSubnormals keep;
   const CastFn convert = active_kernels().cast[static_cast<int>(src_type)][static_cast<int>(dst_type)];
   convert(static_cast<char*>(dst), static_cast<const char*>(src), count);
 }

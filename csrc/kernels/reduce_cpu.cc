@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "kernels/dispatch.h"
+#include "kernels/float_state.h"
 #include "kernels/reduce.h"
 #include "kernels/scale.h"
 
@@ -25,6 +26,7 @@ void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t 
     return;
   }
   if (op == ReduceOp::kAdasum) throw ArgumentError("adasum combines vectors: see kernels/adaptive_sum.h");
+  const KeepSubnormals keep;
   const ReduceFn reduce = active_kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
   // The loops address bytes. char may alias anything, and the pointer arrays themselves are only read.
   reduce(reinterpret_cast<char* const*>(dsts.data()), dsts.size(), reinterpret_cast<const char* const*>(srcs.data()),

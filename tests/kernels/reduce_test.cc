@@ -7,6 +7,10 @@
 #include "base/error.h"
 #include "kernels/reference.h"
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 namespace dcoll {
 namespace {
 
@@ -343,6 +347,24 @@ TEST(arguments_that_cannot_work_are_refused) {
   CHECK_THROWS(kernels::scale(&b, &b, 1, DType::kBool, 0.5), ArgumentError, "bool");
   CHECK_EQ(out, 0);
 }
+
+#if defined(__SSE2__)
+// torch.set_flush_denormal(True) is one thread's: the bits of a sum must not depend on which thread made it.
+TEST(flushing_of_subnormals_is_put_aside) {
+  constexpr unsigned kFlush = 0x8040;
+  const unsigned before = _mm_getcsr();
+  for (const std::string& isa : test::available_isas()) {
+    kernels::set_isa(isa);
+    std::vector<float> a(100, 0x1p-149f), b(100, 0x1p-148f), out(100);
+    _mm_setcsr(before | kFlush);
+    reduce2(out.data(), a.data(), b.data(), out.size(), DType::kFloat32, ReduceOp::kSum);
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(before);
+    CHECK_EQ(after & kFlush, kFlush);
+    for (const float x : out) CHECK(x == 0x1.8p-148f);
+  }
+}
+#endif
 
 TEST(unknown_isa_is_refused) {
   const std::string before(kernels::active_isa());
