@@ -87,7 +87,8 @@ class TorchKind(Kind):
     def dense(self, tensor: Any) -> Any:
         if tensor.is_cpu and tensor.layout is self._strided:
             if tensor.is_contiguous() and not tensor.is_neg():
-                return tensor
+                # A tangent of torch.autograd.forward_ad may be zeros without memory.
+                return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
             return tensor.detach().contiguous().resolve_neg()
         raise self._unsupported(tensor)
 
@@ -118,11 +119,11 @@ class TorchKind(Kind):
 
     def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
         if math.prod(shape) == 0:
-            return self._torch.empty(shape, dtype=dtype)
+            return self._torch.empty(shape, dtype=dtype, device="cpu")
         return self._torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(shape)
 
     def counts(self, values: list[int]) -> Any:
-        return self._torch.tensor(values, dtype=self._torch.int32)
+        return self._torch.tensor(values, dtype=self._torch.int32, device="cpu")
 
 
 def _version_counter(torch: Any) -> Callable[[Sequence[Any]], None]:

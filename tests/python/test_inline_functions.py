@@ -116,11 +116,28 @@ def test_without_a_job(function: object) -> None:
 def test_negated_views(job: None) -> None:
     """z.conj().imag shares z's memory, where the values have the other sign."""
     z = torch.tensor([1 + 2j, 3 + 4j])
-    for view in (z.conj().imag, z[:1].conj().imag, z[1].conj().imag, z[1].conj().imag[None]):
+    misaligned = torch.frombuffer(bytearray(12), dtype=torch.complex64, count=1, offset=4).fill_(5 + 6j)
+    views = [z.conj().imag, z[:1].conj().imag, z[1].conj().imag, z[1].conj().imag[None], misaligned.conj().imag]
+    for view in (*views, torch._neg_view(torch.arange(1.0, 5.0)), z.conj().imag.as_strided((2,), (1,))):
         assert torch.equal(dcoll.allreduce(view), view.clone())
         before = view.clone()
         assert dcoll.allreduce_(view) is view
         assert torch.equal(view, before)
+
+
+def test_zeros_without_memory(job: None) -> None:
+    """Tangents of torch.autograd.forward_ad may be such."""
+    zeros = torch._efficientzerotensor(3)
+    assert zeros.data_ptr() == 0
+    assert dcoll.allreduce(zeros).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_default_device_is_not_the_results(job: None) -> None:
+    with torch.device("meta"):
+        empty, splits = torch.empty(0, 3, device="cpu"), [2]
+        assert dcoll.allgather(empty).device.type == "cpu"
+        rows, counts = dcoll.alltoall(torch.ones(2, device="cpu"), splits=splits)
+        assert (rows.device.type, counts.device.type) == ("cpu", "cpu")
 
 
 def test_unusual_layouts_are_reduced_in_place(job: None) -> None:
