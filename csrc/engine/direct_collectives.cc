@@ -153,7 +153,7 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const PullCall& call) {
   }
   // A reduction takes its operands side by side, so it cannot have them copied one by one.
   if (post.offset_in == Window::kUnmapped && slots.reads_peers() && mine.bytes() > kLeastForeignBytes &&
-      call.kind != Kind::kReduceScatter) {
+      call.kind != Kind::kReduceScatter && is_readable(mine.data(), mine.bytes())) {
     post.offset_in = reinterpret_cast<uint64_t>(mine.data()) | kForeign;
   }
   const uint64_t ticket = board.next_ticket();

@@ -49,6 +49,14 @@ bool can_read(const Introduction& peer) {
   return copy_from(peer.process, &word, peer.address, sizeof word) == sizeof word && word == peer.word;
 }
 
+bool is_readable(const void* at, size_t bytes) {
+  if (bytes == 0) return true;
+  auto* const first = static_cast<std::byte*>(const_cast<void*>(at));
+  std::byte ends[2];
+  const iovec here{ends, sizeof ends}, there[2] = {{first, 1}, {first + bytes - 1, 1}};
+  return process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof ends;
+}
+
 void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size_t bytes) {
   auto* at = static_cast<std::byte*>(to);
   while (bytes > 0) {

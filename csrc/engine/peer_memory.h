@@ -23,6 +23,9 @@ Introduction introduce(const uint64_t& word);
 uint64_t unlikely_word(const void* place);
 
 bool can_read(const Introduction& peer);
+// Whether the kernel reads this memory of ours for others: a driver's mappings and secret memory it does not, though we
+// can. Asked of both ends.
+bool is_readable(const void* at, size_t bytes);
 // Copies `bytes` from the peer's address `from`. Throws PeerError: it died; TransportError: it has given up that
 // memory, or the kernel has changed its mind.
 void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size_t bytes);

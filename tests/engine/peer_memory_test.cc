@@ -111,6 +111,15 @@ void gather_and_check(Communicator& comm, size_t bytes) {
 
 }  // namespace
 
+TEST(memory_that_the_kernel_reads_for_nobody) {
+  const Pages pages;
+  CHECK(is_readable(pages.data, 2 * kPage));
+  CHECK(is_readable(pages.data, 0));
+  mprotect(pages.data + kPage, kPage, PROT_NONE);
+  CHECK(!is_readable(pages.data, 2 * kPage));
+  CHECK(is_readable(pages.data, kPage));
+}
+
 TEST(a_living_process_is_read) {
   Pages pages;
   pages.data[kPage + 5] = std::byte{42};
