@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/join.h"
 #include "engine/ranks_text.h"
+#include "engine/stall_report.h"
 
 namespace dcoll {
 namespace {
@@ -29,7 +30,10 @@ RecordExchange::RecordExchange(Fabric& fabric, const void* mine, size_t bytes)
 
 Call Call::of(const Request& r) {
   Call call;
-  copy_text(r.describe(), call.words, kWords);
+  // Rather the name's end is left out than what follows it.
+  Request described = r;
+  described.name = shortened(r.name, kWords / 2);
+  copy_text(shortened(described.describe(), kWords - 1), call.words, kWords);
   copy_text(r.algo, call.algo, kAlgoName);
   call.fingerprint = r.fingerprint();
   call.count = r.count;
@@ -66,13 +70,13 @@ Call Mismatch::call_of(int rank) const {
 }
 
 std::string Mismatch::text() const {
-  std::map<std::string, std::vector<int>> callers;
+  std::map<std::pair<std::string, uint64_t>, std::vector<int>> callers;  // words may be cut where calls still agree
   for (int rank = 0; rank < size_; ++rank) {
     const Call call = call_of(rank);
-    callers[call.words].push_back(call.job_rank);
+    callers[{call.words, call.fingerprint}].push_back(call.job_rank);
   }
   std::vector<std::pair<std::vector<int>, std::string>> by_rank;
-  for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what);
+  for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what.first);
   std::sort(by_rank.begin(), by_rank.end());
   std::string text;
   for (size_t i = 0; i < by_rank.size(); ++i) {

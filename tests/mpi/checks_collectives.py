@@ -232,6 +232,9 @@ def check_mismatch() -> None:
          "allreduce (average of 3 float32)", "barrier"),
         (lambda odd: hvd.synchronize(hvd.allreduce_async(torch.ones(3 + odd), name="async")),
          "allreduce 'async' (average of 3 float32)", "allreduce 'async' (average of 4 float32)"),
+        (lambda odd: hvd.allreduce(torch.ones(3 + odd), name="x" + 200 * "é"), "allreduce 'xé", "allreduce 'xé"),
+        (lambda odd: hvd.allreduce(torch.ones(3 + odd), name=200 * "é"), "allreduce 'é", "allreduce 'é"),
+        (lambda odd: hvd.allreduce(torch.ones(3), name=300 * "x" + str(odd)), "allreduce 'xxx", "allreduce 'xxx"),
     ):  # fmt: skip
         with pytest.raises(hvd.HorovodInternalError) as caught:
             different(hvd.rank() == last)
