@@ -72,6 +72,8 @@ def hash_memory(blocks: Sequence[tuple[int, int]]) -> list[int]:
 class Handle:
     def poll(self) -> bool:
         """True when finished, successfully or not. Never raises, never waits."""
+    def released(self) -> bool:
+        """True when finished and nothing reads or writes the caller's memory any more, as it may after a failure."""
     def wait(self, timeout: float = -1.0) -> None:
         """Wait until finished; raise what the collective failed with.
 
@@ -385,6 +387,7 @@ class GroupHandle:
     """A group of tensors that is reduced. In place, the tensors are written to by wait()."""
 
     def poll(self) -> bool: ...
+    def released(self) -> bool: ...
     def wait(self, timeout: float = -1.0) -> None: ...
 
 # tensors: torch.Tensor or numpy.ndarray, dense; None when one of them is not, and then nothing was done.
@@ -417,6 +420,7 @@ class RowGroupHandle:
     """A group of tensors that is gathered or scattered as one."""
 
     def poll(self) -> bool: ...
+    def released(self) -> bool: ...
     def wait(self, timeout: float = -1.0) -> None: ...
     def rows(self) -> list[int]:
         """Once finished: how many rows the result of each tensor has."""
@@ -560,7 +564,8 @@ class kernels:
     def active_isa() -> str: ...
     @staticmethod
     def set_isa(isa: str) -> bool:
-        """Use "generic", "avx2" or "avx512" from now on. False, changing nothing, when this CPU or build lacks it."""
+        """Use "generic", "avx2", "avx512" or "avx512vnni" from now on. False, changing nothing, when this CPU or build
+        lacks it."""
     @staticmethod
     def reduce2(dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
     @staticmethod

@@ -38,9 +38,10 @@ class Handle:
         return self._result
 
     def __del__(self) -> None:
-        # Dropped without wait(): the core still writes to the tensors, so they must outlive it.
-        if not self._waited and not self._core.poll():
-            _unfinished[:] = [kept for kept in _unfinished if not kept[-1].poll()]
+        # Dropped without wait(), or failed with a message half there: the core still writes to the tensors, which must
+        # outlive that.
+        if not getattr(self, "_waited", True) and not self._core.released():
+            _unfinished[:] = [kept for kept in _unfinished if not kept[-1].released()]
             _unfinished.append((self._memory, self._result, self._core))
 
 

@@ -50,6 +50,7 @@ class Handle {
   }
 
   bool poll() const { return comm_->poll(*operation_); }
+  bool released() const { return poll() && (comm_->in_forked_child() || operation_->released()); }
   void wait(double timeout_s) { wait_interruptibly(*comm_, *operation_, timeout_s); }
   std::shared_ptr<Memory> output() const {
     check_finished();
@@ -272,6 +273,7 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
 void bind_communicator(py::module_& m) {
   py::class_<Handle>(m, "Handle", py::is_final())
       .def("poll", &Handle::poll)
+      .def("released", &Handle::released)
       .def("wait", &Handle::wait, py::arg("timeout") = -1.0)
       .def("output", &Handle::output)
       .def("counts", &Handle::counts);

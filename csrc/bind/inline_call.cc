@@ -95,8 +95,8 @@ bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation
     set_error(std::current_exception());
   }
   // Ctrl-C ends the wait, not the operation: the core works on this memory for as long as the peers take. So it must
-  // never be freed.
-  if (!operation->done.load(std::memory_order_acquire)) {
+  // never be freed, and neither after a failure that left a message half there.
+  if (!operation->released()) {
     for (PyObject* object : memory) Py_XINCREF(object);
   }
   return false;

@@ -34,6 +34,9 @@ constexpr double kSocketSpinUs = 50;
 // it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
 constexpr double kNudgeSeconds = 30e-6;
 
+// What a failed rank gives messages under way to be done, or cancelled, before the caller has its memory back.
+constexpr auto kLetGo = std::chrono::milliseconds(200);
+
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
@@ -83,11 +86,6 @@ void Communicator::connect_levels() {
   if (settings_.spin_us < 0 && !members_.own_core) spin_s_ = 0;
 }
 
-Communicator::~Communicator() {
-  stop_listening();
-  stop_background();
-}
-
 void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
   if (closing_) {
@@ -102,6 +100,7 @@ void Communicator::accept(Request& request) const {
 }
 
 std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+  check_process();
   accept(request);
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
@@ -133,6 +132,7 @@ void Communicator::wait(Operation& operation, double timeout_s) {
 
 bool Communicator::wait_for(Operation& operation, double timeout_s) {
   if (!operation.done.load(std::memory_order_acquire)) {
+    check_process();
     struct Waiter {  // tells the background thread to stand back, and gives it its work back
       // It is not woken for that: should it be asleep in the middle of an operation, it sees it when that moves.
       explicit Waiter(Communicator& c) : comm(c) {
@@ -221,11 +221,15 @@ void Communicator::step(bool& moved) {
 void Communicator::take_inbox() {
   if (!pending_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(inbox_mutex_);
+  // After a failure nobody meets by name any more: what was submitted meanwhile has to end as what is queued does.
+  const bool meets = !failed_.load();
   for (auto& operation : inbox_) {
-    if (operation->by_name) {
+    if (!operation->by_name) {
+      queue_.push_back(std::move(operation));
+    } else if (meets) {
       names_->submit(std::move(operation));
     } else {
-      queue_.push_back(std::move(operation));
+      named_queue_.push_back(std::move(operation));
     }
   }
   inbox_.clear();
@@ -245,7 +249,12 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
         fail_with(decode_failure(members_.transport->poll_failure()), /*tell_peers=*/false);
         return moved = true;
       }
-      operation->phases.number = operation->by_name ? kFirstNamed + named_started_++ : ++started_;
+      if (&queue == &named_queue_) {
+        operation->phases.number = kFirstNamed + named_started_++;
+        if (operation->request.kind == Kind::kJoin) count_named_round();
+      } else {
+        operation->phases.number = ++started_;
+      }
       operation->task = start_collective(fabric, *operation);
       operation->started = true;
       operation->last_moved = Clock::now();
@@ -272,7 +281,10 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
 }
 
 void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) {
-  if (failed_.load() && operation->started) abandoned_.push_back(operation);
+  if (failed_.load() && operation->started) {
+    abandoned_.push_back(operation);
+    operation->in_use = !let_go_;
+  }
   for (Queue* queue : {&queue_, &named_queue_}) {
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
@@ -318,14 +330,19 @@ void Communicator::watch_operation(Operation& running, Clock::time_point now) {
     stall_told_ = now;
     members_.transport->post_stall(missing);
   }
-  const double more = running.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
-  if (idle > settings_.timeout_s + more) throw TimeoutError(timeout_text(running, idle, missing));
+  if (idle > settings_.timeout_s + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
+}
+
+// Beyond the limit, so that those speak first that see who is missing.
+double Communicator::patience(const Operation& operation) const {
+  return operation.started && operation.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4)
+                                                                : 0;
 }
 
 std::string Communicator::wait_text(const Operation& operation, double seconds,
                                     const std::vector<int>& waited_for) const {
-  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(2 * grace(settings_.timeout_s)));
+  const double recent = 2 * grace(settings_.timeout_s) + patience(operation);
+  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
   std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
   // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
   const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
@@ -356,10 +373,12 @@ void Communicator::fail_with(std::exception_ptr error, bool tell_peers) {
     try {
       members_.transport->post_failure(encode_failure(error, members_.job_rank(members_.rank)));
       members_.transport->progress();
-    } catch (const Error& e) {
+    } catch (const std::exception& e) {
       log_(LogLevel::kWarning, std::string("could not tell the other ranks of a failure: ") + e.what());
     }
   }
+  // Before anybody has their memory back.
+  let_go_ = members_.transport->let_go(kLetGo);
   while (!queue_.empty()) finish(queue_.front(), failure_);
   while (!named_queue_.empty()) finish(named_queue_.front(), failure_);
   if (names_ == nullptr) return;
@@ -369,6 +388,7 @@ void Communicator::fail_with(std::exception_ptr error, bool tell_peers) {
 }
 
 void Communicator::fail(const std::string& text) {
+  if (fork_.in_child()) return;
   const std::lock_guard lock(drive_mutex_);
   take_inbox();
   fail_with(std::make_exception_ptr(PeerError(text)), /*tell_peers=*/true);
@@ -391,44 +411,9 @@ std::string Communicator::constants_source() {
 }
 
 std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
+  check_process();
   if (members_.window != nullptr && members_.window->local_size() > 1) return Memory::mapped(members_.window, bytes);
   return Memory::plain(bytes);
-}
-
-void Communicator::close() {
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    if (closing_) return;
-    closing_ = true;
-  }
-  finish_names();
-  try {
-    say_farewell();
-  } catch (const Error& e) {
-    log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
-  }
-  abandon_names();
-  if (members_.job_ranks.empty() && members_.diagnosis != nullptr) members_.diagnosis->stop();
-  stop_background();
-}
-
-// Waits until all ranks leave. One that leaves early, because of an error of its own, meets the others in whatever they
-// called; they are told of the mismatch, which may well bring them here too, so it is tried again.
-void Communicator::say_farewell() {
-  constexpr int kTries = 3;
-  for (int tried = 1; members_.size > 1 && !failed_.load(); ++tried) {
-    const auto farewell = std::make_shared<Operation>(Request{.kind = Kind::kShutdown});
-    {
-      const std::lock_guard lock(inbox_mutex_);
-      inbox_.push_back(farewell);
-      pending_.store(true, std::memory_order_release);
-    }
-    try {
-      return wait(*farewell);
-    } catch (const MismatchError&) {
-      if (tried == kTries) throw;
-    }
-  }
 }
 
 int Communicator::local_rank() const {

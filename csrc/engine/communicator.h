@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "engine/collective.h"
@@ -68,7 +69,8 @@ struct Members {
 
 class Communicator {
  public:
-  Communicator(Members members, const Settings& settings);
+  // A forked child never destroys its copy: threads, sockets and memory in it are the parent's.
+  static std::shared_ptr<Communicator> make(Members members, const Settings& settings);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -129,6 +131,8 @@ class Communicator {
   std::string failure() const;
   // Waits for what is queued, meets the other ranks (so that nobody leaves while another still needs it), stops.
   void close();
+  // None of the job's ranks, but a process that one of them forked: every other call but those below throws Error.
+  bool in_forked_child() const { return fork_.in_child(); }
 
   int rank() const { return members_.rank; }
   int size() const { return members_.size; }
@@ -154,11 +158,17 @@ class Communicator {
   std::shared_ptr<KnownLinks> known_links() const { return fabric_.links.of_the_job; }  // never another one
 
  private:
+  Communicator(Members members, const Settings& settings);
   enum class Spin { kAllowed, kNever };
   using Queue = std::deque<std::shared_ptr<Operation>>;
 
   void connect_levels();
   void check_open() const;
+  void check_process() const {
+    if (fork_.in_child()) [[unlikely]]
+      throw_forked();
+  }
+  [[noreturn]] void throw_forked() const;
   // Validates; and what messages call the root.
   void accept(Request& request) const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
@@ -169,8 +179,10 @@ class Communicator {
   void advance_names(bool& moved);
   bool names_idle() const;
   void make_names();
+  void count_named_round();
   void forget_name(const Operation& operation);
   void update_pending();
+  double patience(const Operation& operation) const;
   void watch_operation(Operation& running, Clock::time_point now);
   void watch_names(Clock::time_point now);
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
@@ -207,6 +219,7 @@ class Communicator {
   std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
   std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
 
+  const ForkGuard fork_;
   Members members_;
   Settings settings_;
   Log log_;
@@ -223,7 +236,8 @@ class Communicator {
   Queue named_queue_;                                  // in the agreed order; the front one is running
   uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
   LastOperation last_;                                 // of those
-  std::vector<std::shared_ptr<Operation>> abandoned_;  // failed while a transport may still read their memory
+  std::vector<std::shared_ptr<Operation>> abandoned_;  // failed, with what they had of their own
+  bool let_go_ = true;                                 // after a failure: the transport needs no operation's memory
   Clock::time_point last_peer_check_;
   Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 

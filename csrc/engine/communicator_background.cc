@@ -40,6 +40,7 @@ void Communicator::hand_over(Wake wake) {
 // Whether it is done. Asking again and again brings it on, if nobody else does.
 bool Communicator::poll(Operation& operation) {
   if (operation.done.load(std::memory_order_acquire)) return true;
+  if (fork_.in_child()) return true;  // and a wait throws at once
   if (!alert_.load() || waiters_.load() > 0 || !drive_mutex_.try_lock()) return false;
   bool moved = false;
   step(moved);

@@ -5,6 +5,7 @@
 namespace dcoll {
 
 std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
+  check_process();
   accept(request);
   if (request.name.empty()) throw ArgumentError(request.describe() + " needs a name to meet the other ranks by.");
   auto operation = std::make_shared<Operation>(std::move(request));
@@ -52,6 +53,7 @@ std::vector<std::shared_ptr<Operation>> Communicator::named_in_flight() {
 }
 
 std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
+  check_process();
   make_names();
   auto operation = std::make_shared<Operation>(Request{.kind = Kind::kJoin});
   operation->note = note;
@@ -85,6 +87,16 @@ void Communicator::abandon_names() {
   fail_with(std::make_exception_ptr(Error(left.front()->request.describe() +
                                           " was given up: dcoll.shutdown() came before every rank had submitted it.")),
             /*tell_peers=*/false);
+}
+
+// This rank has joined and takes part in an operation that the others submitted by name: one more of the rounds by
+// which the ranks find out who joined last.
+void Communicator::count_named_round() {
+  for (const auto& operation : queue_) {
+    if (operation->request.kind != Kind::kJoin) continue;
+    if (operation->rounds + operation->named_rounds++ == 0) log_(LogLevel::kWarning, operation->note);
+    return;
+  }
 }
 
 bool Communicator::names_idle() const { return names_ == nullptr || (named_queue_.empty() && names_->idle()); }

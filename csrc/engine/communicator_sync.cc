@@ -16,6 +16,7 @@ bool Communicator::may_run_on_the_spot() {
 
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
+  check_process();
   {
     const std::lock_guard lock(drive_mutex_);
     if (may_run_on_the_spot() && pulls_now(fabric_, request.kind)) {
@@ -41,6 +42,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
+  check_process();
   if (!timeline_->on() && call.plainly_valid(members_.size)) {  // else there is an operation to note the time in
     const std::lock_guard lock(drive_mutex_);
     if (may_run_on_the_spot() && pulls_now(fabric_, call.kind)) {
@@ -63,6 +65,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
+  check_process();
   {
     Phases phases(timeline_->on());
     const std::lock_guard lock(drive_mutex_);

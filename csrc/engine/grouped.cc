@@ -162,9 +162,8 @@ void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
 }
 
 bool GroupedAllReduce::in_flight() const {
-  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
-    return part.operation != nullptr && !part.operation->done.load(std::memory_order_acquire);
-  });
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](const Part& part) { return part.operation != nullptr && !part.operation->released(); });
 }
 
 bool GroupedAllReduce::done() const {

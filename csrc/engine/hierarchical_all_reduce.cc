@@ -15,6 +15,7 @@ constexpr size_t kAhead = Hierarchy::kPieces;
 
 HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJob& job, uint64_t ticket)
     : h_(hierarchy), job_(job), carriers_(h_.carriers_for(job.bytes())), base_(h_.pieces_begun) {
+  h_.tell_missing({});
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
     const BoardEntry::Post& post = board.at(local, ticket);

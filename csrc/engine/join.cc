@@ -91,10 +91,11 @@ Task run_join(Fabric& f, Operation& op) {
     Nested one(run_collective(f, round));
     co_await one;
     if (!round.counts.empty()) break;
-    if (op.rounds++ == 0 && f.log != nullptr) (*f.log)(LogLevel::kWarning, op.note);
+    if (op.rounds++ + op.named_rounds == 0 && f.log != nullptr) (*f.log)(LogLevel::kWarning, op.note);
   }
   // The last to join is the one that took part in the fewest.
-  RecordExchange all_rounds(f, &op.rounds, sizeof op.rounds);
+  const uint64_t rounds = op.rounds + op.named_rounds;
+  RecordExchange all_rounds(f, &rounds, sizeof rounds);
   if (f.size > 1) co_await all_rounds.executor;
   int64_t last = 0;
   uint64_t fewest = std::numeric_limits<uint64_t>::max();

@@ -104,7 +104,8 @@ struct Operation {
   bool started = false;
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
-  uint64_t rounds = 0;           // join: that this rank took part in while it was joined
+  // join: operations that this rank took part in while it was joined, in order and by name.
+  uint64_t rounds = 0, named_rounds = 0;
   // DCOLL_STALL_CHECK_TIME has passed, and a rank has said so or will. Flags alone, under the drive lock or not.
   std::atomic<bool> stalled{false}, stall_told{false};
   std::string report;               // where this rank has said so. Drive lock
@@ -114,7 +115,11 @@ struct Operation {
   std::exception_ptr error;
   std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out
   std::vector<int64_t> counts;     // rows received from each rank
+  bool in_use = false;             // it failed, and a message half there may still move from or to the caller's memory
   std::atomic<bool> done{false};
+
+  // Whether the memory is the caller's again.
+  bool released() const { return done.load(std::memory_order_acquire) && !in_use; }
 
   // Where the result of a ragged collective goes, now that its size is known.
   std::byte* place_output(size_t bytes);

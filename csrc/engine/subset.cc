@@ -98,7 +98,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
   members.window = node.window;
   if (node.transport != nullptr && local_.size() == ranks_.size()) {
     members.transport = std::move(node.transport);
-    return std::make_shared<Communicator>(std::move(members), settings);
+    return Communicator::make(std::move(members), settings);
   }
   if (mpi == nullptr) {
     throw TransportError("the ranks of this subset do not all share memory, and there is no MPI between them");
@@ -121,7 +121,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
       node.transport != nullptr && local_.size() > 1
           ? make_router(members.rank, members.size, std::move(node.transport), local_, std::move(remote))
           : std::move(remote);
-  return std::make_shared<Communicator>(std::move(members), settings);
+  return Communicator::make(std::move(members), settings);
 }
 
 }  // namespace dcoll

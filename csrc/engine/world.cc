@@ -45,7 +45,7 @@ MappedOptions mapped_options(const Settings& settings) {
 void check_same_settings(MpiBackend& mpi, const Settings& s) {
   struct Record {
     int64_t slice_kb, slots, arena_mb;
-    char transport[16], algo[16];
+    char transport[16], algo[16], calibrate[16];
     uint64_t nodes;
     double bucket_mb, first_bucket_mb;
   } mine{};
@@ -54,6 +54,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   mine.arena_mb = s.arena_mb;
   s.transport.copy(mine.transport, sizeof mine.transport - 1);
   s.algo.copy(mine.algo, sizeof mine.algo - 1);
+  s.calibrate.copy(mine.calibrate, sizeof mine.calibrate - 1);
   Fingerprint nodes;
   for (const int node : s.nodes) nodes.add(static_cast<uint64_t>(node));
   mine.nodes = nodes.value();
@@ -61,7 +62,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   mine.first_bucket_mb = s.first_bucket_mb;
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
   auto text = [](const Record& r) {
-    return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo +
+    return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo + " DCOLL_CALIBRATE=" + r.calibrate +
            " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
            " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) +
            " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
@@ -210,7 +211,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
     Endpoint alone = std::move(connect_local(1, mapped_options(settings)).front());
     members.transport = std::move(alone.transport);
     members.window = std::move(alone.window);
-    return std::make_shared<Communicator>(std::move(members), with_own_core(settings, 0, 1));
+    return Communicator::make(std::move(members), with_own_core(settings, 0, 1));
   }
   check_same_settings(*mpi, given);
   members.rank = mpi->rank();
@@ -259,8 +260,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
                            (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "MPI only") +
                            (members.own_core ? ", own core" : ", cores shared: waits yield, then sleep"));
   const auto own = std::find(local_ranks.begin(), local_ranks.end(), members.rank) - local_ranks.begin();
-  return std::make_shared<Communicator>(std::move(members),
-                                        with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
+  return Communicator::make(std::move(members), with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
 }
 
 namespace {
@@ -308,7 +308,7 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
     members.own_core = spacious;
     members.shared_cores = !spacious;
-    communicators.push_back(std::make_shared<Communicator>(
+    communicators.push_back(Communicator::make(
         std::move(members), with_own_core(settings, static_cast<size_t>(rank), static_cast<size_t>(n))));
   }
   return communicators;

@@ -62,7 +62,7 @@ std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes,
 }
 
 MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world)
-    : name_(name), world_(std::move(world)), owner_pid_(getpid()), group_(group_of(*world_)) {
+    : name_(name), world_(std::move(world)), group_(group_of(*world_)) {
   const RegionLayout& layout = world_->layout;
   const size_t count = static_cast<size_t>(layout.size) * kAllChannels;
   outgoing_.reserve(count);
@@ -80,7 +80,7 @@ MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedW
 
 MappedTransport::~MappedTransport() {
   // A forked child (a data loader's worker, say) inherits this object. Its end is not the end of the rank.
-  if (getpid() != owner_pid_) return;
+  if (fork_.in_child()) return;
   world_->regions[static_cast<size_t>(rank())]->header().state.store(RegionHeader::kClosed, std::memory_order_release);
   for (const auto& region : world_->regions) region->ring();
 }

@@ -41,14 +41,13 @@
 // process read or write outside its regions.
 #pragma once
 
-#include <sys/types.h>
-
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "transport/bell.h"
 #include "transport/region.h"
 
@@ -171,7 +170,7 @@ class MappedTransport final : public Transport {
 
   const char* name_;
   const std::shared_ptr<const MappedWorld> world_;
-  const pid_t owner_pid_;
+  const ForkGuard fork_;
   ArrivalGroup* const group_;  // of this rank; null when there are none
   OwnBell own_bell_{*this};
   bool failure_posted_ = false;
@@ -206,6 +205,7 @@ class MappedWindow : public Window {
 
  private:
   const std::shared_ptr<const MappedWorld> world_;
+  const ForkGuard fork_;
   std::mutex mutex_;                           // guards the maps; the pages need no lock
   std::multimap<size_t, std::byte*> retired_;  // bytes -> region
   std::map<size_t, size_t> free_;              // offset -> bytes, neighbours merged

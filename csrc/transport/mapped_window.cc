@@ -101,8 +101,10 @@ std::byte* MappedWindow::alloc(size_t bytes) {
                        std::to_string(arena_bytes() >> 20) + ")");
 }
 
+// A forked child lets go of its copies of the parent's tensors. The pages are the parent's and its peers' still, and
+// what the child's maps say of them may be long out of date.
 void MappedWindow::free(std::byte* block) {
-  if (block == nullptr) return;
+  if (block == nullptr || fork_.in_child()) return;
   size_t offset = 0, length = 0;
   {
     std::lock_guard lock(mutex_);

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "transport/mpi.h"
 #include "transport/mpi_transport.h"
 
@@ -70,6 +71,7 @@ class Backend final : public MpiBackend {
  private:
   void require_thread_level() const;
 
+  const ForkGuard fork_;
   MPI_Comm comm_ = MPI_COMM_NULL;  // a duplicate of the world that returns its errors
   int rank_ = 0;
   int size_ = 1;
@@ -118,6 +120,7 @@ Backend::Backend(const Backend& whole, const std::vector<int>& ranks) : thread_l
 }
 
 Backend::~Backend() {
+  if (fork_.in_child()) return;  // whose MPI is its parent's
   int finalized = 0;
   if (comm_ != MPI_COMM_NULL && MPI_Finalized(&finalized) == MPI_SUCCESS && finalized == 0) MPI_Comm_free(&comm_);
 }

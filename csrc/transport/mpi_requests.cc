@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace dcoll {
 
 // Reachable from a static, so that leak checkers see it is meant, and never destroyed. Under the owner's lock.
@@ -15,6 +17,16 @@ void keep_forever(Room room) {
 void keep_forever(std::vector<std::byte> memory) {
   static auto* kept = new std::vector<std::vector<std::byte>>();
   kept->push_back(std::move(memory));
+}
+
+void check_mpi(int code, const std::string& what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  throw TransportError(
+      what + " failed: " +
+      (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
 }
 
 std::string about(const Operation& op) {
@@ -54,6 +66,29 @@ const std::vector<RequestSet::Completed>& RequestSet::test() {
   requests_.resize(kept);
   operations_.resize(kept);
   return completed_;
+}
+
+bool RequestSet::let_go(std::chrono::milliseconds limit, const std::function<void(const Completed&)>& take) {
+  const auto uses_others_memory = [](const Operation* op) { return op->link != nullptr && !op->room; };
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    const bool receives = operations_[i]->kind == Operation::Kind::kReceive;
+    if (receives && uses_others_memory(operations_[i])) MPI_Cancel(&requests_[i]);
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + limit;
+  while (std::any_of(operations_.begin(), operations_.end(), uses_others_memory)) {
+    if (Clock::now() >= deadline) return false;
+    try {
+      for (const Completed& completed : test()) {
+        completed.operation->done = true;
+        if (completed.operation->link == nullptr) take(completed);
+      }
+    } catch (const Error&) {
+      return false;
+    }
+    sched_yield();
+  }
+  return true;
 }
 
 bool RequestSet::abandon(std::chrono::milliseconds limit) noexcept {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -100,6 +101,10 @@ class RequestSet {
   }
   // Asks MPI about all of them. What completed leaves the set; the result is valid until the next call.
   const std::vector<Completed>& test();
+  // Cancels the receives into memory that is not the transport's, and helps along what else uses such memory until none
+  // does. What completes of the transport's own goes to `take`. False when `limit` has passed before that, or MPI
+  // failed.
+  bool let_go(std::chrono::milliseconds limit, const std::function<void(const Completed&)>& take);
   // Cancels the receives, helps the rest along until `limit` has passed, and lets go of what is left then, keeping the
   // transport's own memory that MPI may still read or write. True when nothing was left.
   bool abandon(std::chrono::milliseconds limit) noexcept;

@@ -69,6 +69,7 @@ class MpiTransport final : public Transport {
   // found by the engine's deadline, or by mpirun, which ends the job.
   void check_peers() override {}
   void post_failure(const std::string& text) override;
+  bool let_go(std::chrono::milliseconds limit) override;
   std::string poll_failure() override { return notices_->failure(); }
   void post_stall(const std::vector<int>& waits_for) override {
     if (!closed_) notices_->post_stall(waits_for);
@@ -412,6 +413,11 @@ void MpiTransport::post_failure(const std::string& text) {
   notices_->post_failure(text);
 }
 
+bool MpiTransport::let_go(std::chrono::milliseconds limit) {
+  broken_ = true;
+  return closed_ || requests_.let_go(limit, [this](const auto& completed) { notices_->finish(completed); });
+}
+
 void MpiTransport::close() noexcept {
   if (closed_) return;
   closed_ = true;
@@ -425,16 +431,6 @@ void MpiTransport::close() noexcept {
 }
 
 }  // namespace
-
-void check_mpi(int code, const std::string& what) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
-  throw TransportError(
-      what + " failed: " +
-      (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
-}
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots,
                                               const std::string& tcp_congestion) {

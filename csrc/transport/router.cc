@@ -124,6 +124,11 @@ class Router final : public Transport {
   void post_failure(const std::string& text) override {
     for_each([&](Transport& medium) { medium.post_failure(text); });
   }
+  bool let_go(std::chrono::milliseconds limit) override {
+    bool gone = true;
+    for_each([&](Transport& medium) { gone &= medium.let_go(limit); });
+    return gone;
+  }
   // A notice may come through both media; the first that was seen stays the one that is told.
   std::string poll_failure() override {
     if (failure_.empty() && local_) failure_ = local_->poll_failure();

@@ -120,6 +120,9 @@ class Transport {
 
   // Failure notices: the first cause travels to everyone, once, best effort, without waiting.
   virtual void post_failure(const std::string& text) = 0;
+  // After a failure: ends what still reads or writes memory of the caller's, in `limit` at most. False if something may
+  // go on doing so, e.g. a message half of which is there, of a peer that is gone. Nothing is posted or received after.
+  virtual bool let_go(std::chrono::milliseconds /*limit*/) { return true; }
   // A peer's failure text, or an empty string. Cheap: called in every progress loop.
   virtual std::string poll_failure() = 0;
   // Where a look at memory tells whether there is a notice: not zero then. Null: ask poll_failure(). Read relaxed, the

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <random>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "rank_threads.h"
 #include "support/check.h"
@@ -69,6 +70,33 @@ TEST(names_need_nobody_who_waits) {
     while (!operation->done) std::this_thread::yield();
     CHECK_EQ(x.back(), 3.0f);
   });
+}
+
+// Also those that are submitted while the failure is told.
+TEST(names_end_when_the_communicator_fails) {
+  for (int trial = 0; trial < 30; ++trial) {
+    run_ranks(2, [trial](Communicator& comm) {
+      if (comm.rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::microseconds(1000 + 50 * trial));
+        return comm.fail("the data ran out");
+      }
+      std::vector<float> x(1 << 15);
+      std::vector<std::shared_ptr<Operation>> operations;
+      const auto submit = [&] {
+        operations.push_back(comm.submit_by_name(sum_of(x.data(), x.size(), std::to_string(operations.size()))));
+      };
+      const auto submit_for_ever = [&] {
+        while (true) submit();
+      };
+      CHECK_THROWS(submit_for_ever(), PeerError, "the data ran out");
+      const auto begin = Clock::now();
+      for (const auto& operation : operations) {
+        while (!comm.wait_for(*operation, 0.1) && seconds_between(begin, Clock::now()) < 5) {
+        }
+        CHECK(operation->done);
+      }
+    });
+  }
 }
 
 TEST(every_collective_meets_by_name) {

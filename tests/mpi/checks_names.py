@@ -141,6 +141,16 @@ def check_who_has_joined_counts_as_zero() -> None:
     assert len(set(hvd.allgather_object(hvd.join()))) == 1, "the ranks know of different last ones"
 
 
+def check_who_joined_last() -> None:
+    for by_name in (False, True):
+        for step in range(3 if hvd.rank() == 0 else 1):
+            if by_name:
+                hvd.synchronize(hvd.allreduce_async(torch.ones(3), name=f"step {step}"))
+            else:
+                hvd.allreduce(torch.ones(3))
+        assert hvd.join() == 0
+
+
 def check_uneven_batches_train() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)

@@ -111,3 +111,5 @@ def expect(done: Finished, check: str) -> None:
         pytest.fail("\n".join(failed), pytrace=False)
     if not_run:
         pytest.fail(f"{check} did not run on ranks {not_run}: {done.text}", pytrace=False)
+    if done.returncode != 0 and not any(text for result in done.results for text in result.values()):
+        pytest.fail(f"all checks passed, but the job did not end well: {done.text}", pytrace=False)

@@ -67,3 +67,23 @@ def test_a_launcher_that_mpi_does_not_know_is_refused() -> None:
     assert done.returncode == 1, done.stderr
     assert "PMI_SIZE=2" in done.stderr
     assert "sees 1" in done.stderr or "could not be loaded" in done.stderr
+
+
+SETTINGS = {"DCOLL_CALIBRATE": ("auto", "off"), "DCOLL_SLICE_KB": ("32", "16"), "DCOLL_ALGO": ("ring", "tree")}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_differ_between_ranks(name: str) -> None:
+    """Of those that decide what ranks send each other."""
+    code = f"""
+import os
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+os.environ["{name}"] = {SETTINGS[name]}[rank]
+import dcoll
+dcoll.init()
+"""
+    done = launch(2, "-c", code, timeout=40, DCOLL_NODES="0,1")
+    assert done.returncode != 0
+    assert done.stderr.count("ArgumentError: The ranks are configured differently: rank 0 has ") == 2, done.text
+    for value in SETTINGS[name]:
+        assert f"{name}={value} " in done.stderr, done.text

@@ -388,6 +388,25 @@ TEST(everyone_may_fail_at_once) {
   mpi().barrier();
 }
 
+// After a failure the caller has its memory back while peers may still send what was due.
+TEST(letting_go_takes_memory_back) {
+  for (const size_t bytes : {size_t{1000}, kMax}) {  // eager, and by a handshake
+    const auto t = mpi().make_transport(kMax, kSlots, "auto");
+    const int next = (t->rank() + 1) % t->size(), previous = (t->rank() + t->size() - 1) % t->size();
+    const std::vector<std::byte> out(bytes, std::byte{1}), untouched(bytes, std::byte{7});
+    std::vector<std::byte> in = untouched;
+    CHECK(t->post_recv(previous, 0, in.data(), bytes));
+    CHECK(t->let_go(std::chrono::milliseconds(500)));
+    mpi().barrier();
+    CHECK(t->post_send(next, 0, out.data(), bytes));
+    for (int i = 0; i < 100; ++i) t->progress();
+    mpi().barrier();
+    for (int i = 0; i < 100; ++i) t->progress();
+    CHECK(in == untouched);
+    t->let_go(std::chrono::milliseconds(20));  // of `out`, which nobody will ever take: it may fail, but must end
+  }
+}
+
 TEST(closing_leaves_nothing_behind) {
   // Communicators must be given back: MPIs have few thousand of them.
   for (int i = 0; i < 50; ++i) {
