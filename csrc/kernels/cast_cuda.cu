@@ -21,7 +21,7 @@ __device__ void cast_pack(D* dst, const S* src, size_t at) {
   Pack<D, N> out;
 #pragma unroll
   for (int i = 0; i < N; ++i) out.v[i] = Convert<D, S>::apply(in.v[i]);
-  *reinterpret_cast<Pack<D, N>*>(dst + at) = out;
+  store_pack(dst + at, out);
 }
 
 // Elements [head, head + packs * N) are aligned for packs. dst may be src where both types have one size.

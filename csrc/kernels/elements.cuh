@@ -19,6 +19,21 @@ struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
+// *to = pack, in one store; `to` lies in global memory and is aligned for it. Assigned instead, 16 bytes leave nvcc as
+// a store per element (13.0; a uint4 and an __int128 likewise), four to eight times the instructions and partly filled
+// sectors, so they are stored by an instruction that it cannot take apart.
+template <class T, int N>
+__device__ void store_pack(T* to, const Pack<T, N>& pack) {
+  if constexpr (sizeof(pack) == 16) {
+    const auto word = __builtin_bit_cast(uint4, pack);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x),
+                 "r"(word.y), "r"(word.z), "r"(word.w)
+                 : "memory");
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  }
+}
+
 // The lane an element is computed in: float32 for 16-bit floats, the element's own type otherwise.
 template <class T>
 struct LaneOf {

@@ -104,7 +104,8 @@ __device__ void reduce_pack(const Pointers& p, size_t at, const Scale& scale) {
   P out;
 #pragma unroll
   for (int i = 0; i < N; ++i) out.v[i] = Convert<T, Lane<T>>::apply(scaled(acc[i], scale));
-  for (unsigned d = 0; d < p.n_dsts; ++d) *reinterpret_cast<P*>(static_cast<T*>(p.dsts[d]) + at) = out;
+#pragma unroll 1  // a store waits for nothing, so unrolling would only repeat it
+  for (unsigned d = 0; d < p.n_dsts; ++d) store_pack(static_cast<T*>(p.dsts[d]) + at, out);
 }
 
 // Elements [head, head + packs * N) are the body; the rest are head and tail. kSrcs: 2, or 0 for p.n_srcs.
