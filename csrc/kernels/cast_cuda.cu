@@ -44,9 +44,9 @@ void launch(void* dst, const void* src, size_t count, cudaStream_t stream) {
   const size_t head = src_head == dst_head && src_head < count ? src_head : count;
   const size_t packs = (count - head) / N;
   const size_t rest = count - packs * N;
-  const unsigned blocks = blocks_for(packs > rest ? packs : rest, multiprocessors());
-  cast_kernel<D, S>
-      <<<blocks, kThreads, 0, stream>>>(static_cast<D*>(dst), static_cast<const S*>(src), count, head, packs);
+  constexpr auto* kernel = &cast_kernel<D, S>;
+  const unsigned blocks = blocks_for<kernel>(packs > rest ? packs : rest);
+  kernel<<<blocks, kThreads, 0, stream>>>(static_cast<D*>(dst), static_cast<const S*>(src), count, head, packs);
   check_launch("launching cast");
 }
 

@@ -46,4 +46,10 @@ int multiprocessors() {
   return count;
 }
 
+int resident_blocks(const void* kernel, int threads) {
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0), "asking how many blocks fit");
+  return blocks;
+}
+
 }  // namespace dcoll::kernels::cuda

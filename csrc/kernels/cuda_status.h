@@ -23,5 +23,7 @@ void check_launch(const char* what);
 
 // Streaming multiprocessors of the current device: grids are sized by it.
 int multiprocessors();
+// How many blocks of so many threads of a kernel (its address) one of them holds at once.
+int resident_blocks(const void* kernel, int threads);
 
 }  // namespace dcoll::kernels::cuda

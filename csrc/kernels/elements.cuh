@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda_status.h"
+
 namespace dcoll::kernels::cuda {
 
 inline constexpr int kThreads = 256;
@@ -88,15 +90,19 @@ struct Convert<__nv_bfloat16, double> {
 };
 
 // How many bytes lead from `address` to a multiple of `alignment`, a power of two.
-inline size_t bytes_to_alignment(const void* address, size_t alignment) {
+__host__ __device__ inline size_t bytes_to_alignment(const void* address, size_t alignment) {
   return -reinterpret_cast<uintptr_t>(address) & (alignment - 1);
 }
 
-// Blocks for `work` threads: enough to fill the device, each thread striding over the rest.
-inline unsigned blocks_for(size_t work, int multiprocessors) {
-  constexpr size_t kBlocksPerMultiprocessor = 8;  // 8 x 256 threads is all that a multiprocessor holds
+// Blocks of kKernel for `work` threads: at most as many as the device holds at once, each thread striding over the
+// rest; more would run when the first have ended, on a device half empty. How many a multiprocessor holds follows from
+// the kernel's registers, and is asked once per kernel: devices of one process are alike, or some get a few blocks
+// more.
+template <auto* kKernel>
+unsigned blocks_for(size_t work) {
+  static const int per_multiprocessor = resident_blocks(reinterpret_cast<const void*>(kKernel), kThreads);
   const size_t wanted = (work + kThreads - 1) / kThreads;
-  const size_t most = kBlocksPerMultiprocessor * static_cast<size_t>(multiprocessors);
+  const size_t most = static_cast<size_t>(per_multiprocessor) * static_cast<size_t>(multiprocessors());
   return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 

@@ -131,11 +131,13 @@ void launch(const Pointers& p, size_t count, const Scale& scale, cudaStream_t st
   const size_t head = alike && to_boundary / sizeof(T) < count ? to_boundary / sizeof(T) : count;
   const size_t packs = (count - head) / N;
   const size_t rest = count - packs * N;
-  const unsigned blocks = blocks_for(packs > rest ? packs : rest, multiprocessors());
+  const size_t work = packs > rest ? packs : rest;
   if (p.n_srcs == 2) {
-    reduce_kernel<T, Op, 2><<<blocks, kThreads, 0, stream>>>(p, count, head, packs, scale);
+    constexpr auto* kernel = &reduce_kernel<T, Op, 2>;
+    kernel<<<blocks_for<kernel>(work), kThreads, 0, stream>>>(p, count, head, packs, scale);
   } else {
-    reduce_kernel<T, Op, 0><<<blocks, kThreads, 0, stream>>>(p, count, head, packs, scale);
+    constexpr auto* kernel = &reduce_kernel<T, Op, 0>;
+    kernel<<<blocks_for<kernel>(work), kThreads, 0, stream>>>(p, count, head, packs, scale);
   }
   check_launch("launching reduce");
 }
