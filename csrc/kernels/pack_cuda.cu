@@ -1,7 +1,7 @@
 // The GPU twin of pack_cpu.cc: one launch copies a whole batch of segments.
 //   1. The host cuts every segment into tiles and numbers the tiles through the batch.
 //   2. A block takes one tile, finds its segment by bisection of the first tile numbers, and copies it, with the widest
-//      accesses that both addresses allow (16 bytes down to 1).
+//      accesses for which both addresses have a common boundary (16 bytes down to 1), several of them in flight.
 // The descriptors are kernel parameters, so nothing is copied to the device beforehand, and nothing must be kept alive
 // until the kernel has run. cub::DeviceMemcpy::Batched wants them in device memory, plus scratch memory, which costs
 // more than the copying for the small tensors this is about.
@@ -29,19 +29,38 @@ struct Batch {
 };
 static_assert(sizeof(Batch) <= 4000, "kernel parameters are limited to 4 KiB");
 
-// Copies by one block; `begin` is a multiple of 16, both addresses of sizeof(Unit).
+// Loads that a thread has under way before its first store.
+constexpr unsigned kInFlight = 4;
+
+// *dst = *src, or zeros where src is null, for `bytes` bytes, by one block. Both addresses lead to a multiple of
+// sizeof(Unit) in the same number of bytes: what lies before and behind is copied byte by byte.
 template <class Unit>
-__device__ void copy_units(const Copy& copy, size_t begin, size_t end) {
-  const size_t units = (end - begin) / sizeof(Unit);
-  auto* dst = reinterpret_cast<Unit*>(copy.dst + begin);
-  if (copy.src) {
-    const auto* src = reinterpret_cast<const Unit*>(copy.src + begin);
-    for (size_t i = threadIdx.x; i < units; i += blockDim.x) dst[i] = src[i];
+__device__ void copy_units(char* dst, const char* src, size_t bytes) {
+  const size_t to_boundary = bytes_to_alignment(dst, sizeof(Unit));
+  const size_t head = to_boundary < bytes ? to_boundary : bytes;
+  const size_t units = (bytes - head) / sizeof(Unit);
+  const size_t tail = head + units * sizeof(Unit);
+  auto* to = reinterpret_cast<Unit*>(dst + head);
+  if (src) {
+    const auto* from = reinterpret_cast<const Unit*>(src + head);
+#pragma unroll 1
+    for (size_t i = threadIdx.x; i < units; i += kInFlight * kThreads) {
+      Unit x[kInFlight];
+#pragma unroll
+      for (unsigned k = 0; k < kInFlight; ++k) {
+        if (i + k * kThreads < units) x[k] = from[i + k * kThreads];
+      }
+#pragma unroll
+      for (unsigned k = 0; k < kInFlight; ++k) {
+        if (i + k * kThreads < units) to[i + k * kThreads] = x[k];
+      }
+    }
   } else {
-    for (size_t i = threadIdx.x; i < units; i += blockDim.x) dst[i] = Unit{};
+    for (size_t i = threadIdx.x; i < units; i += kThreads) to[i] = Unit{};
   }
-  for (size_t i = begin + units * sizeof(Unit) + threadIdx.x; i < end; i += blockDim.x) {
-    copy.dst[i] = copy.src ? copy.src[i] : 0;
+  for (size_t i = threadIdx.x; i < head + bytes - tail; i += kThreads) {
+    const size_t at = i < head ? i : tail + i - head;
+    dst[at] = src ? src[at] : 0;
   }
 }
 
@@ -58,17 +77,20 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   const Copy copy = batch.copies[low];
   const size_t begin = (blockIdx.x - batch.first_tile[low]) * kTileBytes;
   const size_t end = begin + kTileBytes < copy.bytes ? begin + kTileBytes : copy.bytes;
-  const auto misaligned = reinterpret_cast<uintptr_t>(copy.dst) | reinterpret_cast<uintptr_t>(copy.src);
-  if (misaligned % 16 == 0) {
-    copy_units<uint4>(copy, begin, end);
-  } else if (misaligned % 8 == 0) {
-    copy_units<uint2>(copy, begin, end);
-  } else if (misaligned % 4 == 0) {
-    copy_units<unsigned>(copy, begin, end);
-  } else if (misaligned % 2 == 0) {
-    copy_units<unsigned short>(copy, begin, end);
+  char* dst = copy.dst + begin;
+  const char* src = copy.src ? copy.src + begin : nullptr;
+  // The lowest bit in which the addresses differ is what they can at most be aligned to both.
+  const auto apart = src ? reinterpret_cast<uintptr_t>(dst) ^ reinterpret_cast<uintptr_t>(src) : 0;
+  if (apart % 16 == 0) {
+    copy_units<uint4>(dst, src, end - begin);
+  } else if (apart % 8 == 0) {
+    copy_units<uint2>(dst, src, end - begin);
+  } else if (apart % 4 == 0) {
+    copy_units<unsigned>(dst, src, end - begin);
+  } else if (apart % 2 == 0) {
+    copy_units<unsigned short>(dst, src, end - begin);
   } else {
-    copy_units<unsigned char>(copy, begin, end);
+    copy_units<unsigned char>(dst, src, end - begin);
   }
 }
 
