@@ -600,6 +600,12 @@ class cuda:
     @staticmethod
     def device_name(device: int = 0) -> str: ...
     @staticmethod
+    def runtime_version() -> int:
+        """As CUDA counts: 13000 is 13.0."""
+    @staticmethod
+    def driver_version() -> int:
+        """The newest version that the driver can serve; 0 without a driver."""
+    @staticmethod
     def reduce2(
         dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
     ) -> None: ...

@@ -91,6 +91,8 @@ void bind_cuda(py::module_& m) {
   c.def("device_count", &kernels::cuda::device_count);
   c.def("unavailable_reason", &kernels::cuda::unavailable_reason);
   c.def("device_name", &kernels::cuda::device_name, py::arg("device") = 0);
+  c.def("runtime_version", &kernels::cuda::runtime_version);
+  c.def("driver_version", &kernels::cuda::driver_version);
   bind_cuda_reduce(c);
   bind_cuda_moves(c);
 }

@@ -31,6 +31,18 @@ std::string device_name(int device) {
   return properties.name;
 }
 
+int runtime_version() {
+  int version = 0;
+  check(cudaRuntimeGetVersion(&version), "asking for the runtime's version");
+  return version;
+}
+
+int driver_version() {
+  int version = 0;
+  check(cudaDriverGetVersion(&version), "asking for the driver's version");
+  return version;
+}
+
 void check(int status, const char* what) {
   const auto error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) return;

@@ -13,6 +13,10 @@ inline bool available() { return device_count() > 0; }
 std::string unavailable_reason();
 // Name of a device ("NVIDIA H200"). Throws ArgumentError for an index that does not exist.
 std::string device_name(int device);
+// CUDA's versions as CUDA counts (13000 is 13.0): of the runtime linked in, and the newest that the driver can serve (0
+// where there is none).
+int runtime_version();
+int driver_version();
 
 // Throws Error with CUDA's name and description of the status (a cudaError_t) unless it is cudaSuccess. `what` says
 // what was being done.
