@@ -18,8 +18,8 @@ MAY_INCLUDE = {
 }
 LONGEST_FILE = 450
 CPP = (".h", ".cc", ".cu", ".cuh")
-# Environment variables that are read when dcoll is built, not when it runs.
-BUILD_VARIABLES = {"DCOLL_CUDA", "DCOLL_MPI"}
+# Environment variables that are read when dcoll is built or tested, not when it runs.
+BUILD_VARIABLES = {"DCOLL_CUDA", "DCOLL_MPI", "DCOLL_REQUIRE_GPU"}
 
 
 def sources(*folders: str, suffixes: tuple[str, ...] = (*CPP, ".py", ".pyi", ".cmake")) -> list[Path]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import presence
 import pytest
 import torch
 
 from dcoll import _C
 
-if not _C.cuda.available():
-    pytest.skip(f"no CUDA device: {_C.cuda.unavailable_reason()}", allow_module_level=True)
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device: this torch is built without CUDA", allow_module_level=True)
+pytestmark = pytest.mark.gpu
+presence.skip_module()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu() -> None:
+    presence.require()
+
 
 DTYPES = {
     _C.FLOAT16: torch.float16,

@@ -203,10 +203,15 @@ def test_the_document_has_rows_arguments_and_environment(device, monkeypatch, ca
     }  # fmt: skip
     torch = gpu_kernels.torch
     random = torch.randint
+
+    def on_the_host(*args, device, **more):
+        assert device == "cuda"
+        return random(*args, **more)
+
     monkeypatch.setattr(gpu_kernels, "why_not", lambda: "")
     monkeypatch.setattr(gpu_kernels, "describe", lambda: env)
     monkeypatch.setattr(gpu_kernels, "event_timer", device.timer)
-    monkeypatch.setattr(torch, "randint", lambda *args, device, **more: random(*args, **more))
+    monkeypatch.setattr(torch, "randint", on_the_host)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 20, 1 << 30))
     result = tmp_path / "gpu.json"

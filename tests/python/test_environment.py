@@ -124,7 +124,10 @@ def test_the_note_lists_all_of_horovods_variables_in_one_line(monkeypatch: pytes
 
 
 def test_misspelt_settings_are_named() -> None:
-    assert environment.unknown_settings({"DCOLL_TIMEOUT": "3", "DCOLL_MPI": "0", "PATH": "x"}) == ""
+    assert (
+        environment.unknown_settings({"DCOLL_TIMEOUT": "3", "DCOLL_MPI": "0", "DCOLL_REQUIRE_GPU": "1", "PATH": "x"})
+        == ""
+    )
     found = environment.unknown_settings({"DCOLL_TIMOUT": "3", "DCOLL_XYZ": "3"})
     assert found == "DCOLL_TIMOUT (did you mean DCOLL_TIMEOUT?), DCOLL_XYZ"
 
