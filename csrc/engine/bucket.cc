@@ -161,6 +161,10 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
 
 // The first gradient of a backward.
 void Reducer::note_backward() {
+  // Ctrl-C ends a wait, not what was waited for: peers may still read the buckets of the last backward.
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.operation != nullptr) comm_->wait_for(*bucket.operation, -1);
+  }
   ++backwards_;
   Timeline& timeline = comm_->timeline();
   if (timeline.marks_cycles()) [[unlikely]]

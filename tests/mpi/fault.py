@@ -107,6 +107,24 @@ def wait_for_survivors() -> None:
     time.sleep(0.5)  # mpirun passes on what was printed
 
 
+def late_on_two_levels() -> None:
+    """A rank that others waited for before is not the one that is late now: rank 1 is, which leads the second node."""
+    large = np.ones(1 << 20, dtype=np.float32)
+    for _ in range(3):
+        if hvd.rank() == 0:
+            time.sleep(0.2)
+        hvd.allreduce(large, op=hvd.Sum)
+    if hvd.rank() == 1:
+        wait_for_survivors()
+        os._exit(0)
+    try:
+        hvd.allreduce(large[:1000], name="next")
+    except hvd.DcollError as error:
+        say(str(error))
+        wait_for_survivors()
+        os._exit(0)
+
+
 def exits() -> None:
     """One rank leaves with sys.exit while the others still work."""
     if hvd.rank() == 1:

@@ -50,6 +50,16 @@ def let_a_child_watch(*texts: str) -> int:
     return readable
 
 
+def after_join() -> None:
+    """The numbers of operations by which ranks ask each other are the same after some of them joined."""
+    for step in range(0 if is_last() else 4):
+        hvd.synchronize(hvd.allreduce_async(np.ones(3), name=f"step {step}"))
+    hvd.join()
+    if is_last():
+        loads_data("allreduce 'after' (sum of 5 float64) stalls")
+    hvd.allreduce(np.ones(5), name="after", op=hvd.Sum)
+
+
 def ordered() -> None:
     hvd.broadcast(np.ones(3), 0, name="weights")
     if is_last():

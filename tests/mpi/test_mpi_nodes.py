@@ -1,9 +1,11 @@
 """One machine treated as several nodes (DCOLL_NODES): collectives on two levels, and who is named when a rank dies."""
 
+from pathlib import Path
+
 import checks_collectives
 import checks_learning
 import pytest
-from mpirun import expect, is_open_mpi, launch, names_of_checks, run_checks
+from mpirun import HERE, expect, is_open_mpi, launch, names_of_checks, run_checks
 from test_mpi_faults import fault
 
 pytestmark = pytest.mark.mpi
@@ -41,6 +43,14 @@ def test_a_job_explains_itself(n: int, nodes: str) -> None:
     assert f"on {n} ranks of {several} nodes (" in done.stdout, done.text
     assert done.stdout.count("hierarchical:") == 1, done.text
     assert f"predicted for 1 MiB on {several} ranks" in done.stdout, done.text  # what the nodes do between them
+
+
+def test_a_timeout_names_the_rank_that_is_late(tmp_path: Path) -> None:
+    env = {"DCOLL_NODES": "0,1,1", "DCOLL_TIMEOUT": "3", "DCOLL_STALL_CHECK_DISABLE": "1", "DCOLL_CALIBRATE": "off"}
+    done = launch(3, str(HERE / "fault.py"), "late_on_two_levels", FAULT_FOLDER=str(tmp_path), timeout=45, **env)
+    said = [line for line in done.stdout.splitlines() if "made no progress" in line]
+    assert len(said) == 2, done.text
+    assert all("waiting for rank 1 of 3" in line for line in said), done.text
 
 
 def test_nodes_are_numbers() -> None:

@@ -57,13 +57,14 @@ BY_NAME = (r"allreduce 'a' \(average of 5 float32\) \(and 2 more by name: 'b' 'c
 
 def test_one_line_says_what_the_missing_rank_does(tmp_path: Path) -> None:
     kinds = ["ordered", "by_name", "barrier", "join", "process_set"]
-    kinds += ["elsewhere", "holds_lock", "stopped", "leaves_early"]
+    kinds += ["after_join", "elsewhere", "holds_lock", "stopped", "leaves_early"]
     told = reports(log_of(tmp_path, *kinds, DCOLL_LOG_LEVEL="debug"))
     check("ordered", *ORDERED, told)
     check("by_name", *BY_NAME, told)
     of_four = r"Rank 2 finished allreduce \(sum of 4 float32\), "
     check("barrier", "barrier", SECONDS + of_four + LOADS + WAITING, told)
     check("join", "join", USUAL, told)
+    check("after_join", r"allreduce 'after' \(sum of 5 float64\)", USUAL, told)
     only_rank_0 = rf"Waiting: rank 0 at {here('KIND')}\."
     check("process_set", r"allreduce 'of the set' [^:]*", SECONDS + FINISHED + LOADS + only_rank_0, told)
     waits = rf"Rank 2 waits in barrier for \d+ s, now at {here('KIND')} < .*"
