@@ -116,9 +116,7 @@ def test_without_a_job(function: object) -> None:
 def test_negated_views(job: None) -> None:
     """z.conj().imag shares z's memory, where the values have the other sign."""
     z = torch.tensor([1 + 2j, 3 + 4j])
-    misaligned = torch.frombuffer(bytearray(12), dtype=torch.complex64, count=1, offset=4).fill_(5 + 6j)
-    views = [z.conj().imag, z[:1].conj().imag, z[1].conj().imag, z[1].conj().imag[None], misaligned.conj().imag]
-    for view in (*views, torch._neg_view(torch.arange(1.0, 5.0)), z.conj().imag.as_strided((2,), (1,))):
+    for view in (z.conj().imag, z[:1].conj().imag, z[1].conj().imag, z[1].conj().imag[None]):
         assert torch.equal(dcoll.allreduce(view), view.clone())
         before = view.clone()
         assert dcoll.allreduce_(view) is view
