@@ -24,10 +24,10 @@ elseif(DCOLL_SANITIZE STREQUAL "thread")
 endif()
 
 if(DCOLL_WITH_MPI)
-  get_filename_component(mpi_bin "${MPI_C_COMPILER}" DIRECTORY)
-  find_program(DCOLL_MPIRUN NAMES mpirun mpiexec HINTS "${mpi_bin}" NO_DEFAULT_PATH)
-  if(NOT DCOLL_MPIRUN)
-    find_program(DCOLL_MPIRUN NAMES mpirun mpiexec REQUIRED)
+  set(mpirun "${DCOLL_MPIRUN}")
+  if(NOT mpirun)  # there is none beside mpicc
+    find_program(DCOLL_MPIRUN_ON_PATH NAMES mpirun mpiexec REQUIRED)
+    set(mpirun "${DCOLL_MPIRUN_ON_PATH}")
   endif()
   # More processes than cores, in the words of Open MPI 5 and 4; other MPIs allow it anyway.
   set(mpi_environment PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1)
@@ -66,9 +66,11 @@ foreach(source IN LISTS test_sources)
     add_dependencies(${target} dcoll_mpi)
     target_compile_definitions(${target} PRIVATE DCOLL_TEST_MPI_PLUGIN="$<TARGET_FILE:dcoll_mpi>")
     foreach(processes 3 1)
-      add_test(NAME ${target}_n${processes} COMMAND ${DCOLL_MPIRUN} -n ${processes} $<TARGET_FILE:${target}>)
+      add_test(NAME ${target}_n${processes} COMMAND ${mpirun} -n ${processes} $<TARGET_FILE:${target}>)
+      # The number is told: another MPI's mpirun would start so many jobs of one rank each, and each would pass.
+      set(rank_environment "${environment};${mpi_environment};DCOLL_TEST_RANKS=${processes}")
       set_tests_properties(${target}_n${processes} PROPERTIES TIMEOUT ${seconds} PROCESSORS 2
-                                                              ENVIRONMENT "${environment};${mpi_environment}")
+                                                              ENVIRONMENT "${rank_environment}")
     endforeach()
   else()
     add_test(NAME ${target} COMMAND ${launcher} $<TARGET_FILE:${target}>)

@@ -64,6 +64,10 @@ TEST(missing_plugin_says_what_to_do) {
   CHECK_THROWS(load_mpi("no/such/libdcoll_mpi.so"), TransportError, "reinstall dcoll with its mpicc first on PATH");
 }
 
+TEST(all_ranks_are_in_one_job) {
+  if (const char* expected = std::getenv("DCOLL_TEST_RANKS")) CHECK_EQ(mpi().size(), std::atoi(expected));
+}
+
 TEST(backend_facts) {
   CHECK(mpi().rank() >= 0 && mpi().rank() < mpi().size());
   CHECK(mpi().thread_level() >= 2);
