@@ -45,6 +45,13 @@ def tool(module: str, name: str) -> str | None:
     return shutil.which(name)
 
 
+def isolated() -> bool:
+    """Whether the build tools are pip's for this build alone, and gone after it."""
+    import pybind11
+
+    return not Path(pybind11.get_cmake_dir()).is_relative_to(sys.prefix)
+
+
 class CMakeBuild(build_ext):
     """Builds dcoll/_C, libdcoll.so and, with an MPI, libdcoll_mpi.so, next to each other."""
 
@@ -63,6 +70,8 @@ class CMakeBuild(build_ext):
         ninja = tool("ninja", "ninja")
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"]
         tag = f"{sys.implementation.cache_tag}-{platform.machine()}-{'ninja' if ninja else 'make'}"
+        if not inplace or isolated():
+            tag += "-pip"  # the Makefile goes on with the other folder, which must not name what pip has deleted
         build = ROOT / "build" / f"cmake-{tag}"
         build.mkdir(parents=True, exist_ok=True)
         arguments = [
