@@ -105,16 +105,17 @@ class CMakeBuild(build_ext):
         options = [f"-DDCOLL_MPICC={mpicc}"]
         if mpi_discovery.from_wheel(mpicc):
             # Run time: the wheel in the user's environment, not the one that pip put beside an isolated build.
-            options.append(f"-DDCOLL_MPI_RPATH={Path(sys.prefix, 'lib')}")
+            options += [f"-DDCOLL_MPI_RPATH={Path(sys.prefix, 'lib')}", f"-DDCOLL_MPI_BIN={Path(sys.prefix, 'bin')}"]
         else:
-            options.append("-DDCOLL_MPI_RPATH=AUTO")
+            options += ["-DDCOLL_MPI_RPATH=AUTO", "-DDCOLL_MPI_BIN=AUTO"]
         return options
 
     def cuda_options(self) -> list[str]:
         return [f"-DDCOLL_CUDA={(os.environ.get('DCOLL_CUDA') or 'auto').upper()}"]
 
     def get_outputs(self) -> list[str]:
-        return [str(path) for path in (Path(self.build_lib) / "dcoll").glob("*.so")]
+        package = Path(self.build_lib) / "dcoll"
+        return [str(path) for path in (*package.glob("*.so"), *package.glob("mpirun.txt"))]
 
     def get_source_files(self) -> list[str]:
         return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*")) if path.is_file()]

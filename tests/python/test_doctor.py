@@ -11,6 +11,7 @@ import pytest
 import dcoll
 from dcoll.doctor import Level, finding, job, machine
 from dcoll.doctor.job import Seen
+from dcoll.runner import launchers
 
 PACKAGE = Path(dcoll.__file__).parent
 
@@ -85,6 +86,7 @@ def test_a_launcher_of_another_mpi_is_found(
     mpirun.write_text(f"#!/bin/sh\necho '{launcher}'\n")
     mpirun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(launchers, "BUILT_WITH", tmp_path / "missing")
     monkeypatch.setattr(machine, "PLUGIN", mpirun)  # any file: there is a plugin
     fake_answers(monkeypatch, ("load_mpi", 0, library))
     assert machine.launcher().level is level

