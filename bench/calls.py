@@ -41,7 +41,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description="The cost of small calls from Python. Run it under mpirun.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--only", choices=GROUPS, action="append", help="this group of kinds; may be repeated")
+    parser.add_argument(
+        "--only", choices=GROUPS, action="append", default=argparse.SUPPRESS,
+        help="this group of kinds; may be repeated (default: all three)",
+    )  # fmt: skip
     parser.add_argument("--turns", type=int, default=41, help="how often each kind has its turn")
     parser.add_argument("--ms", type=float, default=4.0, help="about how long a turn takes, in milliseconds")
     parser.add_argument("--no-gloo", action="store_true", help="leave torch.distributed out")
@@ -49,7 +52,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.turns < 1 or args.ms <= 0:
         parser.error(f"--turns {args.turns} --ms {args.ms}: allowed are at least 1 turn and more than 0 ms")
-    args.only = args.only or list(GROUPS)
+    args.only = vars(args).get("only") or list(GROUPS)
     return args
 
 

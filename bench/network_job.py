@@ -120,5 +120,8 @@ def main(
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 9:
+        print("network_job.py is one rank of bench/network.py, which starts it: see bench/network.py --help")
+        sys.exit(0 if {"-h", "--help"} & set(sys.argv) else 2)
     output, sizes, rounds, turn_ms, host, port, only, collective_name = sys.argv[1:]
     main(output, sizes, int(rounds), float(turn_ms), host, int(port), only, collective_name)

@@ -142,7 +142,8 @@ def parser() -> argparse.ArgumentParser:
     """horovodrun's options: those that work, those that need nothing, and those that are refused with a reason."""
     p = argparse.ArgumentParser(
         prog="dcollrun",
-        description="Start a training script on several ranks with the MPI at hand.",
+        description="Start a training script on several ranks: with the mpirun of the MPI that dcoll was built with, "
+        "else the first on PATH, else the one beside this Python.",
         epilog="dcollrun -np 4 -H host1:2,host2:2 python train.py",
         allow_abbrev=False,
     )

