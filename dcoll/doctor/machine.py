@@ -146,6 +146,8 @@ def launcher() -> Finding:
     try:
         found = launchers.find_mpirun()
     except UsageError as error:
+        if not PLUGIN.exists():
+            return fine("launcher", "none, and none is needed without MPI")
         return broken("launcher", "none", f"{error}.")
     text = f"{found.version} at {found.path}"
     if PLUGIN.exists():

@@ -92,6 +92,14 @@ def test_a_launcher_of_another_mpi_is_found(
     assert machine.launcher().level is level
 
 
+def test_without_mpi_no_launcher_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers.shutil, "which", lambda program, path: None)
+    monkeypatch.setattr(machine, "PLUGIN", tmp_path)
+    assert machine.launcher().level is Level.BROKEN
+    monkeypatch.setattr(machine, "PLUGIN", tmp_path / "missing")
+    assert machine.launcher().level is Level.FINE
+
+
 def test_an_mpi_that_does_not_start_is_broken_and_none_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
