@@ -1,7 +1,7 @@
 """Which backward is running: what autograd knows, and tells only in private."""
 
+import itertools
 import sys
-import threading
 import weakref
 from typing import Any, Protocol
 
@@ -26,18 +26,16 @@ def is_nested() -> bool:
 
 
 class Watcher(Protocol):
-    """Who is told of every backward of the thread on which it called watch(), but for nested ones."""
+    """Who is told of every backward, on any thread, but for nested ones."""
 
     def before_backward(self) -> None: ...
     def after_backward(self) -> None: ...
 
 
-class _Watchers(threading.local):
-    def __init__(self) -> None:
-        self.all: weakref.WeakSet[Watcher] = weakref.WeakSet()
-
-
-_watchers = _Watchers()
+# In the order in which they called watch(): what they do at the end of a backward is collective, so it must not depend
+# on addresses, as the order of a set does.
+_watchers: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _engine: list[Any] = []  # torch's function, once watch() has put _run_and_tell in its place; None: that did not work
 
 
@@ -50,7 +48,8 @@ def watch(watcher: Watcher) -> bool:
         _install()
     if _engine[0] is None:
         return False
-    _watchers.all.add(watcher)
+    if all(one is not watcher for one in _watchers.values()):
+        _watchers[next(_numbers)] = watcher
     return True
 
 
@@ -61,7 +60,7 @@ def _install() -> None:
         return
     torch.autograd._engine_run_backward = _run_and_tell  # type: ignore[attr-defined]
     probe = _Probe()
-    _watchers.all.add(probe)
+    _watchers[next(_numbers)] = probe
     with torch.enable_grad():
         torch.zeros((), requires_grad=True).neg().backward()  # type: ignore[no-untyped-call]
     if probe.told != ["before", "after"]:
@@ -81,10 +80,9 @@ class _Probe:
 
 
 def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
-    watchers = _watchers.all
-    if not watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
+    if not _watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
         return _engine[0](*args, **kwargs)
-    told = tuple(watchers)
+    told = tuple(_watchers.values())
     for watcher in told:
         watcher.before_backward()
     result = _engine[0](*args, **kwargs)

@@ -6,6 +6,7 @@ at the end of backward brings in small gradients (late_gradients.py), sends what
 loss.backward() every .grad is the reduced one.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll import _C, collective, sparse
+from dcoll import _C, collective, gradient_errors
 from dcoll.backward import NO_TASK, graph_task, is_nested, watch
 from dcoll.buckets import AnyReducer, Layout, views_of
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError, JoinedError
 from dcoll.late_gradients import LateGradients, late_ones
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
+from dcoll.sparse import SparseGradients
 from dcoll.tensors import code_of
 
 _owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of the GradientSync that has it
@@ -47,9 +49,11 @@ class GradientSync:
         compression: Any = NoneCompressor,
         group_of: Callable[[Sequence[torch.Tensor]], list[int]] = lambda _: [],
         late_bytes: int = 4096,
+        any_thread: bool = False,
     ) -> None:
         """passes: backward passes whose gradients are added up locally before they are reduced.
         late_bytes: gradients up to this size are taken when backward has ended (late_gradients.py).
+        any_thread: backward may run on other threads than this one; not where ranks are threads.
         present_comm: the job's communicator now, which changes when the job is left (None) and joined again.
         """
         if op is not Average and op is not Sum:
@@ -70,13 +74,15 @@ class GradientSync:
         self._sparse_as_dense = sparse_as_dense
 
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
-        self.sparse_params: list[torch.Tensor] = []  # whose gradients are gathered
-        self._sparse_dims: list[int] = []
+        self.sparse = SparseGradients()  # those that are gathered
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
         self._views: list[torch.Tensor] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._late = LateGradients()
         self._late_bytes = late_bytes
+        self._told = self._late  # those that were late when the backward began
+        self._thread = threading.get_ident()
+        self._any_thread = any_thread
         self._noticed = self._nested = False  # a hook was called in the backward that runs, in one inside it
         # For the hooks: the Reducer, the graph task whose hooks are coming in, and whether they have anything to do.
         self._state = _C.HookState()
@@ -96,7 +102,7 @@ class GradientSync:
         for p in params:
             self._check(p)
         self._take_over(params)
-        sparse_now = {id(p) for p in self.sparse_params}
+        sparse_now = {id(p) for p in self.sparse.params}
         self._frozen = [p for p in params if not p.requires_grad]
         self.params = [p for p in params if p.requires_grad and id(p) not in sparse_now]
         self._build()
@@ -120,7 +126,7 @@ class GradientSync:
             owner = reference() if reference is not None else None
             if owner is None or owner is self:
                 continue
-            if any(id(q) not in mine for q in [*owner.params, *owner.sparse_params]):
+            if any(id(q) not in mine for q in [*owner.params, *owner.sparse.params]):
                 raise ArgumentError(
                     f"parameter {self.name_of(p)} already belongs to another DistributedOptimizer, which also has "
                     "other parameters: give both optimizers separate parameters, or wrap one optimizer with "
@@ -159,9 +165,14 @@ class GradientSync:
         ]
         self._hooks += [
             p.register_post_accumulate_grad_hook(self._sparse_hook)  # type: ignore[no-untyped-call]
-            for p in self.sparse_params
+            for p in self.sparse.params
             if p.requires_grad
         ]
+
+    def _hook_late(self) -> None:
+        """Hooks for late parameters too. On several threads nobody can tell which backward brought their gradients."""
+        self._hooks += self._late.register()
+        self._late, self._late_bytes = LateGradients(), -1
 
     def _make_reducer(self) -> None:
         self._reducer = self._layout.reducer(self.comm, self.params, [self.name_of(p) for p in self.params])
@@ -192,7 +203,7 @@ class GradientSync:
     def extend(self, params: Iterable[torch.Tensor]) -> None:
         """More parameters. Collective: the same ones on every rank."""
         self._follow_job()
-        self._attach([*self.params, *self.sparse_params, *self._frozen, *params])
+        self._attach([*self.params, *self.sparse.params, *self._frozen, *params])
 
     def _thaw(self) -> None:
         """Parameters that began to require a gradient. Those already there are reduced one by one, this once."""
@@ -210,7 +221,7 @@ class GradientSync:
     def bring_in(self, index: int) -> None:
         """A gradient that the hook found out of the ordinary, or ready a second time."""
         if self._in_bucket(index) and not self._reducer.mark_ready(index):
-            raise self._ready_twice(index)
+            raise gradient_errors.ready_twice(self.name_of(self.params[index]))
 
     def _sparse_hook(self, p: torch.Tensor) -> None:
         if graph_task() != self._state.task:
@@ -223,7 +234,7 @@ class GradientSync:
         assert grad is not None
         if grad is view:
             if self._state.sums_again:
-                raise self._summed_twice(index)
+                raise gradient_errors.summed_twice(self.name_of(p))
             return True
         if grad.layout is not torch.strided:
             if not self._sparse_as_dense:
@@ -263,12 +274,20 @@ class GradientSync:
 
     def before_backward(self) -> None:
         """No hook has been called yet; and perhaps none will be, if the backward goes through late parameters alone."""
+        if not self._late:
+            return
+        if threading.get_ident() != self._thread:
+            if self._any_thread:
+                self._hook_late()
+            return
+        self._told = self._late
         self._noticed = self._nested = False
-        if self._late:
-            self._late.before_backward()
+        self._late.before_backward()
 
     def after_backward(self) -> None:
-        if self._late and not self._noticed and (self._late.changed() or self._nested):
+        if not self._told or threading.get_ident() != self._thread:
+            return
+        if not self._noticed and (self._told.changed() or self._nested):
             self._follow_job()
             self._begun = True
             self._end()
@@ -345,29 +364,18 @@ class GradientSync:
     def _expect_dense(self, index: int) -> None:
         p = self.params[index]
         if p.grad is not None and p.grad is not self._views[index]:
-            rank = self.comm.job_ranks[self.comm.rank]
-            raise DcollError(
-                f"parameter {self.name_of(p)} has a sparse gradient on rank {rank} and a dense one on "
-                "another: pass sparse_as_dense=True to DistributedOptimizer"
-            )
+            rank = f"rank {self.comm.job_ranks[self.comm.rank]}"
+            raise gradient_errors.sparse_and_dense(self.name_of(p), rank)
 
     def _finish_sparse(self, unused: Sequence[int]) -> bool:
         """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without."""
-        found: list[tuple[torch.Tensor, int]] = []
+        found = False
         if unused and not self._sparse_as_dense:
-            dims = sparse.agree_on_sparse(self.comm, [self.params[i].grad for i in unused])
-            found = [(self.params[i], dim) for i, dim in zip(unused, dims, strict=True) if dim]
+            found = self.sparse.find(self.comm, [self.params[i] for i in unused])
             if found:
-                self.sparse_params += [p for p, _ in found]
-                self._sparse_dims += [dim for _, dim in found]
                 self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
-        if not self.sparse_params:
-            return False
-        used = sparse.agree_on_sparse(self.comm, [p.grad for p in self.sparse_params])
-        for p, dim, anywhere in zip(self.sparse_params, self._sparse_dims, used, strict=True):
-            if anywhere:
-                p.grad = sparse.allreduce_sparse(self.comm, p, dim, self.op, self.name_of(p))
-        return bool(found)
+        self.sparse.gather(self.comm, self.op, self.name_of)
+        return found
 
     # --- between backwards -----------------------------------------------------------------------------------------
 
@@ -429,19 +437,3 @@ class GradientSync:
     def wait_seconds(self) -> float:
         """Time spent waiting for communication that backward did not hide."""
         return self._waited_before + self._reducer.wait_seconds()
-
-    # --- errors ----------------------------------------------------------------------------------------------------
-
-    def _ready_twice(self, index: int) -> DcollError:
-        return DcollError(
-            f"the gradient of parameter {self.name_of(self.params[index])} became ready twice in one backward, after "
-            "it may have been sent: with torch.utils.checkpoint pass use_reentrant=False"
-        )
-
-    def _summed_twice(self, index: int) -> DcollError:
-        return DcollError(
-            f"a second backward added to the gradient of parameter {self.name_of(self.params[index])}, which is "
-            "already the "
-            "sum over all ranks and would be summed again: call step() or zero_grad() in between, pass "
-            "backward_passes_per_step=2 (the number of backwards per step), or use op=Average"
-        )

@@ -6,6 +6,9 @@ model have no hook, and their buckets are the last.
 
 After a backward in which other hooks were called, every late gradient that is there counts. One that went through late
 parameters alone is noticed by their gradients: they came, or torch has written to them.
+
+That holds for the thread that made the optimizer. A backward on another one may run at the same time and be of another
+model, so the first such gives all parameters hooks, which know.
 """
 
 from collections.abc import Sequence
@@ -43,8 +46,16 @@ class LateGradients:
     def __bool__(self) -> bool:
         return bool(self._params)
 
+    def register(self) -> list[torch.utils.hooks.RemovableHandle]:
+        """Have autograd call their hooks one by one, as it does those of other parameters."""
+        return [
+            p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for p, hook in zip(self._params, self._hooks, strict=True)
+        ]
+
     def take(self) -> None:
         """Bring those that are there into their buckets."""
+        self.none_left = False
         _C.take_gradients(self._hooks, self._params)
 
     def before_backward(self) -> None:

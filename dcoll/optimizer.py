@@ -189,6 +189,7 @@ def DistributedOptimizer(
         present,
         compression,
         group_of or (lambda _: []),
+        any_thread=True,
     )
     wrapper = _wrap(optimizer, _Distributed, sync, check_sync)
     weakref.finalize(wrapper, sync.release).atexit = False

@@ -3,7 +3,7 @@
 A sum of sparse tensors in COO form is their entries one after the other, so nothing is reduced on the wire.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,6 +36,31 @@ def allreduce_sparse(
     handles = [collective.allgather(comm, part, name) for part in (indices, values)]
     all_indices, all_values = (handle.wait() for handle in handles)
     return torch.sparse_coo_tensor(all_indices.t(), all_values, param.shape, check_invariants=False).coalesce()
+
+
+class SparseGradients:
+    """The parameters of an optimizer whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        self.params: list[torch.Tensor] = []
+        self._dims: list[int] = []
+
+    def find(self, comm: _C.Communicator, params: Sequence[torch.Tensor]) -> bool:
+        """Take those that have a sparse gradient on any rank. False: there are none."""
+        dims = agree_on_sparse(comm, [p.grad for p in params])
+        found = [(p, dim) for p, dim in zip(params, dims, strict=True) if dim]
+        self.params += [p for p, _ in found]
+        self._dims += [dim for _, dim in found]
+        return bool(found)
+
+    def gather(self, comm: _C.Communicator, op: ReduceOp, name_of: Callable[[torch.Tensor], str]) -> None:
+        """Give each of them that any rank used its reduced gradient."""
+        if not self.params:
+            return
+        used = agree_on_sparse(comm, [p.grad for p in self.params])
+        for p, dim, anywhere in zip(self.params, self._dims, used, strict=True):
+            if anywhere:
+                p.grad = allreduce_sparse(comm, p, dim, op, name_of(p))
 
 
 def start_allreduce(comm: collective.Lane, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:

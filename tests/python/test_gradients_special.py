@@ -31,7 +31,7 @@ def embedding_grads(comm: _C.Communicator, mode: str) -> list[torch.Tensor]:
         assert grad.is_sparse == (mode == "sparse")
         found.append(grad.to_dense().clone())
         sync.after_step()
-    assert len(sync.sparse_params) == (mode == "sparse")
+    assert len(sync.sparse.params) == (mode == "sparse")
     return found
 
 

@@ -1,0 +1,26 @@
+"""What can be wrong with a gradient, in words."""
+
+from dcoll.errors import DcollError
+
+
+def ready_twice(name: str) -> DcollError:
+    return DcollError(
+        f"the gradient of parameter {name} became ready twice in one backward, after it may have been sent: with "
+        "torch.utils.checkpoint pass use_reentrant=False"
+    )
+
+
+def summed_twice(name: str) -> DcollError:
+    return DcollError(
+        f"a second backward added to the gradient of parameter {name}, which is already the sum over all ranks and "
+        "would be summed again: call step() or optimizer.zero_grad() in between (with op=Sum not model.zero_grad(), "
+        "which may leave the sums where they are), pass backward_passes_per_step=2 (the number of backwards per step), "
+        "or use op=Average"
+    )
+
+
+def sparse_and_dense(name: str, where: str) -> DcollError:
+    return DcollError(
+        f"parameter {name} has a sparse gradient on {where} and a dense one on another: pass sparse_as_dense=True to "
+        "DistributedOptimizer"
+    )

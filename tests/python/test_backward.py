@@ -1,0 +1,78 @@
+"""Who is told of a backward, and in which order."""
+
+import random
+import threading
+
+import torch
+
+from dcoll import _C, backward
+from dcoll.gradients import GradientSync
+
+
+class Watcher:
+    def __init__(self, told: list[tuple[str, int]], number: int) -> None:
+        self.told, self.number = told, number
+
+    def before_backward(self) -> None:
+        self.told.append(("before", self.number))
+
+    def after_backward(self) -> None:
+        self.told.append(("after", self.number))
+
+
+def run_backward() -> None:
+    torch.zeros(1, requires_grad=True).sum().backward()
+
+
+def test_watchers_are_told_in_the_order_in_which_they_came() -> None:
+    told: list[tuple[str, int]] = []
+    made = [Watcher(told, i) for i in range(64)]  # at addresses in some order
+    watchers = random.Random(5).sample(made, len(made))
+    for watcher in (*watchers, *made):  # again changes nothing
+        assert backward.watch(watcher)
+    order = [watcher.number for watcher in watchers]
+    run_backward()
+    assert told == [("before", i) for i in order] + [("after", i) for i in order]
+    del made, watchers, watcher
+    told.clear()
+    run_backward()
+    assert told == []
+
+
+def on_another_thread(body: object) -> None:
+    thread = threading.Thread(target=body)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+def test_a_backward_on_any_thread_is_noticed() -> None:
+    p = torch.zeros(3, requires_grad=True)
+    sync = GradientSync(_C.connect_local(1)[0], [p], lambda _: "p", any_thread=True)
+    assert not sync._hooks
+    rounds, finish = [], sync.finish
+    sync.finish = lambda: rounds.append(finish())  # type: ignore[method-assign]
+    p.sum().backward()
+    assert (len(rounds), len(sync._hooks)) == (1, 0)
+    on_another_thread(run_backward)  # of another model: p has a hook from now on
+    assert (len(rounds), len(sync._hooks)) == (1, 1)
+    on_another_thread(lambda: p.sum().backward())
+    assert len(rounds) == 2
+    p.sum().backward()
+    assert len(rounds) == 3
+    assert p.grad is sync._views[0]
+    sync.extend([torch.zeros(2, requires_grad=True)])
+    assert len(sync._hooks) == 2
+    sync.release()
+
+
+def test_a_thread_that_begins_while_another_backward_runs() -> None:
+    p = torch.zeros(3, requires_grad=True)
+    sync = GradientSync(_C.connect_local(1)[0], [p], lambda _: "p", any_thread=True)
+    rounds, finish = [], sync.finish
+    sync.finish = lambda: rounds.append(finish())  # type: ignore[method-assign]
+    x = p.sum()
+    p.register_post_accumulate_grad_hook(lambda _: on_another_thread(run_backward))
+    x.backward()
+    assert len(rounds) == 1
+    assert p.grad is sync._views[0]
+    sync.release()
