@@ -13,9 +13,8 @@ def ready_twice(name: str) -> DcollError:
 def summed_twice(name: str) -> DcollError:
     return DcollError(
         f"a second backward added to the gradient of parameter {name}, which is already the sum over all ranks and "
-        "would be summed again: call step() or optimizer.zero_grad() in between (with op=Sum not model.zero_grad(), "
-        "which may leave the sums where they are), pass backward_passes_per_step=2 (the number of backwards per step), "
-        "or use op=Average"
+        "would be summed again: call step() or optimizer.zero_grad() in between (model.zero_grad(set_to_none=False) is "
+        "not noticed), pass backward_passes_per_step=2 (the number of backwards per step), or use op=Average"
     )
 
 

@@ -7,25 +7,22 @@ loss.backward() every .grad is the reduced one.
 """
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll import _C, collective, gradient_errors
+from dcoll import _C, collective, gradient_errors, sparse
 from dcoll.backward import NO_TASK, graph_task, is_nested, watch
 from dcoll.buckets import AnyReducer, Layout, views_of
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError, JoinedError
 from dcoll.late_gradients import LateGradients, late_ones
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
+from dcoll.owners import check, take_over
 from dcoll.sparse import SparseGradients
-from dcoll.tensors import code_of
 
-_owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of the GradientSync that has it
 _NO_BACKWARD = -2  # no graph task has this number
 
 
@@ -100,41 +97,12 @@ class GradientSync:
 
     def _attach(self, params: list[torch.Tensor]) -> None:
         for p in params:
-            self._check(p)
-        self._take_over(params)
+            check(p, self.name_of)
+        take_over(self, params)
         sparse_now = {id(p) for p in self.sparse.params}
         self._frozen = [p for p in params if not p.requires_grad]
         self.params = [p for p in params if p.requires_grad and id(p) not in sparse_now]
         self._build()
-
-    def _check(self, p: torch.Tensor) -> None:
-        if p.device.type != "cpu":
-            raise ArgumentError(
-                f"parameter {self.name_of(p)} is on device {p.device}, but DistributedOptimizer works on CPU "
-                "parameters: move the model with .cpu() before making the optimizer"
-            )
-        try:
-            code_of(p.dtype)
-        except ArgumentError as error:
-            raise ArgumentError(f"parameter {self.name_of(p)}: {error}") from None
-
-    def _take_over(self, params: list[torch.Tensor]) -> None:
-        """Two hooks on a parameter would reduce its gradient twice: a new owner must replace the old one altogether."""
-        mine = {id(p) for p in params}
-        for p in params:
-            reference = _owners.get(p)  # type: ignore[no-untyped-call]
-            owner = reference() if reference is not None else None
-            if owner is None or owner is self:
-                continue
-            if any(id(q) not in mine for q in [*owner.params, *owner.sparse.params]):
-                raise ArgumentError(
-                    f"parameter {self.name_of(p)} already belongs to another DistributedOptimizer, which also has "
-                    "other parameters: give both optimizers separate parameters, or wrap one optimizer with "
-                    "parameter groups"
-                )
-            owner.release()
-        for p in params:
-            _owners[p] = weakref.ref(self)
 
     def release(self) -> None:
         """Remove the hooks: gradients are no longer reduced."""
@@ -154,7 +122,7 @@ class GradientSync:
             for i, view in enumerate(self._views)
         ]
         late = late_ones(self.params, self._late_bytes)
-        if late and not watch(self):
+        if (late or self._frozen) and not watch(self):
             late = []
         without = set(late)
         self._late.set([self.params[i] for i in late], [hooks[i] for i in late])
@@ -201,20 +169,41 @@ class GradientSync:
         self._views[:] = views  # the same list: the hooks have it
 
     def extend(self, params: Iterable[torch.Tensor]) -> None:
-        """More parameters. Collective: the same ones on every rank."""
+        """More parameters. Collective: the same ones on every rank. Where gradients are reduced, theirs are too."""
         self._follow_job()
-        self._attach([*self.params, *self.sparse.params, *self._frozen, *params])
+        new = list(params)
+        self._attach([*self.params, *self.sparse.params, *self._frozen, *new])
+        new = [p for p in new if p.requires_grad]
+        if self._reduced and new and self.comm.size > 1:
+            self._reduce_now(new)
 
     def _thaw(self) -> None:
-        """Parameters that began to require a gradient. Those already there are reduced one by one, this once."""
+        """Parameters that began to require a gradient."""
         thawed = [p for p in self._frozen if p.requires_grad]
-        if not thawed:
-            return
-        for p in thawed:
-            if p.grad is not None and not p.grad.is_sparse:
-                scale = self._layout.predivide
-                collective.allreduce_sync_(self.comm, p.grad, self.op, self.name_of(p), 1.0 / scale, scale)
-        self.extend([])
+        if thawed:
+            self._frozen = [p for p in self._frozen if not p.requires_grad]
+            self.extend(thawed)
+
+    def _reduce_now(self, new: Sequence[torch.Tensor]) -> None:
+        """Gradients that came before their parameters had hooks, one by one, this once; here or on other ranks."""
+        kinds = sparse.agree_on_kinds(self.comm, [p.grad for p in new], self._sparse_as_dense)
+        for p, (dense, dim) in zip(new, kinds, strict=True):
+            if dense and dim:
+                raise gradient_errors.sparse_and_dense(self.name_of(p), "one rank")
+        if any(dim for _, dim in kinds):
+            self.sparse.add([(p, dim) for p, (_, dim) in zip(new, kinds, strict=True) if dim])
+            self._attach([*self.params, *self._frozen])
+            self.sparse.gather(self.comm, self.op, self.name_of, new)
+        used = {id(p) for p, (dense, _) in zip(new, kinds, strict=True) if dense}
+        scale = self._layout.predivide
+        for i, (p, view) in enumerate(zip(self.params, self._views, strict=True)):
+            if id(p) not in used:
+                continue
+            if p.grad is None:
+                p.grad = view.zero_()
+            else:
+                self._in_bucket(i)
+            collective.allreduce_sync_(self.comm, view, self.op, self.name_of(p), 1.0 / scale, scale)
 
     # --- during backward -------------------------------------------------------------------------------------------
 
@@ -226,6 +215,8 @@ class GradientSync:
     def _sparse_hook(self, p: torch.Tensor) -> None:
         if graph_task() != self._state.task:
             self.begin_backward()
+        if self._state.sums_again and not self._state.idle and self.sparse.is_sum(p.grad):
+            raise gradient_errors.summed_twice(self.name_of(p))
 
     def _in_bucket(self, index: int) -> bool:
         """Bring a gradient that autograd or the user put elsewhere into its bucket. False: it is sparse, and stays."""
@@ -274,7 +265,7 @@ class GradientSync:
 
     def before_backward(self) -> None:
         """No hook has been called yet; and perhaps none will be, if the backward goes through late parameters alone."""
-        if not self._late:
+        if not self._late and not self._frozen:
             return
         if threading.get_ident() != self._thread:
             if self._any_thread:
@@ -285,12 +276,16 @@ class GradientSync:
         self._late.before_backward()
 
     def after_backward(self) -> None:
-        if not self._told or threading.get_ident() != self._thread:
+        if self._noticed or not (self._told or self._frozen) or threading.get_ident() != self._thread:
             return
-        if not self._noticed and (self._told.changed() or self._nested):
+        if (self._told and (self._told.changed() or self._nested)) or self._thawed_alone():
             self._follow_job()
             self._begun = True
             self._end()
+
+    def _thawed_alone(self) -> bool:
+        """Whether there are gradients of parameters that need them again and have no hooks yet."""
+        return any(p.requires_grad and p.grad is not None for p in self._frozen)
 
     def _end(self) -> None:
         self._state.task = self._outer_task = _NO_BACKWARD
@@ -327,6 +322,9 @@ class GradientSync:
             # one now would average with zeros.
             if params[i].grad is not None and self._in_bucket(i):
                 reducer.mark_ready(i)
+        if self._state.sums_again:
+            self.sparse.refuse_sums(self.name_of)
+        began_empty = not self._ordered and len(reducer.missing()) == len(params)
         unused = reducer.finish()
         without = set(unused)
         for i in missing:
@@ -336,7 +334,7 @@ class GradientSync:
         self._reduced = True
         self._state.sums_again = self.op is Sum and self.comm.size > 1
         if not self._finish_sparse(unused):
-            self._agree_on_order()
+            self._agree_on_order(began_empty)
         if self._frozen:
             self._thaw()
 
@@ -346,15 +344,19 @@ class GradientSync:
         if len(self._reducer.missing()) < len(self.params):
             self._reducer.finish()
 
-    def _agree_on_order(self) -> None:
+    def _agree_on_order(self, knows_none: bool) -> None:
         """After the first backward: fill the buckets in the order in which rank 0's gradients became ready."""
         if self._ordered:
             return
         order = torch.tensor(self._reducer.order(), dtype=torch.int64)
+        if knows_none:
+            order.fill_(-1)
         try:
             collective.broadcast_(self.comm, order, 0, "bucket order").wait()
         except JoinedError:
             return  # on all ranks that have not joined; all are asked again after the next backward
+        if (order < 0).any():
+            return  # rank 0 had no backward
         self._ordered = True
         self._reducer.rebuild(order.tolist())
         self._make_views()
@@ -379,10 +381,12 @@ class GradientSync:
 
     # --- between backwards -----------------------------------------------------------------------------------------
 
-    def before_step(self) -> None:
-        """Reduce what is not reduced yet: fewer backward passes than announced, or gradients set by hand."""
+    def before_step(self, closure_follows: bool = False) -> None:
+        """Reduce what is not reduced yet: fewer backward passes than announced, gradients set by hand, or none, where
+        there was no backward, as other ranks had one: its share is what is there. A closure may still bring one.
+        """
         self._follow_job()
-        if self._begun or (not self._reduced and self._set_by_hand()):
+        if self._begun or not (self._reduced or (closure_follows and not self._set_by_hand())):
             self.finish()
 
     def _set_by_hand(self) -> bool:

@@ -58,7 +58,7 @@ class _Distributed:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step. The closure's loss is averaged, so that all ranks take the same decisions."""
         if not self._dcoll_skip:
-            self._dcoll.before_step()
+            self._dcoll.before_step(closure_follows=closure is not None)
         result = super().step(self._synced(closure) if closure is not None else None)  # type: ignore[misc]
         self._dcoll.after_step()
         self._dcoll_steps += 1
@@ -89,7 +89,7 @@ class _Distributed:
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; the same group on every rank, between a step() and the next backward()."""
+        """As in torch; the same group on every rank. Gradients that are there after backward() are reduced at once."""
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
         self._dcoll.extend(groups[-1]["params"])

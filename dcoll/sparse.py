@@ -9,6 +9,7 @@ import torch
 
 from dcoll import _C, collective
 from dcoll.errors import ArgumentError
+from dcoll.gradient_errors import summed_twice
 from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
 
 
@@ -18,6 +19,18 @@ def agree_on_sparse(comm: _C.Communicator, grads: list[torch.Tensor | None]) -> 
     collective.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
     found: list[int] = dims.tolist()
     return found
+
+
+def agree_on_kinds(
+    comm: _C.Communicator, grads: Sequence[torch.Tensor | None], sparse_as_dense: bool
+) -> list[tuple[int, int]]:
+    """For every gradient whether it is dense on any rank, and its number of sparse dimensions on any."""
+    kinds = [
+        (0, 0) if g is None else (0, g.sparse_dim()) if g.is_sparse and not sparse_as_dense else (1, 0) for g in grads
+    ]
+    found = torch.tensor(kinds, dtype=torch.int32)
+    collective.allreduce_sync_(comm, found, Max, "new gradients", 1.0, 1.0)
+    return [(dense, dim) for dense, dim in found.tolist()]
 
 
 def allreduce_sparse(
@@ -44,23 +57,50 @@ class SparseGradients:
     def __init__(self) -> None:
         self.params: list[torch.Tensor] = []
         self._dims: list[int] = []
+        self._sums: list[torch.Tensor] = []
+
+    def add(self, found: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """Parameters with the number of sparse dimensions of their gradients."""
+        self.params += [p for p, _ in found]
+        self._dims += [dim for _, dim in found]
 
     def find(self, comm: _C.Communicator, params: Sequence[torch.Tensor]) -> bool:
         """Take those that have a sparse gradient on any rank. False: there are none."""
         dims = agree_on_sparse(comm, [p.grad for p in params])
         found = [(p, dim) for p, dim in zip(params, dims, strict=True) if dim]
-        self.params += [p for p, _ in found]
-        self._dims += [dim for _, dim in found]
+        self.add(found)
         return bool(found)
 
-    def gather(self, comm: _C.Communicator, op: ReduceOp, name_of: Callable[[torch.Tensor], str]) -> None:
-        """Give each of them that any rank used its reduced gradient."""
-        if not self.params:
+    def gather(
+        self,
+        comm: _C.Communicator,
+        op: ReduceOp,
+        name_of: Callable[[torch.Tensor], str],
+        among: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Give each of them that any rank used its reduced gradient. among: only some, the others having theirs."""
+        chosen = None if among is None else {id(p) for p in among}
+        some = [(p, d) for p, d in zip(self.params, self._dims, strict=True) if chosen is None or id(p) in chosen]
+        if chosen is None:
+            self._sums = []
+        if not some:
             return
-        used = agree_on_sparse(comm, [p.grad for p in self.params])
-        for p, dim, anywhere in zip(self.params, self._dims, used, strict=True):
+        used = agree_on_sparse(comm, [p.grad for p, _ in some])
+        for (p, dim), anywhere in zip(some, used, strict=True):
             if anywhere:
-                p.grad = allreduce_sparse(comm, p, dim, op, name_of(p))
+                p.grad = reduced = allreduce_sparse(comm, p, dim, op, name_of(p))
+                if op is Sum:
+                    self._sums.append(reduced)
+
+    def is_sum(self, grad: torch.Tensor | None) -> bool:
+        """Whether this is what gather() made, perhaps with something added by a backward."""
+        return any(grad is one for one in self._sums)
+
+    def refuse_sums(self, name_of: Callable[[torch.Tensor], str]) -> None:
+        """Nothing may be summed that is a sum already."""
+        for p in self.params:
+            if self.is_sum(p.grad):
+                raise summed_twice(name_of(p))
 
 
 def start_allreduce(comm: collective.Lane, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:
