@@ -105,6 +105,11 @@ class _Distributed:
         return _plain, (type(self._dcoll_wrapped),), self.__getstate__()
 
 
+# The wrapped optimizer's step, which theirs calls, calls hooks. Without this torch would make theirs call them too as
+# soon as a state is loaded.
+_Distributed.step.hooked = DistributedAdasum.step.hooked = True  # type: ignore[attr-defined]
+
+
 def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return cls.__new__(cls)
 

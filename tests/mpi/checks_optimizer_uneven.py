@@ -1,0 +1,208 @@
+"""Checks of DistributedOptimizer where ranks do not do the same, or not at the same address, thread or time."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import dcoll as hvd
+
+WIDTHS = (4, 600)  # gradients that are taken at the end of backward, and gradients that have hooks
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def layer(width: int, outputs: int = 1) -> nn.Linear:
+    model = nn.Linear(width, outputs, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def distributed(model: nn.Module, lr: float = 1.0, **options: object) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr), model.named_parameters(), **options)
+
+
+def loss_of(model: nn.Linear, x: float) -> torch.Tensor:
+    return model(torch.full((1, model.in_features), x)).sum()
+
+
+def value_of(tensor: torch.Tensor | None) -> float | None:
+    assert tensor is None or (tensor == tensor.flatten()[0]).all()
+    return None if tensor is None else tensor.flatten()[0].item()
+
+
+def check_a_rank_without_backward() -> None:
+    last = hvd.size() - 1
+    for width in WIDTHS:
+        for clip in ("no", "as Horovod"):
+            model = layer(width)
+            optimizer = distributed(model)
+            weight = 0.0
+            for step in range(5):
+                optimizer.zero_grad()
+                here = [float(r + 10**step) if step != 2 or r != last else 0.0 for r in range(hvd.size())]
+                if here[hvd.rank()]:
+                    loss_of(model, here[hvd.rank()]).backward()
+                if clip == "no":
+                    optimizer.step()
+                else:
+                    optimizer.synchronize()
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
+                if any(here):
+                    assert value_of(model.weight.grad) == pytest.approx(mean(here))
+                    weight -= mean(here)
+                assert value_of(model.weight) == pytest.approx(weight)
+            optimizer.step()  # again, with the gradients that are there: nothing is added up
+            assert value_of(model.weight) == pytest.approx(weight - mean(here))
+
+
+def check_steps_that_a_scaler_skips_and_ranks_without_backward() -> None:
+    model = layer(4)
+    optimizer = distributed(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    moved = []
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        if step != 3 or hvd.rank() == 0:
+            scaler.scale(loss_of(model, float("inf") if step == 1 and hvd.rank() == 0 else 1.0)).backward()
+        before = model.weight.detach().clone()
+        optimizer.synchronize()
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(before, model.weight))
+    assert moved == [True, False, True, True]
+    assert len(set(hvd.allgather_object(value_of(model.weight)))) == 1
+
+
+def check_closures() -> None:
+    """LBFGS calls its closure several times a step; ranks have the same number of rounds."""
+    target = float(hvd.rank())
+    for width in WIDTHS:
+        model = layer(width)
+        optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe"))
+
+        def closure(model: nn.Linear = model, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model.weight - target).pow(2).mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        want = mean([float(r) for r in range(hvd.size())])
+        torch.testing.assert_close(model.weight, torch.full_like(model.weight, want), rtol=1e-3, atol=1e-3)
+
+
+def check_passes_and_ranks_without_backward() -> None:
+    model = layer(4)
+    optimizer = distributed(model, backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        passes = 2 if step != 1 else hvd.rank() % 3  # two, none and one
+        for _ in range(passes):
+            loss_of(model, 1.0).backward()
+        optimizer.step()
+        every = [2.0 if step != 1 else float(r % 3) for r in range(hvd.size())]
+        if any(every):
+            assert value_of(model.weight.grad) == pytest.approx(mean(every))
+
+
+def check_many_small_optimizers_in_one_backward() -> None:
+    """Ranks have other things in memory, so the optimizers are at other addresses."""
+    kept = []
+    models, optimizers = [], []
+    for i in range(12):
+        kept += [threading.Event() for _ in range(7 * hvd.rank() + i * hvd.rank())]
+        del kept[:: 2 + hvd.rank()]
+        models.append(layer(4))
+        optimizers.append(distributed(models[-1]))
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.stack([loss_of(model, 100.0 * i + hvd.rank() + step) for i, model in enumerate(models)]).sum().backward()
+        for i, model in enumerate(models):
+            assert value_of(model.weight.grad) == pytest.approx(100.0 * i + step + (hvd.size() - 1) / 2)
+
+
+def on_another_thread(body: Callable[[], None]) -> None:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException as error:  # raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def check_backward_on_another_thread() -> None:
+    for width in WIDTHS:
+        model = layer(width)
+        optimizer = distributed(model)
+
+        def train(model: nn.Linear = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            for set_to_none in (False, True, False):
+                optimizer.zero_grad(set_to_none=set_to_none)
+                loss_of(model, float(hvd.rank())).backward()
+                assert value_of(model.weight.grad) == (hvd.size() - 1) / 2
+                optimizer.step()
+
+        on_another_thread(train)
+        train()
+        on_another_thread(lambda: loss_of(layer(4), 1.0).backward())
+        train()
+
+
+def check_parameters_swapped_for_others() -> None:
+    """One half of the model is frozen for the other; no one tells the optimizer."""
+    for width in WIDTHS:
+        one, two = layer(width), layer(width)
+        model = nn.ModuleList([one, two])
+        two.requires_grad_(False)
+        optimizer = distributed(model)
+        for step in range(4):
+            if step == 2:
+                one.requires_grad_(False)
+                two.requires_grad_(True)
+            loss_of(one if step < 2 else two, float(hvd.rank())).backward()
+            assert value_of((one if step < 2 else two).weight.grad) == (hvd.size() - 1) / 2
+            optimizer.step()
+            model.zero_grad()
+        assert value_of(two.weight) == 1.0 - hvd.size()
+
+
+def check_a_group_added_between_backward_and_step() -> None:
+    one, two = layer(4), layer(600)
+    optimizer = distributed(one)
+    (loss_of(one, 1.0) + loss_of(two, float(hvd.rank()))).backward()
+    optimizer.add_param_group({"params": list(two.parameters())})
+    optimizer.step()
+    assert value_of(two.weight) == -(hvd.size() - 1) / 2
+
+
+def check_hooks_of_step_run_once() -> None:
+    for op in (hvd.Average, hvd.Adasum):
+        if op is hvd.Adasum and hvd.size() & (hvd.size() - 1):
+            continue
+        model = layer(4)
+        optimizer = distributed(model, op=op)
+        called = []
+        optimizer.register_step_pre_hook(lambda *_, called=called: called.append("pre"))
+        optimizer.register_step_post_hook(lambda *_, called=called: called.append("post"))
+        for _ in range(2):
+            loss_of(model, 1.0).backward()
+            optimizer.step()
+            assert called == ["pre", "post"], op
+            called.clear()
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            optimizer.load_state_dict(optimizer.state_dict())
