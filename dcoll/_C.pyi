@@ -484,10 +484,12 @@ class Reducer:
         postscale: float = 1.0,
         wire_dtype: int | None = None,
         groups: Sequence[int] = (),
+        label: str = "",
     ) -> None:
         """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced.
 
         groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
+        label: in the names of the buckets, which ranks compare: tells them from another Reducer's.
         """
     def num_buckets(self) -> int: ...
     def bucket_of(self, param: int) -> int: ...

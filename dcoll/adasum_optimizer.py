@@ -61,10 +61,12 @@ class DeltaSync:
         name_of: Callable[[torch.Tensor], str],
         compression: Any,
         passes: int,
+        label: str,
     ) -> None:
         self._present_comm = present_comm
         self.name_of = name_of
         self._compression = compression
+        self._label = label
         self.seconds = 0.0
         self.set_passes(passes)
         self._flats: list[_Flat] = []
@@ -116,12 +118,12 @@ class DeltaSync:
         if wire_code is None and self._compression is not NoneCompressor:
             for p, delta in zip(flat.params, flat.deltas, strict=True):
                 wire, ctx = self._compression.compress(delta)
-                out = collective.allreduce(comm, wire, Adasum, self.name_of(p), 1.0, 1.0).wait()
+                out = collective.allreduce(comm, wire, Adasum, f"{self.name_of(p)} of {self._label}", 1.0, 1.0).wait()
                 delta.copy_(self._compression.decompress(out, ctx))
             return
         wire, ctx = self._compression.compress(flat.delta_buffer)
         address = wire.data_ptr()
-        comm.adasum(address, address, flat.elements, CODES[wire.dtype], "steps of the optimizer").wait()
+        comm.adasum(address, address, flat.elements, CODES[wire.dtype], f"steps of {self._label}").wait()
         if wire is not flat.delta_buffer:
             flat.delta_buffer.copy_(self._compression.decompress(wire, ctx))
 

@@ -14,6 +14,22 @@ from dcoll.tensors import CODES, library
 _TORCH = library("torch")
 
 
+_labels = [0]  # given so far in this process
+
+
+def new_label(comm: _C.Communicator) -> str:
+    """A name for an optimizer in what ranks compare, so that one's gradients are not taken for another's. Collective.
+
+    The same on every rank, and no other optimizer's on any of them, even if they made different ones before.
+    """
+    number = _labels[0]
+    if comm.size > 1:
+        data = bytearray(number.to_bytes(8, "little"))
+        number = max(int.from_bytes(one, "little") for one in objects.allgather_bytes(comm, data, "optimizers so far"))
+    _labels[0] = max(_labels[0], number + 1)
+    return f"optimizer {number}"
+
+
 class AnyReducer(Protocol):
     """The core's Reducer, or one in Python with the same methods."""
 
@@ -32,6 +48,7 @@ class Layout:
 
     def __init__(
         self,
+        label: str,
         op: ReduceOp,
         bucket_bytes: int,
         first_bucket_bytes: int,
@@ -40,6 +57,7 @@ class Layout:
         group_of: Callable[[Sequence[torch.Tensor]], list[int]] = lambda _: [],
     ) -> None:
         """group_of: the group of each of the parameters, or nothing: put together by size."""
+        self.label = label
         self.op = op
         self.predivide = predivide
         self._bucket_bytes = bucket_bytes
@@ -56,14 +74,15 @@ class Layout:
         ]
         objects.agree(
             comm,
-            layout,
+            [*layout, self.label],
             "DistributedOptimizer's parameters",
             "Build the same model with the same options everywhere.",
         )
         pre, post = 1.0 / self.predivide, self.predivide
         wire = wire_dtype_of(self._compression)
         if wire is None and self._compression is not NoneCompressor:
-            return CompressedReducer(comm, params, names, self.op, self._compression, pre, post, groups)
+            called = [f"{name} of {self.label}" for name in names]
+            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups)
         return _C.Reducer(
             comm,
             [p.numel() for p in params],
@@ -76,6 +95,7 @@ class Layout:
             post,
             wire,
             groups,
+            self.label,
         )
 
 

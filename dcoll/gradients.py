@@ -15,7 +15,7 @@ import torch
 
 from dcoll import _C, collective, gradient_errors, sparse
 from dcoll.backward import NO_TASK, graph_task, is_nested, watch
-from dcoll.buckets import AnyReducer, Layout, views_of
+from dcoll.buckets import AnyReducer, Layout, new_label, views_of
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError, JoinedError
 from dcoll.late_gradients import LateGradients, late_ones
@@ -67,7 +67,7 @@ class GradientSync:
         self.name_of = name_of
         self.op = op
         self.passes = passes
-        self._layout = Layout(op, bucket_bytes, first_bucket_bytes, predivide, compression, group_of)
+        self._layout = Layout(new_label(comm), op, bucket_bytes, first_bucket_bytes, predivide, compression, group_of)
         self._sparse_as_dense = sparse_as_dense
 
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
@@ -193,7 +193,7 @@ class GradientSync:
         if any(dim for _, dim in kinds):
             self.sparse.add([(p, dim) for p, (_, dim) in zip(new, kinds, strict=True) if dim])
             self._attach([*self.params, *self._frozen])
-            self.sparse.gather(self.comm, self.op, self.name_of, new)
+            self.sparse.gather(self.comm, self.op, self._called, new)
         used = {id(p) for p, (dense, _) in zip(new, kinds, strict=True) if dense}
         scale = self._layout.predivide
         for i, (p, view) in enumerate(zip(self.params, self._views, strict=True)):
@@ -203,7 +203,11 @@ class GradientSync:
                 p.grad = view.zero_()
             else:
                 self._in_bucket(i)
-            collective.allreduce_sync_(self.comm, view, self.op, self.name_of(p), 1.0 / scale, scale)
+            collective.allreduce_sync_(self.comm, view, self.op, self._called(p), 1.0 / scale, scale)
+
+    def _called(self, p: torch.Tensor) -> str:
+        """What a collective for it alone is called."""
+        return f"{self.name_of(p)} of {self._layout.label}"
 
     # --- during backward -------------------------------------------------------------------------------------------
 
@@ -352,7 +356,7 @@ class GradientSync:
         if knows_none:
             order.fill_(-1)
         try:
-            collective.broadcast_(self.comm, order, 0, "bucket order").wait()
+            collective.broadcast_(self.comm, order, 0, f"bucket order of {self._layout.label}").wait()
         except JoinedError:
             return  # on all ranks that have not joined; all are asked again after the next backward
         if (order < 0).any():
@@ -376,7 +380,7 @@ class GradientSync:
             found = self.sparse.find(self.comm, [self.params[i] for i in unused])
             if found:
                 self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
-        self.sparse.gather(self.comm, self.op, self.name_of)
+        self.sparse.gather(self.comm, self.op, self._called)
         return found
 
     # --- between backwards -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from dcoll import _C, collective, world
 from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
+from dcoll.buckets import new_label
 from dcoll.check_sync import check_tensors
 from dcoll.compression import Compression
 from dcoll.errors import ArgumentError
@@ -176,9 +177,8 @@ def DistributedOptimizer(
     if comm is None:  # no member
         comm = _C.connect_local(1)[0]
     if op is Adasum and comm.size > 1:
-        return _wrap(
-            optimizer, DistributedAdasum, DeltaSync(present, names, compression, backward_passes_per_step), check_sync
-        )
+        steps = DeltaSync(present, names, compression, backward_passes_per_step, new_label(comm))
+        return _wrap(optimizer, DistributedAdasum, steps, check_sync)
     default_mb, first_mb = bucket_settings(comm)
     bucket_mb = default_mb if bucket_mb is None else bucket_mb
     sync = GradientSync(

@@ -123,10 +123,21 @@ std::vector<Bucket> Reducer::by_group(const std::vector<size_t>& order) const {
 void Reducer::fill_buckets(const std::vector<size_t>& order) {
   buckets_ = options_.groups.empty() ? by_size(order) : by_group(order);
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].name = "bucket " + std::to_string(b);
+    buckets_[b].name = name_of(buckets_[b], b);
     close_bucket(buckets_[b]);
     for (size_t s = 0; s < buckets_[b].slots.size(); ++s) place_[buckets_[b].slots[s].param] = {b, s};
   }
+}
+
+// Padding makes buckets of different parameters equally long, and a second Reducer has a bucket of each number too: the
+// name is what ranks tell them apart by.
+std::string Reducer::name_of(const Bucket& bucket, size_t index) const {
+  std::string name = "bucket " + std::to_string(index);
+  if (!options_.label.empty()) name += " of " + options_.label;
+  name += ": " + params_[bucket.slots.front().param].name;
+  const size_t more = bucket.slots.size() - 1;
+  if (more > 0) name += " and " + std::to_string(more) + " more";
+  return name;
 }
 
 // All parameters are known: place the flags and allocate.

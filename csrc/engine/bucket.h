@@ -37,6 +37,7 @@ struct ReducerOptions {
   double postscale = 1.0;
   std::optional<DType> wire{};   // what gradients of more than 2 bytes per element are cast to on their way
   std::vector<size_t> groups{};  // of each parameter: a bucket per group (and dtype). {}: by size
+  std::string label{};           // in the names of buckets, which ranks compare: another for each Reducer in use
 };
 
 struct ParamInfo {
@@ -104,6 +105,7 @@ class Reducer {
   std::vector<Bucket> by_size(const std::vector<size_t>& order) const;
   std::vector<Bucket> by_group(const std::vector<size_t>& order) const;
   void append(Bucket& bucket, size_t param) const;
+  std::string name_of(const Bucket& bucket, size_t index) const;
   void close_bucket(Bucket& bucket);
   void note_backward();
   void pack(Bucket& bucket, size_t slot, const void* gradient);

@@ -152,7 +152,7 @@ TEST(mismatch_leaves_a_usable_reducer) {
     const ReducerOptions options{.bucket_bytes = 1, .first_bucket_bytes = 1};
     Reducer odd(borrowed(comm), params_of(counts), options);
     for (size_t p = 0; p < 3; ++p) odd.mark_ready(p);
-    CHECK_THROWS(finish(odd), MismatchError, "rank 0 called allreduce 'bucket 1'");
+    CHECK_THROWS(finish(odd), MismatchError, "rank 0 called allreduce 'bucket 1: p1'");
     CHECK_EQ(odd.missing().size(), size_t{3});
     for (size_t b = 0; b < 3; ++b) CHECK(odd.bucket(b).operation->done.load());
 

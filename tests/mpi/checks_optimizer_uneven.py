@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import dcoll as hvd
+from dcoll import _C
+from dcoll.gradients import GradientSync
 
 WIDTHS = (4, 600)  # gradients that are taken at the end of backward, and gradients that have hooks
 
@@ -206,3 +208,61 @@ def check_hooks_of_step_run_once() -> None:
             called.clear()
             hvd.broadcast_optimizer_state(optimizer, 0)
             optimizer.load_state_dict(optimizer.state_dict())
+
+
+def check_optimizers_whose_backwards_come_in_another_order() -> None:
+    """Equally long buckets of models that are called the same: it is an error, not the other one's gradients."""
+    size = hvd.size()
+    for width in WIDTHS:
+        for options in ({}, {"compression": hvd.Compression.fp16}, {"compression": Halves}):
+            models = [layer(width) for _ in range(2)]
+            optimizers = [distributed(model, **options) for model in models]
+            for step in range(3):
+                order = [0, 1] if step == 1 and hvd.rank() == 0 and size > 1 else [1, 0]
+                for i in order:
+                    optimizers[i].zero_grad()
+                    if step != 1 or size == 1:
+                        loss_of(models[i], float(1 + 9 * i)).backward()
+                        assert value_of(models[i].weight.grad) == 1 + 9 * i
+                        continue
+                    with pytest.raises(hvd.MismatchError, match=r"weight") as caught:
+                        loss_of(models[i], float(1 + 9 * i)).backward()
+                    said = str(caught.value)
+                    assert len(set(hvd.allgather_object(said))) == 1
+                    numbers = [o._dcoll._layout.label for o in optimizers]
+                    assert all(number in said for number in numbers), said
+
+
+class Halves(hvd.compression.Compressor):
+    """float16, in Python."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+        return tensor.half(), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+def check_adasum_optimizers_that_step_in_another_order() -> None:
+    if hvd.size() not in (2, 4):
+        return
+    models = [layer(4) for _ in range(2)]
+    optimizers = [distributed(model, op=hvd.Adasum) for model in models]
+    for model in models:
+        loss_of(model, 1.0).backward()
+    for i in (0, 1) if hvd.rank() == 0 else (1, 0):
+        with pytest.raises(hvd.MismatchError, match="steps of optimizer"):
+            optimizers[i].step()
+
+
+def check_optimizers_have_one_number_on_all_ranks() -> None:
+    """Though ranks may have made different ones before, of process sets or alone."""
+    if hvd.rank() == 0:
+        kept = [GradientSync(_C.connect_local(1)[0], layer(4).parameters(), lambda _: "w") for _ in range(3)]
+        assert len({sync._layout.label for sync in kept}) == 3
+    labels = [distributed(layer(4))._dcoll._layout.label for _ in range(2)]
+    assert labels[0] != labels[1]
+    assert len(set(hvd.allgather_object(labels[0]))) == 1
+    assert len(set(hvd.allgather_object(labels[1]))) == 1
