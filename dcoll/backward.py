@@ -1,11 +1,16 @@
 """Which backward is running: what autograd knows, and tells only in private."""
 
+import functools
 import itertools
 import sys
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 graph_task = torch._C._current_graph_task_id
 """The number of the backward that runs on this thread."""
@@ -13,6 +18,17 @@ graph_task = torch._C._current_graph_task_id
 NO_TASK = -1  # outside of any backward
 
 _run_backward = torch.autograd.graph._engine_run_backward.__code__
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """torch.compile calls it instead of looking into it, also from a compiled training step."""
+    disabled: Callable[P, R] = torch._disable_dynamo(function)  # type: ignore[attr-defined]  # a microsecond a call
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (disabled if torch.compiler.is_dynamo_compiling() else function)(*args, **kwargs)
+
+    return call
 
 
 def is_nested() -> bool:
@@ -79,6 +95,7 @@ class _Probe:
         self.told.append("after")
 
 
+@untraced
 def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
     if not _watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
         return _engine[0](*args, **kwargs)

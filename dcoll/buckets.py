@@ -5,9 +5,10 @@ from typing import Any, Protocol
 
 import torch
 
-from dcoll import _C, objects
+from dcoll import _C, collective, objects
 from dcoll.compressed_reducer import CompressedReducer
 from dcoll.compression import NoneCompressor, wire_dtype_of
+from dcoll.errors import JoinedError
 from dcoll.ops import ReduceOp
 from dcoll.tensors import CODES, library
 
@@ -97,6 +98,19 @@ class Layout:
             groups,
             self.label,
         )
+
+
+def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows_none: bool) -> list[int] | None:
+    """The order in which rank 0's gradients became ready. None: it had none, or a rank has joined. Collective."""
+    order = torch.tensor(reducer.order(), dtype=torch.int64)
+    if knows_none:
+        order.fill_(-1)
+    try:
+        collective.broadcast_(comm, order, 0, f"bucket order of {label}").wait()
+    except JoinedError:
+        return None
+    found: list[int] = order.tolist()
+    return None if -1 in found else found
 
 
 def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from dcoll import _C, collective, gradient_errors, sparse
-from dcoll.backward import NO_TASK, graph_task, is_nested, watch
-from dcoll.buckets import AnyReducer, Layout, new_label, views_of
+from dcoll.backward import NO_TASK, graph_task, is_nested, untraced, watch
+from dcoll.buckets import AnyReducer, Layout, agree_on_order, new_label, views_of
 from dcoll.compression import NoneCompressor
-from dcoll.errors import ArgumentError, DcollError, JoinedError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.late_gradients import LateGradients, late_ones
 from dcoll.ops import Average, ReduceOp, Sum, wrong_op
 from dcoll.owners import check, take_over
@@ -168,6 +168,7 @@ class GradientSync:
                 p.grad = view.copy_(p.grad)
         self._views[:] = views  # the same list: the hooks have it
 
+    @untraced
     def extend(self, params: Iterable[torch.Tensor]) -> None:
         """More parameters. Collective: the same ones on every rank. Where gradients are reduced, theirs are too."""
         self._follow_job()
@@ -211,11 +212,13 @@ class GradientSync:
 
     # --- during backward -------------------------------------------------------------------------------------------
 
+    @untraced
     def bring_in(self, index: int) -> None:
         """A gradient that the hook found out of the ordinary, or ready a second time."""
         if self._in_bucket(index) and not self._reducer.mark_ready(index):
             raise gradient_errors.ready_twice(self.name_of(self.params[index]))
 
+    @untraced
     def _sparse_hook(self, p: torch.Tensor) -> None:
         if graph_task() != self._state.task:
             self.begin_backward()
@@ -250,6 +253,7 @@ class GradientSync:
         p.grad = view
         return True
 
+    @untraced
     def begin_backward(self) -> None:
         """The first hook of a backward: see to it that its end is noticed."""
         self._follow_job()
@@ -291,6 +295,7 @@ class GradientSync:
         """Whether there are gradients of parameters that need them again and have no hooks yet."""
         return any(p.requires_grad and p.grad is not None for p in self._frozen)
 
+    @untraced
     def _end(self) -> None:
         self._state.task = self._outer_task = _NO_BACKWARD
         if self._local:
@@ -301,6 +306,7 @@ class GradientSync:
         else:
             self.finish()
 
+    @untraced
     def _end_nested(self) -> None:
         self._state.task = _NO_BACKWARD
         if self._outer_task == _NO_BACKWARD and not self._state.idle and not self._reducer.missing():
@@ -352,17 +358,11 @@ class GradientSync:
         """After the first backward: fill the buckets in the order in which rank 0's gradients became ready."""
         if self._ordered:
             return
-        order = torch.tensor(self._reducer.order(), dtype=torch.int64)
-        if knows_none:
-            order.fill_(-1)
-        try:
-            collective.broadcast_(self.comm, order, 0, f"bucket order of {self._layout.label}").wait()
-        except JoinedError:
-            return  # on all ranks that have not joined; all are asked again after the next backward
-        if (order < 0).any():
-            return  # rank 0 had no backward
+        order = agree_on_order(self.comm, self._reducer, self._layout.label, knows_none)
+        if order is None:
+            return  # on all ranks alike; all are asked again after the next backward
         self._ordered = True
-        self._reducer.rebuild(order.tolist())
+        self._reducer.rebuild(order)
         self._make_views()
 
     # --- sparse gradients ------------------------------------------------------------------------------------------
@@ -385,6 +385,7 @@ class GradientSync:
 
     # --- between backwards -----------------------------------------------------------------------------------------
 
+    @untraced
     def before_step(self, closure_follows: bool = False) -> None:
         """Reduce what is not reduced yet: fewer backward passes than announced, gradients set by hand, or none, where
         there was no backward, as other ranks had one: its share is what is there. A closure may still bring one.
@@ -396,6 +397,7 @@ class GradientSync:
     def _set_by_hand(self) -> bool:
         return any(p.grad is not None and p.grad is not v for p, v in zip(self.params, self._views, strict=True))
 
+    @untraced
     def after_step(self) -> None:
         """The gradients were used: adding to them starts a new sum."""
         self._reduced = self._state.sums_again = False
@@ -407,6 +409,7 @@ class GradientSync:
             (self._begun and task == self._outer_task) or (bool(self._late) and self._late.changed())
         )
 
+    @untraced
     def before_zero_grad(self, set_to_none: bool) -> None:
         """The gradients are about to be thrown away."""
         self._follow_job()
