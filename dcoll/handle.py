@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dcoll import _C
+from dcoll.errors import ArgumentError
 
 
 class Handle:
@@ -51,9 +52,16 @@ _unfinished: list[tuple[Any, Any, _C.Handle]] = []
 
 def poll(handle: Handle) -> bool:
     """True when the handle's collective is finished: synchronize() then does not wait."""
+    _check(handle, "poll")
     return handle.poll()
 
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous collective and return its result."""
+    _check(handle, "synchronize")
     return handle.wait()
+
+
+def _check(handle: Any, what: str) -> None:
+    if not hasattr(handle, "wait"):
+        raise ArgumentError(f"{what} takes what an asynchronous collective has returned, but got {handle!r}")

@@ -46,6 +46,10 @@ class Lifecycle:
         sys.excepthook = self._on_exception
         _notice_exits(self)
 
+    def belongs_to_parent(self) -> bool:
+        """In a forked child: MPI is the parent's."""
+        return self.mpi is not None and os.getpid() != self._pid
+
     def join(self, comm: _C.Communicator) -> None:
         """From now on `comm` is what has to be closed."""
         self._comm = comm

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcoll import _C, launch
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.launcher import find_launcher
 from dcoll.lifecycle import Lifecycle
 from dcoll.process_sets import REGISTRY, ProcessSet, ranks_in_world
@@ -49,6 +49,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if WORLD.comm is not None:
         return
     ranks, sets = _members(comm), _initial_sets(comm, process_sets)
+    if WORLD.lifecycle is not None and WORLD.lifecycle.belongs_to_parent():
+        raise DcollError(
+            "init() was called in a process that was forked from one of the job's ranks and cannot use its MPI: start "
+            'such processes by multiprocessing.get_context("spawn")'
+        )
     if WORLD.lifecycle is None:
         launcher = find_launcher(os.environ)
         needs_mpi = launch.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)

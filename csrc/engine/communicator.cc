@@ -90,7 +90,8 @@ void Communicator::check_open() const {
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
   if (closing_) {
     throw Error(
-        "This communicator was closed (dcoll.shutdown()); no collective can be started. Call dcoll.init() first.");
+        "This communicator was closed, by dcoll.shutdown() or, where it is a process set's, by remove_process_set(); "
+        "no collective can be started on it.");
   }
 }
 

@@ -94,7 +94,7 @@ void Communicator::abandon_names() {
 void Communicator::count_named_round() {
   for (const auto& operation : queue_) {
     if (operation->request.kind != Kind::kJoin) continue;
-    if (operation->rounds + operation->named_rounds++ == 0) log_(LogLevel::kWarning, operation->note);
+    if (operation->rounds + operation->named_rounds++ == 0) log_(LogLevel::kInfo, operation->note);
     return;
   }
 }

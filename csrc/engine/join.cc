@@ -91,7 +91,7 @@ Task run_join(Fabric& f, Operation& op) {
     Nested one(run_collective(f, round));
     co_await one;
     if (!round.counts.empty()) break;
-    if (op.rounds++ + op.named_rounds == 0 && f.log != nullptr) (*f.log)(LogLevel::kWarning, op.note);
+    if (op.rounds++ + op.named_rounds == 0 && f.log != nullptr) (*f.log)(LogLevel::kInfo, op.note);
   }
   // The last to join is the one that took part in the fewest.
   const uint64_t rounds = op.rounds + op.named_rounds;

@@ -147,6 +147,16 @@ def check_a_child_ends_like_any_program() -> None:
     the_job_works()
 
 
+def check_a_child_does_not_join_the_job_again() -> None:
+    def join_again() -> None:
+        hvd.shutdown()
+        hvd.init()
+
+    if hvd.mpi_enabled():
+        assert in_child(join_again).startswith("DcollError: init() was called in a process that was forked")
+    the_job_works()
+
+
 class Numbers(Dataset[torch.Tensor]):
     """A data set that some batches into an epoch collects garbage."""
 

@@ -295,3 +295,10 @@ def check_model_helpers() -> None:
     other = torch.nn.Linear(2, 3 + (hvd.rank() == 0))
     with pytest.raises(hvd.MismatchError, match="weight"):
         hvd.broadcast_optimizer_state(torch.optim.SGD(other.parameters()), 0, other)
+
+
+def check_what_is_no_handle() -> None:
+    for call in (hvd.poll, hvd.synchronize):
+        for wrong in (3, None, torch.ones(1)):
+            with pytest.raises(ValueError, match="what an asynchronous collective has returned, but got"):
+                call(wrong)

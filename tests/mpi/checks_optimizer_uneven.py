@@ -266,3 +266,20 @@ def check_optimizers_have_one_number_on_all_ranks() -> None:
     assert labels[0] != labels[1]
     assert len(set(hvd.allgather_object(labels[0]))) == 1
     assert len(set(hvd.allgather_object(labels[1]))) == 1
+
+
+def check_an_optimizer_whose_process_set_was_removed() -> None:
+    if hvd.size() == 1:
+        return
+    members = hvd.add_process_set([0])
+    for width in WIDTHS:
+        model = layer(width)
+        optimizer = distributed(model, process_set=members)
+        loss_of(model, 1.0).backward()
+        optimizer.step()
+        assert value_of(model.weight) == -1.0
+    hvd.remove_process_set(members)
+    optimizer.zero_grad()
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.DcollError, match=r"remove_process_set\(\)"):
+            loss_of(model, 1.0).backward()
