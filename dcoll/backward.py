@@ -64,9 +64,14 @@ def watch(watcher: Watcher) -> bool:
         _install()
     if _engine[0] is None:
         return False
-    if all(one is not watcher for one in _watchers.values()):
+    if all(one is not watcher for one in _alive()):
         _watchers[next(_numbers)] = watcher
     return True
+
+
+def _alive() -> list[Watcher]:
+    """A copy: other threads may make optimizers meanwhile."""
+    return [watcher for reference in _watchers.valuerefs() if (watcher := reference()) is not None]
 
 
 def _install() -> None:
@@ -99,7 +104,7 @@ class _Probe:
 def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
     if not _watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
         return _engine[0](*args, **kwargs)
-    told = tuple(_watchers.values())
+    told = _alive()
     for watcher in told:
         watcher.before_backward()
     result = _engine[0](*args, **kwargs)

@@ -273,15 +273,14 @@ class GradientSync:
 
     def before_backward(self) -> None:
         """No hook has been called yet; and perhaps none will be, if the backward goes through late parameters alone."""
-        if not self._late and not self._frozen:
-            return
         if threading.get_ident() != self._thread:
-            if self._any_thread:
+            if self._any_thread and self._late:
                 self._hook_late()
             return
         self._told = self._late
-        self._noticed = self._nested = False
-        self._late.before_backward()
+        if self._late or self._frozen:
+            self._noticed = self._nested = False
+            self._late.before_backward()
 
     def after_backward(self) -> None:
         if self._noticed or not (self._told or self._frozen) or threading.get_ident() != self._thread:

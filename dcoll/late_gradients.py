@@ -48,10 +48,13 @@ class LateGradients:
 
     def register(self) -> list[torch.utils.hooks.RemovableHandle]:
         """Have autograd call their hooks one by one, as it does those of other parameters."""
-        return [
-            p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            for p, hook in zip(self._params, self._hooks, strict=True)
-        ]
+        handles = []
+        for p, hook in zip(self._params, self._hooks, strict=True):
+            frozen = not p.requires_grad
+            p.requires_grad_()  # torch takes a hook of no other parameter
+            handles.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            p.requires_grad_(not frozen)
+        return handles
 
     def take(self) -> None:
         """Bring those that are there into their buckets."""

@@ -65,6 +65,25 @@ def test_a_backward_on_any_thread_is_noticed() -> None:
     sync.release()
 
 
+def test_gradients_written_by_hand_are_no_backward_after_another_thread_had_one() -> None:
+    p, frozen = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    sync = GradientSync(_C.connect_local(1)[0], [p, frozen], lambda _: "p", any_thread=True)
+    rounds, finish = [], sync.finish
+    sync.finish = lambda: rounds.append(finish())  # type: ignore[method-assign]
+    run_backward()
+    frozen.requires_grad_(False)
+    on_another_thread(run_backward)
+    assert not frozen.requires_grad
+    assert len(sync._hooks) == 2
+    p.grad = torch.ones(3)
+    run_backward()
+    assert rounds == []
+    frozen.requires_grad_(True)
+    frozen.sum().backward()
+    assert len(rounds) == 1
+    sync.release()
+
+
 def test_a_thread_that_begins_while_another_backward_runs() -> None:
     p = torch.zeros(3, requires_grad=True)
     sync = GradientSync(_C.connect_local(1)[0], [p], lambda _: "p", any_thread=True)
