@@ -177,7 +177,7 @@ void bind_grouped(py::module_& m) {
   using namespace py::literals;
   py::class_<GroupHandle>(m, "GroupHandle", py::is_final())
       .def("poll", &GroupHandle::poll)
-      .def("released", &GroupHandle::poll)
+      .def("released", &GroupHandle::poll)  // a failure leaves messages in packed memory at most, which the core has
       .def("wait", &GroupHandle::wait, "timeout"_a = -1.0);
   m.def("grouped_allreduce_sync", &reduce_now, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
         "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false);

@@ -222,7 +222,7 @@ void bind_grouped_rows(py::module_& m) {
   using namespace py::literals;
   py::class_<RowGroupHandle>(m, "RowGroupHandle", py::is_final())
       .def("poll", &RowGroupHandle::poll)
-      .def("released", &RowGroupHandle::poll)
+      .def("released", &RowGroupHandle::poll)  // as a group of all-reduces
       .def("wait", &RowGroupHandle::wait, "timeout"_a = -1.0)
       .def("rows", &RowGroupHandle::rows)
       .def("unpack", &RowGroupHandle::unpack, "addresses"_a);

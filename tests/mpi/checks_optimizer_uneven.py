@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from checks_optimizer_options import Quarters16
 from torch import nn
 
 import dcoll as hvd
@@ -214,7 +215,7 @@ def check_optimizers_whose_backwards_come_in_another_order() -> None:
     """Equally long buckets of models that are called the same: it is an error, not the other one's gradients."""
     size = hvd.size()
     for width in WIDTHS:
-        for options in ({}, {"compression": hvd.Compression.fp16}, {"compression": Halves}):
+        for options in ({}, {"compression": hvd.Compression.fp16}, {"compression": Quarters16}):
             models = [layer(width) for _ in range(2)]
             optimizers = [distributed(model, **options) for model in models]
             for step in range(3):
@@ -231,18 +232,6 @@ def check_optimizers_whose_backwards_come_in_another_order() -> None:
                     assert len(set(hvd.allgather_object(said))) == 1
                     numbers = [o._dcoll._layout.label for o in optimizers]
                     assert all(number in said for number in numbers), said
-
-
-class Halves(hvd.compression.Compressor):
-    """float16, in Python."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        return tensor.half(), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
-        return tensor.to(ctx)
 
 
 def check_adasum_optimizers_that_step_in_another_order() -> None:

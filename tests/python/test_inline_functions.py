@@ -7,7 +7,6 @@ import pickle
 import pydoc
 import typing
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,15 +18,6 @@ from dcoll.world import WORLD
 
 FUNCTIONS = [dcoll.allreduce, dcoll.allreduce_]
 both = pytest.mark.parametrize("function", FUNCTIONS, ids=["allreduce", "allreduce_"])
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    comm = _C.connect_local(1)[0]
-    monkeypatch.setattr(WORLD, "comm", comm)
-    _C.set_job(comm)
-    yield
-    _C.set_job(None)
 
 
 @both

@@ -1,26 +1,16 @@
 """What users are told of mistakes that no other test makes: what was got, what is allowed, what to do."""
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 import dcoll as hvd
-from dcoll import _C, plan
+from dcoll import plan
 from dcoll.runner.hosts import UsageError, parse_hosts
 from dcoll.runner.launchers import identify
-from dcoll.world import WORLD
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    comm = _C.connect_local(1)[0]
-    monkeypatch.setattr(WORLD, "comm", comm)
-    _C.set_job(comm)
-    yield
-    _C.set_job(None)
 
 
 def optimizer(**options: object) -> object:
