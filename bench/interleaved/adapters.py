@@ -21,7 +21,7 @@ MAX_COPIES = 64
 
 
 class Adapter:
-    """The base of all engines: buffers, the exact check, and turns of calls timed one by one."""
+    """The base of all engines: buffers, the exact check, and turns of timed calls."""
 
     def __init__(self, args: argparse.Namespace, rank: int, share: Callable[[Any], Any]) -> None:
         self.rank, self.ranks, self.dtype = rank, args.ranks, args.options["dtype"]
@@ -86,11 +86,12 @@ class Adapter:
         variant, nbytes = request["variant"], request["bytes"]
         if request["do"] == "check":
             return {"wrong": self.count_wrong(variant, nbytes)}
-        times = self.run(variant, nbytes, request["warm"], request["calls"])
+        times = self.run(variant, nbytes, request["warm"], request["calls"], request["batch"])
         return {"median_s": statistics.median(times), "min_s": min(times)}
 
-    def run(self, variant: str, nbytes: int, warm: int, count: int) -> list[float]:
-        """Seconds of each of `count` calls after `warm` others, going round the buffers from where we stopped."""
+    def run(self, variant: str, nbytes: int, warm: int, count: int, batch: int = 1) -> list[float]:
+        """Seconds per call, of each batch of `count` calls after `warm` others, going round the buffers from where we
+        stopped."""
         calls, clock = self.calls(variant, nbytes), time.perf_counter
         at = self._next.get((variant, nbytes), 0)
         order = [calls[(at + step) % len(calls)] for step in range(warm + count)]
@@ -98,10 +99,12 @@ class Adapter:
         for call in order[:warm]:
             call()
         times = []
-        for call in order[warm:]:
+        for first in range(warm, warm + count, batch):
+            calls = order[first : first + batch]
             start = clock()
-            call()
-            times.append(clock() - start)
+            for call in calls:
+                call()
+            times.append((clock() - start) / len(calls))
         return times
 
 
@@ -259,7 +262,7 @@ class OneCcl(Adapter):
 class Bare(Adapter):
     """The hardware's limits, from bare.c: variant "bare", the two-shot loop over mapped buffers, and "memcpy".
 
-    Both are looped and timed in C: no Python between two calls.
+    Both are looped and timed in C, every call by itself: no Python between two calls.
     """
 
     def join(self, args: argparse.Namespace, share: Callable[[Any], Any]) -> None:
@@ -296,7 +299,7 @@ class Bare(Adapter):
     def calls(self, variant: str, nbytes: int) -> list[Call]:
         return [self.bind(variant, self.pieces(variant, nbytes)[0])]
 
-    def run(self, variant: str, nbytes: int, warm: int, count: int) -> list[float]:
+    def run(self, variant: str, nbytes: int, warm: int, count: int, batch: int = 1) -> list[float]:
         pieces, times = self.pieces(variant, nbytes), np.zeros(count)
         stride = pieces[1].ctypes.data - pieces[0].ctypes.data if len(pieces) > 1 else 0
         rest = (nbytes, stride, len(pieces), warm, count, times.ctypes.data)

@@ -1,8 +1,8 @@
 """From the medians of turns to times, paired ratios and Markdown. Plain data in, plain data out.
 
-A sample is one turn: the largest, over the ranks, of the rank's median call in that turn. A time is the median of the
-samples. A ratio is the median, over the rounds, of the ratio of the two samples of the same round: what the machine
-does in a round hits both.
+A sample is one turn: the largest, over the ranks, of the rank's median time per call in that turn; calls that are too
+short to read a clock around each are timed several at once. A time is the median of the samples. A ratio is the median,
+over the rounds, of the ratio of the two samples of the same round: what the machine does in a round hits both.
 """
 
 import math

@@ -191,11 +191,11 @@ def test_an_engine_that_hangs_in_a_call_is_ended_and_reported(tmp_path):
         start_fake(coordinator, "HangsWhenCalled", tmp_path)
         coordinator.wait_ready(3 * DEADLINE_S)
         job = coordinator.jobs["HangsWhenCalled"]
-        request = {"do": "turn", "variant": "plain", "bytes": 64, "warm": 0, "calls": 1}
+        request = {"do": "turn", "variant": "plain", "bytes": 64, "warm": 0, "calls": 1, "batch": 1}
         assert coordinator.ask(job.name, request, 2.0) is None
         said = coordinator.failures[job.name]
         assert said.startswith(
-            "hung: no answer to 'turn' (variant=plain bytes=64 warm=0 calls=1) from rank(s) 1 within 2 s"
+            "hung: no answer to 'turn' (variant=plain bytes=64 warm=0 calls=1 batch=1) from rank(s) 1 within 2 s"
         )
         assert all(process.poll() is not None for process in job.processes)
         assert coordinator.ask(job.name, request, 2.0) is None  # nobody is asked any more
