@@ -12,7 +12,6 @@
 #include "engine/join.h"
 #include "engine/mismatch.h"
 #include "engine/rider.h"
-#include "engine/staged.h"
 #include "kernels/reduce.h"
 #include "plan/algorithms.h"
 #include "plan/select.h"
@@ -50,9 +49,9 @@ const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
 void Fabric::connect_slots() {
   board = std::make_unique<Board>(*window);
-  slots = std::make_unique<Slots>(window, *board);
+  slots = std::make_unique<Slots>(window, *board, topology.shared_cores);
   all_reduce = std::make_unique<NodeAllReduce>(*board, *slots);
-  pull_slots = std::make_unique<PullSlots>(window, *board);
+  pull_slots = std::make_unique<PullSlots>(window, *board, topology.shared_cores);
   pull_now = std::make_unique<PullNow>(*board, *pull_slots);
   slots_posted = board->post({.offset_in = pull_slots->own_offset(), .value = slots->own_offset()});
 }
@@ -72,7 +71,7 @@ ReduceJob job_of(const ReduceCall& call, int size) {
           call.into_tensors};
 }
 
-// Shows the others the all-reduce, with the operand where it is small or must be staged.
+// Shows the others the all-reduce, with the operand where it is small or staged.
 void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phases& phases) {
   job.timed = phases.on;
   phases.enter(Phase::kPack);
@@ -246,6 +245,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     f.slots_posted = 0;
   }
 
+  if (entry.taken) {
+    BoardWait everybody(*f.board, entry.ticket);
+    co_await everybody;
+    co_return;
+  }
+
   // 1. Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
   uint64_t ticket = entry.ticket;
   if (direct) {
@@ -253,7 +258,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_await *f.all_reduce;
     note_agreement(*f.all_reduce, op.phases);
     if (f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone) co_return;
-    equal = f.all_reduce->outcome() != NodeAllReduce::Outcome::kMismatch;
+    equal = false;
   } else if (f.size > 1 && f.board != nullptr) {
     if (ticket == 0 && pulls) {
       ticket = Pull::enter(*f.board, *f.pull_slots, PullCall::of(r));
@@ -342,10 +347,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
 
   // 4. The data.
-  if (direct) {
-    Staged staged(*f.board, *f.slots, job, f.all_reduce->staging_ticket());
-    co_await staged;
-  } else if (two_levels) {
+  if (two_levels) {
     op.phases.enter(Phase::kMove);
     op.phases.name_algorithm("hierarchical");
     HierarchicalAllReduce levels(*f.hierarchy, job, ticket);

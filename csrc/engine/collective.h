@@ -74,6 +74,7 @@ struct Fabric {
 struct Entry {
   bool all_reduce = false;
   uint64_t ticket = 0;
+  bool taken = false;  // only everybody's post `ticket` is still to come
 };
 
 // The whole collective, from its beginning or from `entry` on.
@@ -81,7 +82,7 @@ Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 
 // Begins an all-reduce in fabric.all_reduce, without a coroutine: what a synchronous call polls on its own thread, so
 // that nothing is allocated in the steady state. False, and nothing is done, where this call takes another path. If the
-// peers are late, or the data must be staged, run_collective takes over.
+// peers are late, run_collective takes over.
 bool enter_all_reduce(Fabric& fabric, const ReduceCall& call, Phases& phases);
 
 // NodeAllReduce::own_slice, where the call takes that form; else empty.

@@ -210,6 +210,7 @@ class Communicator {
   void pause_between_looks() const;
   bool poll_briefly(NodeAllReduce& all_reduce);
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
+  void advance_briefly(const Operation& operation);
   bool finish_now(PullNow& pull, Operation* operation) const;
   void bind_background_thread() const;
   void say_farewell();

@@ -33,7 +33,8 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
           timeline_->record(number_, *operation);
         operation->done.store(true, std::memory_order_release);
       } else {
-        go_on(operation, {.ticket = pull.ticket()});
+        go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
+        advance_briefly(*operation);
       }
       return operation;
     }
@@ -57,7 +58,8 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
       accept(request);
       auto operation = std::make_shared<Operation>(std::move(request));
       operation->phases.number = started_;
-      go_on(operation, {.ticket = pull.ticket()});
+      go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
+      advance_briefly(*operation);
       return operation;
     }
   }
@@ -79,8 +81,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
         }
         return nullptr;
       }
-      // Not everybody came at once, or there is more to do than this thread should do at a stretch: the ordinary way
-      // from here.
+      // Not everybody came at once: the ordinary way from here.
       auto operation = std::make_shared<Operation>(Request::of(call));
       if (phases.on) operation->phases = phases;
       go_on(operation, {.all_reduce = true});
@@ -99,16 +100,22 @@ void Communicator::pause_between_looks() const {
   }
 }
 
-// How often a synchronous call looks for its peers before the ordinary way. A yield runs whoever else is on the core.
+// How often a synchronous call looks for its peers in vain before the ordinary way. A yield runs whoever else is on the
+// core.
 int Communicator::polls_on_the_spot() const { return members_.own_core ? 1000 : 64; }
 
-// Drive lock held, so not for long: some 10 us without the peers, and at most as many pieces of a large operand.
+// Drive lock held: not for longer than the all-reduce takes, and some 10 us of waiting for a peer.
 bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
   try {
-    for (int i = 0; i < polls_on_the_spot(); ++i) {
+    for (int in_vain = 0; in_vain < polls_on_the_spot();) {
       bool moved = false;
       if (all_reduce.poll(moved)) return all_reduce.outcome() == NodeAllReduce::Outcome::kDone;
-      if (!moved) pause_between_looks();
+      if (moved) {
+        in_vain = 0;
+      } else {
+        ++in_vain;
+        pause_between_looks();
+      }
     }
     return false;
   } catch (...) {
@@ -117,19 +124,33 @@ bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
   }
 }
 
-// Drive lock held, so for a few microseconds only.
+// Drive lock held, as in poll_briefly.
 bool Communicator::finish_now(PullNow& pull, Operation* operation) const {
-  for (int i = 0; i < polls_on_the_spot(); ++i) {
-    if (pull.poll()) {
-      if (operation != nullptr && operation->request.kind != Kind::kBarrier) {
-        operation->phases.enter(Phase::kMove);
-        operation->phases.name_algorithm("pull");
-      }
-      return pull.finish(operation);
+  for (int in_vain = 0; in_vain < polls_on_the_spot();) {
+    bool moved = false;
+    if (pull.poll(operation, moved)) return pull.done();
+    if (moved) {
+      in_vain = 0;
+    } else {
+      ++in_vain;
+      pause_between_looks();
     }
-    pause_between_looks();
   }
   return false;
+}
+
+// Drive lock held, and the operation is all there is: as poll_briefly.
+void Communicator::advance_briefly(const Operation& operation) {
+  for (int in_vain = 0; in_vain < polls_on_the_spot() && !operation.done.load(std::memory_order_relaxed);) {
+    bool moved = false;
+    advance_front(queue_, fabric_, moved);
+    if (moved) {
+      in_vain = 0;
+    } else {
+      ++in_vain;
+      pause_between_looks();
+    }
+  }
 }
 
 // Takes over an operation that has entered and could not be finished on the spot. Drive lock held, nothing queued.

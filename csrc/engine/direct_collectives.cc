@@ -8,16 +8,6 @@
 namespace dcoll {
 namespace {
 
-// Mapped operands of up to this size go through the slot all the same: the copy costs less than the barrier that ends
-// reading in place.
-constexpr size_t kSlotBytes = 16 << 10;
-
-// Private operands above this are read by the kernel: what it asks per call and page is less then than what a second
-// copy costs.
-constexpr size_t kLeastForeignBytes = 64 << 10;
-// In a post's offset_in: an address in the rank's own memory. No address and no offset has this bit.
-constexpr uint64_t kForeign = uint64_t{1} << 63;
-
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -31,8 +21,9 @@ bool shares_evenly(const PullCall& call) {
 
 }  // namespace
 
-PullSlots::PullSlots(std::shared_ptr<Window> window, Board& board)
+PullSlots::PullSlots(std::shared_ptr<Window> window, Board& board, bool shared_cores)
     : board_(board),
+      shared_cores_(shared_cores),
       word_(unlikely_word(this)),
       table_bytes_(round_up((board.size() + 1) * sizeof(uint64_t), Memory::kAlignment)),
       data_bytes_(std::max<size_t>(kDataBytes, board.size() * kLeastCellBytes)),
@@ -54,6 +45,29 @@ bool PullSlots::can_read_peers() const {
 void PullSlots::agree_on_reading(uint64_t ticket) {
   reads_peers_ = true;
   for (int rank = 0; rank < board_.size(); ++rank) reads_peers_ &= board_.at(rank, ticket).value != 0;
+}
+
+size_t PullSlots::most_in_slots(Kind kind) const {
+  // A reduction takes its operands side by side, so it cannot have them copied one by one.
+  if (kind == Kind::kReduceScatter) return SIZE_MAX;
+  if (shared_cores_) return 64 << 10;
+  if (!has_one_reader(kind)) return 8 << 10;
+  return kind == Kind::kBroadcast ? SIZE_MAX : 32 << 10;
+}
+
+void PullSlots::take_over(const std::byte* cell, size_t bytes) {
+  auto* words = reinterpret_cast<volatile uint64_t*>(const_cast<std::byte*>(cell));
+  constexpr size_t kWordsPerLine = Memory::kAlignment / sizeof(uint64_t);
+  for (size_t i = 0; i < bytes / sizeof(uint64_t); i += kWordsPerLine) words[i] = words[i];
+}
+
+bool PullSlots::is_readable(const void* at, size_t bytes) {
+  const std::span place(static_cast<const std::byte*>(at), bytes);
+  std::span<const std::byte>& known = readable_[reinterpret_cast<uintptr_t>(at) / Memory::kAlignment % kReadable];
+  if (known.data() == place.data() && known.size() == place.size()) return true;
+  if (!dcoll::is_readable(at, bytes)) return false;
+  known = place;
+  return true;
 }
 
 void PullSlots::learn(uint64_t ticket) {
@@ -148,12 +162,11 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const PullCall& call) {
   const int rank = board.rank();
   const Contribution mine(call, rank, board.size());
   BoardEntry::Post post{call.fingerprint(), Window::kUnmapped, Window::kUnmapped, call.count};
-  if (mine.bytes() > kSlotBytes && !mine.is_prescaled()) {
+  if (mine.bytes() > slots.most_mapped_in_slots() && !mine.is_prescaled()) {
     post.offset_in = board.window().offset_of(mine.data(), mine.bytes());
   }
-  // A reduction takes its operands side by side, so it cannot have them copied one by one.
-  if (post.offset_in == Window::kUnmapped && slots.reads_peers() && mine.bytes() > kLeastForeignBytes &&
-      call.kind != Kind::kReduceScatter && is_readable(mine.data(), mine.bytes())) {
+  if (post.offset_in == Window::kUnmapped && slots.reads_peers() && mine.longest() > slots.most_in_slots(call.kind) &&
+      slots.is_readable(mine.data(), mine.bytes())) {
     post.offset_in = reinterpret_cast<uint64_t>(mine.data()) | kForeign;
   }
   const uint64_t ticket = board.next_ticket();
@@ -378,6 +391,7 @@ bool Pull::copy_some() {
       slots_.read_peer(source.rank, source.to + source.taken, source.foreign + source.taken, bytes);
     } else {
       copy(source.to + source.taken, piece(source), bytes);
+      if (source.in_place == nullptr && slots_.has_one_reader(call_.kind)) PullSlots::take_over(piece(source), bytes);
     }
     source.taken += bytes;
     room -= bytes;
@@ -391,12 +405,14 @@ bool Pull::reduce_some() {
   const Request& r = operation_.request;
   const uint64_t end = round_end(sources_[0].bytes), taken = sources_[0].taken;
   const uint64_t bytes = std::min<uint64_t>(kPieceBytes, end - taken);
+  results_.assign(1, static_cast<std::byte*>(r.out) + taken);
   for (size_t i = 0; i < sources_.size(); ++i) {
     operands_[i] = piece(sources_[i]);
+    if (sources_[i].in_place == nullptr) results_.push_back(const_cast<void*>(operands_[i]));  // takes the lines over
     sources_[i].taken += bytes;
   }
-  kernels::reduce_n(static_cast<std::byte*>(r.out) + taken, operands_, bytes / dtype_bytes(r.dtype), r.dtype, r.op,
-                    final_scale(r.op, r.postscale, board_.size()));
+  kernels::reduce_n_to_n(results_, operands_, bytes / dtype_bytes(r.dtype), r.dtype, r.op,
+                         final_scale(r.op, r.postscale, board_.size()));
   return taken + bytes == end;
 }
 

@@ -12,18 +12,20 @@
 //
 // Up to 88 bytes travel in the post itself, which is one cache line or two each way.
 //
-// A large operand in the arena is read in place, and one that is not by the kernel, if it lets all ranks; a barrier at
-// the end tells its owner that it may be changed again. Any other operand passes through the owner's slot, cut into as
-// many cells as it has blocks, in rounds: a cell holds the next piece of its block. The first round comes with the
-// handshake, so a small collective is one barrier in all. Ranks need not agree on which way their operands go: each
-// says so in its post.
+// A large operand in the arena is read in place, and most others that are large by the kernel, if it lets all ranks; a
+// barrier at the end tells its owner that it may be changed again. Any other operand passes through the owner's slot,
+// cut into as many cells as it has blocks, in rounds: a cell holds the next piece of its block. The first round comes
+// with the handshake, so a small collective is one barrier in all. Ranks need not agree on which way their operands go:
+// each says so in its post.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/agreement.h"
@@ -41,7 +43,8 @@ namespace dcoll {
 // table of p + 1 numbers (where the blocks of an all-to-all begin) and the cells.
 class PullSlots {
  public:
-  PullSlots(std::shared_ptr<Window> window, Board& board);
+  // shared_cores: some ranks wait on the core that another one needs. The same on all ranks.
+  PullSlots(std::shared_ptr<Window> window, Board& board, bool shared_cores);
 
   // The offset of this rank's slots, to be posted once as offset_in; and the peers', from their posts.
   uint64_t own_offset() const { return own_offset_; }
@@ -55,6 +58,21 @@ class PullSlots {
   void read_peer(int rank, void* to, uint64_t from, size_t bytes) const {
     dcoll::read_peer(introduction(rank), rank, to, from, bytes);
   }
+
+  // Larger operands are read in place where they are mapped: that needs a second barrier.
+  size_t most_mapped_in_slots() const { return shared_cores_ ? 16 << 10 : 2 << 10; }
+  // Those with larger blocks are read by the kernel where they are not.
+  size_t most_in_slots(Kind kind) const;
+  // Whether each cell is read by one rank only.
+  bool has_one_reader(Kind kind) const {
+    return kind == Kind::kAllToAll || kind == Kind::kReduceScatter || board_.size() == 2;
+  }
+  // That rank writes to what it has read, so that the lines are its own until the writer takes them back. Lines that
+  // one core writes again and again while another only reads them took up to four times as long (docs/performance.md).
+  static void take_over(const std::byte* cell, size_t bytes);
+
+  // Of this rank's own memory (peer_memory.h). Asks the kernel once for each of the places that are used in turn.
+  bool is_readable(const void* at, size_t bytes);
 
   // Where block b of `blocks` lies in the slot: cells are of equal size, whole cache lines.
   size_t cell_bytes(size_t blocks) const { return data_bytes_ / blocks / Memory::kAlignment * Memory::kAlignment; }
@@ -70,18 +88,21 @@ class PullSlots {
   static constexpr size_t kSlots = 4;
   static constexpr size_t kDataBytes = size_t{256} << 10;
   static constexpr size_t kLeastCellBytes = 512;  // of many ranks
+  static constexpr size_t kReadable = 64;
 
   Introduction& introduction(int rank) const {
     return *reinterpret_cast<Introduction*>(slots_[rank] + kSlots * slot_bytes_);  // behind the last slot
   }
 
   Board& board_;
+  const bool shared_cores_;
   const uint64_t word_;  // for the introduction
   bool reads_peers_ = false;
   size_t table_bytes_, data_bytes_, slot_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
-  std::vector<std::byte*> slots_;  // per rank
+  std::vector<std::byte*> slots_;                               // per rank
+  std::array<std::span<const std::byte>, kReadable> readable_;  // what was found readable last, by address
 };
 
 // What this rank contributes: its operand, cut into blocks.
@@ -122,7 +143,9 @@ class Contribution {
 
 class Pull final : public Pollable {
  public:
-  static constexpr size_t kPieceBytes = size_t{256} << 10;  // moved per poll, so that the driver can look around
+  static constexpr size_t kPieceBytes = size_t{1} << 20;  // moved per poll, so that the driver can look around
+  // In a post's offset_in: an address in the rank's own memory. No address and no offset has this bit.
+  static constexpr uint64_t kForeign = uint64_t{1} << 63;
 
   static bool suits(Kind kind);
 
@@ -173,6 +196,7 @@ class Pull final : public Pollable {
   size_t cell_bytes_;
   std::vector<Source> sources_;
   std::vector<const void*> operands_;  // of a reduction
+  std::vector<void*> results_;         // of a reduction: what is wanted, and the cells that were read
   uint64_t ticket_;                    // of the round, or of the barrier at the end
   size_t round_ = 0;
   size_t rounds_ = 1;

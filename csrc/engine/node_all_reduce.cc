@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/staged.h"
 #include "engine/timeline_record.h"
 #include "kernels/reduce.h"
 
@@ -47,18 +46,26 @@ bool NodeAllReduce::poll(bool& moved) {
     choose_form();
     if (outcome_ != Outcome::kNone) return true;
   }
-  if (phase_ == Phase::kInSlots) {
+  if (phase_ == Phase::kFirstPieces) {
     if (!everybody_->poll(moved)) return false;
-    slots_.reduce(ticket_, job_, 0, job_.count);
-  } else if (phase_ == Phase::kFirstPieces) {
-    if (!everybody_->poll(moved)) return false;
-    outcome_ = Outcome::kToStage;
-    return true;
-  } else if (!two_shot_.poll(moved)) {
-    return false;
+    stage();
   }
+  if (!finish_form(moved)) return false;
   done();
   return true;
+}
+
+bool NodeAllReduce::finish_form(bool& moved) {
+  switch (phase_) {
+    case Phase::kTwoShot:
+      return two_shot_.poll(moved);
+    case Phase::kStaged:
+      return staged_.poll(moved);
+    default:
+      if (!everybody_->poll(moved)) return false;
+      slots_.reduce(ticket_, job_, 0, job_.count);
+      return true;
+  }
 }
 
 void NodeAllReduce::choose_form() {
@@ -82,12 +89,18 @@ void NodeAllReduce::choose_form() {
   } else if (mapped > 0 && job_.prescale != 1.0) {
     fill_first_pieces_and_post();
   } else {
-    outcome_ = Outcome::kToStage;
+    stage();
   }
 }
 
+// The post ticket_ says of each rank that operand and result are mapped, or else that its first piece is in the slot.
+void NodeAllReduce::stage() {
+  staged_.begin(ticket_, job_);
+  phase_ = Phase::kStaged;
+}
+
 const char* NodeAllReduce::form() const {
-  if (outcome_ == Outcome::kToStage) return "staged";
+  if (phase_ == Phase::kStaged) return "staged";
   if (phase_ == Phase::kTwoShot) return "two-shot";
   return job_.bytes() <= Board::kInlineBytes ? "inline" : "slots";
 }
@@ -124,6 +137,8 @@ void NodeAllReduce::waiting_for(std::vector<int>& ranks) const {
   if (outcome_ != Outcome::kNone) return;
   if (phase_ == Phase::kTwoShot) {
     two_shot_.waiting_for(ranks);
+  } else if (phase_ == Phase::kStaged) {
+    staged_.waiting_for(ranks);
   } else {
     everybody_->waiting_for(ranks);
   }

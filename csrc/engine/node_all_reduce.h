@@ -6,9 +6,9 @@
 //   up to 88       anywhere        beside the post, on the board                                           1
 //   up to 1 Ki     anywhere        in the slots when the ranks post                                        1
 //   above          all mapped      two-shot, in place                                                      2
-//   up to 8-16 Ki  none mapped     in the slots when the ranks post                                        1
-//   up to 8-16 Ki  some mapped     in the slots with a second post                                         2
-//   above          not all mapped  staged: kToStage, the caller goes on with Staged                        1 a piece
+//   up to 16 Ki    none mapped     in the slots when the ranks post, where ranks share cores               1
+//   up to 16 Ki    some mapped     in the slots with a second post, where ranks share cores                2
+//   above          not all mapped  staged                                                                  1 a piece
 //
 // All ranks take the same row: the size is part of the fingerprint, and every rank sees every post.
 #pragma once
@@ -22,6 +22,7 @@
 #include "engine/agreement.h"
 #include "engine/operation.h"
 #include "engine/slots.h"
+#include "engine/staged.h"
 #include "engine/task.h"
 #include "engine/two_shot.h"
 
@@ -36,10 +37,9 @@ class NodeAllReduce final : public Pollable {
     kNone,      // not entered, or not finished
     kDone,      // the result is there
     kMismatch,  // the ranks called different things; nothing was moved
-    kToStage,   // agreed, but the data must be staged, from staging_ticket() on
   };
 
-  NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board) {}
+  NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board), staged_(board, slots) {}
 
   // Of an operand that is packed everywhere: the slice that no peer reads, for which ReduceCall::tensors may stand.
   TwoShot::Slice own_slice(const ReduceCall& call) const;
@@ -55,28 +55,27 @@ class NodeAllReduce final : public Pollable {
   int64_t agreed_ns() const { return agreed_ns_; }
   const char* form() const;  // that the operands took, once it is done
 
-  // kToStage: the post that says of each rank that operand and result are mapped, or else by which its first piece lies
-  // in the slot.
-  uint64_t staging_ticket() const { return ticket_; }
-
  private:
-  enum class Phase { kEntered, kInSlots, kFirstPieces, kTwoShot };
+  enum class Phase { kEntered, kInSlots, kFirstPieces, kTwoShot, kStaged };
 
   void choose_form();  // everybody has entered
+  bool finish_form(bool& moved);
   void fill_and_post();
   void fill_first_pieces_and_post();
+  void stage();
   void reduce_inline();
   void done();
 
   Board& board_;
   Slots& slots_;
   TwoShot two_shot_;
+  Staged staged_;
   ReduceJob job_;
   Phase phase_ = Phase::kEntered;
   Outcome outcome_ = Outcome::kNone;
   int64_t entered_ns_ = 0;
   int64_t agreed_ns_ = 0;
-  uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_
+  uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_ and staged_
   std::optional<BoardWait> everybody_;
   std::vector<const void*> sources_;  // reused by every reduce_inline
 };

@@ -1,5 +1,5 @@
-// A barrier or a small broadcast, all-gather, reduce-scatter or all-to-all inside a node, without a coroutine: what a
-// synchronous call tries first.
+// A barrier, or a broadcast, all-gather, reduce-scatter or all-to-all of one round inside a node, without a coroutine:
+// what a synchronous call tries first.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,25 @@ class PullNow {
  public:
   PullNow(Board& board, PullSlots& slots) : board_(board), slots_(slots) {}
   void enter(const PullCall& call);
+  // True: it is done, or run_collective has to go on. With an operation, a result of any size has a place, and the row
+  // counts are told; without, all-gather and all-to-all succeed only where the result is as large as the caller's
+  // guess.
+  bool poll(Operation* operation, bool& moved);
+  bool done() const { return phase_ == Phase::kDone; }
+  // Where run_collective goes on: after which post, and whether that is the last and this rank has all it came for.
   uint64_t ticket() const { return ticket_; }
-  bool poll();  // true: everybody has entered
-  // False: run_collective has to go on. With an operation, a result of any size has a place, and the row counts are
-  // told; without, all-gather and all-to-all succeed only where the result is as large as the caller's guess.
-  bool finish(Operation* operation);
+  bool taken() const { return phase_ == Phase::kTaken; }
 
  private:
-  bool all_at_hand() const;
+  enum class Phase { kEntered, kTaken, kDone, kLeft };
+
+  bool take(Operation* operation);
+  bool all_at_hand();
   Pull::Rows rows_from(int rank) const;
+  uint64_t begin_of(int rank) const;
   const std::byte* block_of(int rank) const;
+  bool lies_in_slot(int rank) const;
+  void copy_block(int rank, std::byte* to, uint64_t bytes) const;
   bool gather(Operation* operation);
   void reduce();
 
@@ -36,7 +45,10 @@ class PullNow {
   std::optional<Contribution> mine_;
   uint64_t ticket_ = 0;
   std::optional<BoardWait> everybody_;
-  std::vector<const void*> operands_;  // reused by every reduction
+  Phase phase_ = Phase::kDone;
+  bool in_place_ = false;  // some rank's operand is read where it is, so a second post says when that is over
+  std::vector<const void*> operands_;  // reused by every reduction ...
+  std::vector<void*> results_;         // ... as this is
 };
 
 }  // namespace dcoll

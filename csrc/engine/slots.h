@@ -35,8 +35,8 @@ struct ReduceJob {
   size_t bytes() const { return count * dtype_bytes(dtype); }
 };
 
-// What a rank copies into its arena for its peers. At most 1.5 MiB and 32 KiB per rank, pages of which are taken
-// when first used.
+// What a rank copies into its arena for its peers. 1.5 MiB and 32 KiB per rank, pages of which are taken when first
+// used.
 //
 // Two slots for small operands: slot t % 2 belongs to post t. A rank writes it before post t and peers read it after;
 // it is written again before post t+2, when every rank is known to have left t (Board).
@@ -45,9 +45,11 @@ struct ReduceJob {
 // its owner has taken the sum out of it.
 class Slots {
  public:
-  static constexpr size_t kBytes = size_t{16} << 10;  // of a slot for small operands
+  static constexpr size_t kBytes = size_t{16} << 10;            // of a slot for small operands
+  static constexpr size_t kMostPieceBytes = size_t{512} << 10;  // of a slot for pieces
 
-  Slots(std::shared_ptr<Window> window, Board& board);
+  // shared_cores: some ranks wait on the core that another one needs. The same on all ranks.
+  Slots(std::shared_ptr<Window> window, Board& board, bool shared_cores);
 
   // The offset of this rank's slots, to be posted once; and the peers', from their posts.
   uint64_t own_offset() const { return own_offset_; }
@@ -57,8 +59,8 @@ class Slots {
   void reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);  // once all posted `ticket`
 
   size_t one_shot_bytes() const { return one_shot_bytes_; }  // up to here operands are small; at most kBytes
-  size_t piece_bytes() const { return piece_bytes_; }
-  std::byte* piece(int rank, uint64_t k) const { return slots_[rank] + 2 * kBytes + k % kPieces * piece_bytes_; }
+  size_t piece_bytes(size_t bytes) const;                    // at most, of an operand of so many
+  std::byte* piece(int rank, uint64_t k) const { return slots_[rank] + 2 * kBytes + k % kPieces * kMostPieceBytes; }
 
  private:
   static constexpr size_t kPieces = 3;
@@ -67,7 +69,7 @@ class Slots {
 
   Board& board_;
   size_t one_shot_bytes_;
-  size_t piece_bytes_;
+  size_t least_piece_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
   std::vector<std::byte*> slots_;     // per rank

@@ -11,7 +11,7 @@ namespace dcoll {
 Staged::Pieces::Pieces(const ReduceJob& job, const Slots& slots) : total(job.count) {
   const size_t line = Memory::kAlignment / dtype_bytes(job.dtype);
   const size_t lines = (total + line - 1) / line;
-  const size_t lines_per_slot = slots.piece_bytes() / Memory::kAlignment;
+  const size_t lines_per_slot = slots.piece_bytes(job.bytes()) / Memory::kAlignment;
   count = std::max<size_t>(1, (lines + lines_per_slot - 1) / lines_per_slot);
   elems = (lines + count - 1) / count * line;
   if (elems > 0) count = (total + elems - 1) / elems;  // rounding up may have saved the last
@@ -46,18 +46,27 @@ void Staged::fill_first(Board& board, Slots& slots, const ReduceJob& job) {
   fill(board, slots, job, Pieces(job, slots), 0);
 }
 
-Staged::Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t ticket)
-    : board_(board), slots_(slots), job_(job), pieces_(job, slots), ticket_(ticket) {
-  for (int rank = 0; rank < board.size(); ++rank) {
-    const BoardEntry::Post& post = board.at(rank, ticket);
+Staged::Staged(Board& board, Slots& slots)
+    : board_(board),
+      slots_(slots),
+      ins_(board.size()),
+      outs_(board.size()),
+      sources_(board.size()),
+      results_(board.size()) {}
+
+void Staged::begin(uint64_t ticket, const ReduceJob& job) {
+  job_ = job;
+  pieces_ = Pieces(job, slots_);
+  step_ = 0;
+  ticket_ = ticket;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    const BoardEntry::Post& post = board_.at(rank, ticket);
     const bool mapped = post.mapped();
-    std::byte* base = board.window().base(rank);
-    ins_.push_back(mapped ? base + post.offset_in : nullptr);
-    outs_.push_back(mapped ? base + post.offset_out : nullptr);
+    std::byte* base = board_.window().base(rank);
+    ins_[rank] = mapped ? base + post.offset_in : nullptr;
+    outs_[rank] = mapped ? base + post.offset_out : nullptr;
   }
-  sources_.resize(ins_.size());
-  results_.resize(ins_.size());
-  if (pieces_.count > 1 && ins_[board.window().local_rank()] == nullptr) fill(board_, slots_, job_, pieces_, 1);
+  if (pieces_.count > 1 && ins_[board_.window().local_rank()] == nullptr) fill(board_, slots_, job_, pieces_, 1);
 }
 
 void Staged::reduce(size_t piece) {
@@ -90,7 +99,8 @@ void Staged::collect(size_t piece) {
 
 bool Staged::poll(bool& moved) {
   const bool in_slots = ins_[board_.window().local_rank()] == nullptr;
-  for (size_t moved_bytes = 0; step_ <= pieces_.count; moved_bytes += slots_.piece_bytes()) {
+  const size_t piece_bytes = pieces_.elems * dtype_bytes(job_.dtype);
+  for (size_t moved_bytes = 0; step_ <= pieces_.count; moved_bytes += piece_bytes) {
     if (moved_bytes >= kBytesPerPoll || !board_.complete(ticket_)) return false;
     if (step_ < pieces_.count) {
       reduce(step_);

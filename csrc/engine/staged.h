@@ -10,6 +10,8 @@
 // collects k-1 and fills k+2 while the peers get there. So three slots in turn are enough. A rank whose operand and
 // result are mapped is read and written in place; it neither fills nor collects.
 //
+// One object per communicator, used for one operation after the other, so that none of them allocates memory.
+//
 // Why the sum goes back over the lines it was read from: a core that reads a line and then writes it takes the line
 // over from its last writer. Lines that one core writes again and again while another only reads them, as in the slot
 // form, took three times as long on cores that share no L2. The slot form also moves (p-1)n bytes into each rank, this
@@ -32,8 +34,10 @@ class Staged final : public Pollable {
   // Before the post with which a rank enters, unless the post says that its operand and result are mapped.
   static void fill_first(Board& board, Slots& slots, const ReduceJob& job);
 
+  Staged(Board& board, Slots& slots);
+
   // All ranks have posted `ticket`, with the offsets of operand and result or with the first piece in the slot.
-  Staged(Board& board, Slots& slots, const ReduceJob& job, uint64_t ticket);
+  void begin(uint64_t ticket, const ReduceJob& job);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
 
@@ -43,13 +47,14 @@ class Staged final : public Pollable {
   // How the elements are divided. Pieces and slices begin on cache lines of the slots, so that no two ranks write to
   // one.
   struct Pieces {
+    Pieces() = default;
     Pieces(const ReduceJob& job, const Slots& slots);
     size_t begin(size_t piece) const { return piece * elems; }
     size_t size(size_t piece) const { return std::min(elems, total - begin(piece)); }
 
-    size_t total;
-    size_t elems;  // of each piece but the last
-    size_t count;
+    size_t total = 0;
+    size_t elems = 0;  // of each piece but the last
+    size_t count = 0;
   };
   struct Span {
     size_t begin, size;  // elements, from the start of the piece
@@ -68,7 +73,7 @@ class Staged final : public Pollable {
   std::vector<const void*> sources_;  // reused by every reduce
   std::vector<void*> results_;
   size_t step_ = 0;
-  uint64_t ticket_;  // the post that step_ waits for
+  uint64_t ticket_ = 0;  // the post that step_ waits for
 };
 
 }  // namespace dcoll

@@ -80,7 +80,8 @@ void for_every_way(int n, const std::function<void(Communicator&, Where, How)>& 
   }
 }
 
-constexpr size_t kSizes[] = {0, 1, 63, 88, 89, 4096, 16384, 16385, 65536, 65537, 300007};
+constexpr size_t kSizes[] = {0,    1,     63,    88,    89,    2048,  2049,  8192,
+                             8193, 16384, 16385, 32768, 32769, 65536, 65537, 300007};
 
 }  // namespace
 
@@ -343,6 +344,55 @@ TEST(in_any_sequence) {
         CHECK_EQ(x, static_cast<float>(i * n));
       }
     });
+  }
+}
+
+// Both ranks in one thread: rank 0 enters and gives up looking, rank 1 takes all it came for and gives up waiting until
+// rank 0 has. With an operation from the beginning, and with none.
+TEST(late_in_both_phases) {
+  constexpr size_t kBlock = 20'000;
+  for (const Where where : kWheres) {
+    for (const Kind kind : {Kind::kBroadcast, Kind::kAllGather, Kind::kAllToAll, Kind::kReduceScatter}) {
+      for (const bool plainly : {false, true}) {
+        auto world = two_ranks(spinning_settings());
+        const bool blocks = kind == Kind::kAllToAll || kind == Kind::kReduceScatter;
+        const bool gathers = kind == Kind::kAllGather || kind == Kind::kAllToAll;
+        std::vector<std::shared_ptr<Memory>> in, out;
+        std::vector<std::shared_ptr<Operation>> operations;
+        for (const int rank : {0, 1}) {
+          in.push_back(allocate(*world[rank], where, 2 * kBlock));
+          out.push_back(Memory::plain(2 * kBlock));
+          for (const int to : {0, 1})
+            fill(in[rank]->data() + to * kBlock, kBlock, kind == Kind::kReduceScatter ? 0 : rank, to);
+        }
+        for (const int rank : {0, 1}) {
+          const PullCall request{.kind = kind,
+                                 .in = in[rank]->data(),
+                                 .out = out[rank]->data(),
+                                 .count = blocks ? 2 * kBlock : kBlock,
+                                 .dtype = DType::kUInt8,
+                                 .op = ReduceOp::kMax,
+                                 .out_bytes = gathers ? 2 * kBlock : 0};
+          operations.push_back(plainly ? world[rank]->run_or_submit(request)
+                                       : world[rank]->run_or_submit(request.request(2)));
+        }
+        CHECK(operations[0] != nullptr && !operations[0]->done.load());
+        const auto& late = operations[1];  // null: done, by the one barrier of what went through the slots
+        if (where == Where::kMapped) CHECK(late != nullptr && !late->done.load());
+        bool done = false;
+        for (int i = 0; i < 10000 && !done; ++i) {
+          done = world[0]->wait_for(*operations[0], 1e-4) & (late == nullptr || world[1]->wait_for(*late, 1e-4));
+        }
+        CHECK(done && !operations[0]->error && (late == nullptr || !late->error));
+        for (const int rank : {0, 1}) {
+          const std::byte* got = out[rank]->data();
+          for (const int from : {0, 1}) {
+            if (gathers || from == 0)
+              CHECK_EQ(count_wrong(got + from * kBlock, kBlock, from, blocks ? rank : 0), size_t{0});
+          }
+        }
+      }
+    }
   }
 }
 

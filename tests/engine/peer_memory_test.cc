@@ -190,7 +190,7 @@ TEST(one_rank_that_may_not_read_keeps_all_from_it) {
     std::vector<std::unique_ptr<PullSlots>> slots;
     for (auto& end : ends) {
       boards.push_back(std::make_unique<Board>(*end.window));
-      slots.push_back(std::make_unique<PullSlots>(end.window, *boards.back()));
+      slots.push_back(std::make_unique<PullSlots>(end.window, *boards.back(), false));
     }
     uint64_t ticket = 0;
     for (int rank = 0; rank < 2; ++rank) ticket = boards[rank]->post({.value = (mask >> rank & 1) != 0 ? 1u : 0u});

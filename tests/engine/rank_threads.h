@@ -52,4 +52,13 @@ inline std::shared_ptr<Operation> run(Communicator& comm, Request request) {
   return operation;
 }
 
+// Two ranks in this one thread, past the first collective, which tells where the slots are.
+inline std::vector<std::shared_ptr<Communicator>> two_ranks(const Settings& settings) {
+  auto world = connect_threads(2, settings);
+  std::thread other([&] { run(*world[1], {.kind = Kind::kBarrier}); });
+  run(*world[0], {.kind = Kind::kBarrier});
+  other.join();
+  return world;
+}
+
 }  // namespace dcoll::test

@@ -33,7 +33,11 @@ float value(int rank, size_t call, size_t i) {
 class Rank {
  public:
   Rank(Endpoint endpoint, int rank)
-      : rank_(rank), endpoint_(std::move(endpoint)), board_(*endpoint_.window), slots_(endpoint_.window, board_) {
+      : rank_(rank),
+        endpoint_(std::move(endpoint)),
+        board_(*endpoint_.window),
+        slots_(endpoint_.window, board_, false),
+        staged_(board_, slots_) {
     slots_ticket_ = board_.post({.value = slots_.own_offset()});
   }
   void learn() { slots_.learn(slots_ticket_); }
@@ -43,19 +47,20 @@ class Rank {
     if (is_finished(calls)) return;
     if (!ticket_) {
       enter(calls[at_]);
-    } else if (!staged_) {
+    } else if (!begun_) {
       bool moved = false;
-      if (BoardWait(board_, *ticket_).poll(moved)) staged_.emplace(board_, slots_, job_, *ticket_);
-    } else if (bool moved = false; staged_->poll(moved)) {
+      begun_ = BoardWait(board_, *ticket_).poll(moved);
+      if (begun_) staged_.begin(*ticket_, job_);
+    } else if (bool moved = false; staged_.poll(moved)) {
       check(calls[at_]);
-      staged_.reset();
+      begun_ = false;
       ticket_.reset();
       ++at_;
     }
   }
   bool is_finished(const std::vector<Call>& calls) const { return at_ == calls.size(); }
-  std::optional<Staged>& staged() { return staged_; }
-  size_t piece_bytes() const { return slots_.piece_bytes(); }
+  Staged& staged() { return staged_; }
+  size_t least_piece_bytes() const { return slots_.piece_bytes(0); }
 
  private:
   void enter(const Call& call) {
@@ -95,7 +100,8 @@ class Rank {
   std::shared_ptr<Memory> in_, out_;
   ReduceJob job_;
   std::optional<uint64_t> ticket_;
-  std::optional<Staged> staged_;
+  Staged staged_;
+  bool begun_ = false;
 };
 
 std::vector<std::unique_ptr<Rank>> make_ranks(int n) {
@@ -132,14 +138,15 @@ void run_in_random_order(int n, std::vector<Call> calls, unsigned seed) {
 TEST(every_boundary) {
   for (int n : {2, 3, 4, 5, 8}) {
     const std::vector<Where> plain(n, Where::kPlain);
-    const size_t piece = make_ranks(n).front()->piece_bytes() / sizeof(float);
+    const size_t piece = make_ranks(n).front()->least_piece_bytes() / sizeof(float);
+    const size_t most = Slots::kMostPieceBytes / sizeof(float);
     std::vector<Call> calls;
     for (const size_t count : {size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{16} * n - 1, size_t{16} * n + 1,
                                piece - 1, piece, piece + 1, 2 * piece - 17, 2 * piece, 2 * piece + 1, 3 * piece + 5}) {
       calls.push_back({count, 1.0, plain, {}});
     }
     if (n <= 4) {
-      for (const size_t pieces : {4, 5, 7}) calls.push_back({pieces * piece - 3, 1.0, plain, {}});
+      for (const size_t pieces : {4, 5, 7}) calls.push_back({pieces * most - 3, 1.0, plain, {}});
     }
     run_in_random_order(n, calls, n);
   }
@@ -163,7 +170,7 @@ TEST(any_memory_any_order) {
 // A peer that stops between two pieces is named, by all others, for as long as it does not move.
 TEST(waits_name_who_stopped_in_the_middle) {
   auto ranks = make_ranks(3);
-  const size_t piece = ranks[0]->piece_bytes() / sizeof(float);
+  const size_t piece = Slots::kMostPieceBytes / sizeof(float);
   const std::vector<Call> calls{{5 * piece, 1.0, std::vector<Where>(3, Where::kPlain), {}}};
   for (int turn = 0; turn < 2; ++turn) {
     for (auto& rank : ranks) rank->turn(calls);  // entered; then begun
@@ -173,15 +180,15 @@ TEST(waits_name_who_stopped_in_the_middle) {
   }
   for (int r : {0, 2}) {
     bool moved = false;
-    CHECK(!ranks[r]->staged()->poll(moved));
+    CHECK(!ranks[r]->staged().poll(moved));
     CHECK(!moved);
     std::vector<int> missing;
-    ranks[r]->staged()->waiting_for(missing);
+    ranks[r]->staged().waiting_for(missing);
     CHECK(missing == std::vector<int>{1});
   }
   ranks[1]->turn(calls);
   bool moved = false;
-  ranks[0]->staged()->poll(moved);
+  ranks[0]->staged().poll(moved);
   CHECK(moved);
 }
 
