@@ -108,7 +108,7 @@ class Communicator:
         """Where they are from: "built in", "measured in 61 ms", or a file."""
 
     # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
-    # part of what ranks compare; "" is fine.
+    # part of what ranks compare; "" is fine. So are dims, of the tensor, and row_dims, of what follows its first.
     def allreduce(
         self,
         in_ptr: int,
@@ -120,6 +120,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         algo: str = "",
+        dims: Sequence[int] = (),
     ) -> Handle: ...
     def allreduce_sync(
         self,
@@ -132,6 +133,7 @@ class Communicator:
         prescale: float = 1.0,
         postscale: float = 1.0,
         algo: str = "",
+        dims: Sequence[int] = (),
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
     def adasum(
@@ -146,8 +148,12 @@ class Communicator:
     ) -> Handle:
         """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
     # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
-    def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
-    def broadcast_sync(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> None: ...
+    def broadcast(
+        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
+    ) -> Handle: ...
+    def broadcast_sync(
+        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
+    ) -> None: ...
     def allgather(
         self,
         in_ptr: int,
@@ -157,6 +163,7 @@ class Communicator:
         name: str = "",
         out_ptr: int = 0,
         out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
     ) -> Handle:
         """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts.
 
@@ -170,6 +177,7 @@ class Communicator:
         name: str = "",
         out_ptr: int = 0,
         out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
     ) -> tuple[Buffer | None, list[int]]:
         """The output (None: it went to out_ptr) and the counts."""
     def reducescatter(
@@ -183,6 +191,7 @@ class Communicator:
         name: str = "",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        row_dims: Sequence[int] = (),
     ) -> Handle:
         """rows of row_elems elements are reduced; each rank keeps rows // size, the first rows % size one more."""
     def reducescatter_sync(
@@ -196,6 +205,7 @@ class Communicator:
         name: str = "",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        row_dims: Sequence[int] = (),
     ) -> None: ...
     def alltoall(
         self,
@@ -206,6 +216,7 @@ class Communicator:
         name: str = "",
         out_ptr: int = 0,
         out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
     ) -> Handle:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def alltoall_sync(
@@ -217,6 +228,7 @@ class Communicator:
         name: str = "",
         out_ptr: int = 0,
         out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
     ) -> tuple[Buffer | None, list[int]]:
         """The output (None: it went to out_ptr) and the counts."""
     def barrier(self, name: str = "") -> Handle: ...
@@ -258,8 +270,11 @@ class ByName:
         prescale: float = 1.0,
         postscale: float = 1.0,
         algo: str = "",
+        dims: Sequence[int] = (),
     ) -> Handle: ...
-    def broadcast(self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "") -> Handle: ...
+    def broadcast(
+        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
+    ) -> Handle: ...
     def allgather(
         self,
         in_ptr: int,
@@ -269,6 +284,7 @@ class ByName:
         name: str = "",
         out_ptr: int = 0,
         out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
     ) -> Handle: ...
     def reducescatter(
         self,
@@ -281,6 +297,7 @@ class ByName:
         name: str = "",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        row_dims: Sequence[int] = (),
     ) -> Handle: ...
     def alltoall(
         self,
@@ -291,6 +308,7 @@ class ByName:
         name: str = "",
         out_ptr: int = 0,
         out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
     ) -> Handle: ...
     def barrier(self, name: str = "") -> Handle: ...
 
@@ -435,7 +453,7 @@ def unpack_rows(
     makers: of each type of tensor, what makes one of it and a shape.
     """
 
-# tensors: dense torch.Tensor or numpy.ndarray with rows, or of each its address, number of rows, elements per row and
+# tensors: dense torch.Tensor or numpy.ndarray with rows, or of each its address, shape, elements per row and
 # dtype code; None when one of them is neither, and then nothing was done. They are copied already on return.
 def grouped_allgather_sync(comm: Communicator, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
     """Each of the tensors gathered, by one operation, which is finished. Ranks may differ in the numbers of rows."""

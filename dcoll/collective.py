@@ -36,7 +36,8 @@ def allreduce_sync(
         code = code_of(source.dtype)
     out = kind.empty_like(source)
     address = kind.address
-    comm.allreduce_sync(address(source), address(out), kind.count(source), code, op, name, prescale, postscale, algo)
+    count, dims = kind.count(source), source.shape
+    comm.allreduce_sync(address(source), address(out), count, code, op, name, prescale, postscale, algo, dims)
     return out if source is tensor else kind.like(tensor, out)
 
 
@@ -51,7 +52,8 @@ def allreduce_sync_(
     if code is None:
         code = code_of(target.dtype)
     address = kind.address(target)
-    comm.allreduce_sync(address, address, kind.count(target), code, op, name, prescale, postscale, algo)
+    count, dims = kind.count(target), target.shape
+    comm.allreduce_sync(address, address, count, code, op, name, prescale, postscale, algo, dims)
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -68,8 +70,9 @@ def allreduce(
     source = kind.dense(tensor)
     code = _code(source)
     out = kind.empty_like(source)
+    count, dims = kind.count(source), source.shape
     core = comm.allreduce(
-        kind.address(source), kind.address(out), kind.count(source), code, op, name, prescale, postscale, algo
+        kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims
     )
     if source is tensor:
         return Handle(core, source, None, out)
@@ -85,7 +88,8 @@ def allreduce_(
     target = kind.writable(tensor)
     code = _code(target)
     address = kind.address(target)
-    core = comm.allreduce(address, address, kind.count(target), code, op, name, prescale, postscale, algo)
+    count, dims = kind.count(target), target.shape
+    core = comm.allreduce(address, address, count, code, op, name, prescale, postscale, algo, dims)
     return _in_place(core, tensor, target)
 
 
@@ -109,7 +113,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    core = comm.broadcast(kind.address(out), _nbytes(out), root, code, name)
+    core = comm.broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
     if source is tensor:
         return Handle(core, None, None, out)
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
@@ -118,7 +122,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
 def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    core = comm.broadcast(kind.address(target), _nbytes(target), root, _code(target), name)
+    core = comm.broadcast(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
     return _in_place(core, tensor, target)
 
 
@@ -129,14 +133,14 @@ def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> 
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    comm.broadcast_sync(kind.address(out), _nbytes(out), root, code, name)
+    comm.broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    comm.broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name)
+    comm.broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -167,7 +171,8 @@ def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     rows = rows_of(source, "allgather")
     row_shape = tuple(source.shape[1:])
     dtype = source.dtype
-    core = comm.allgather(kind.address(source), rows, _row_elems(source) * source.itemsize, _code(source), name)
+    row_bytes = _row_elems(source) * source.itemsize
+    core = comm.allgather(kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape)
     return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
 
 
@@ -205,20 +210,21 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     guess = rows * comm.size
     out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
     code = _code(source)
-    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, code, name, address, nbytes)
+    row_dims = source.shape[1:]
+    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims)
     return out if output is None else _wrap_rows(kind, output, source, counts)
 
 
 def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
     source, out, args = _reducescatter_args(comm, tensor, op)
-    return Handle(comm.reducescatter(*args, name, prescale, postscale), source, None, out)
+    return Handle(comm.reducescatter(*args, name, prescale, postscale, source.shape[1:]), source, None, out)
 
 
 def reducescatter_sync(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Any:
-    _source, out, args = _reducescatter_args(comm, tensor, op)
-    comm.reducescatter_sync(*args, name, prescale, postscale)
+    source, out, args = _reducescatter_args(comm, tensor, op)
+    comm.reducescatter_sync(*args, name, prescale, postscale, source.shape[1:])
     return out
 
 
@@ -243,7 +249,8 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
     send = splits_of(comm, rows, splits)
     row_shape = tuple(source.shape[1:])
     dtype = source.dtype
-    core = comm.alltoall(kind.address(source), send, _row_elems(source) * source.itemsize, _code(source), name)
+    row_bytes = _row_elems(source) * source.itemsize
+    core = comm.alltoall(kind.address(source), send, row_bytes, _code(source), name, row_dims=row_shape)
 
     def finish(done: _C.Handle) -> Any:
         counts = done.counts()
@@ -262,7 +269,8 @@ def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | No
     # What is shared evenly comes back as many rows.
     out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
     code = _code(source)
-    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, code, name, address, nbytes)
+    row_dims = source.shape[1:]
+    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims)
     if output is not None:
         out = _wrap_rows(kind, output, source, counts)
     return out if splits is None else (out, kind.counts(counts))

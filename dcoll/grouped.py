@@ -155,7 +155,7 @@ def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple
     for tensor in dense:
         kind = KINDS[type(tensor)]
         row_elems = math.prod(tensor.shape[1:])
-        described.append((kind.address(tensor), tensor.shape[0], row_elems, CODES[tensor.dtype]))
+        described.append((kind.address(tensor), tuple(tensor.shape), row_elems, CODES[tensor.dtype]))
     return dense, run(described)
 
 

@@ -82,7 +82,7 @@ std::unique_ptr<Handle> start(const ByName& named, Request request) {
 }
 
 Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
-                           double prescale, double postscale, std::string algo) {
+                           double prescale, double postscale, std::string algo, std::vector<int64_t> dims) {
   return {.kind = Kind::kAllReduce,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -93,7 +93,7 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .postscale = postscale,
           .algo = std::move(algo),
           .name = std::move(name),
-          .splits = {}};
+          .dims = std::move(dims)};
 }
 
 // Several tensors one behind the other, each with factors of its own.
@@ -113,18 +113,20 @@ Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements
           .splits = std::move(elements)};
 }
 
-Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name) {
+Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name,
+                          std::vector<int64_t> dims) {
   return {.kind = Kind::kBroadcast,
           .in = in_pointer(address),
           .out = out_pointer(address),
           .count = nbytes,
           .dtype = dtype_from(dtype),
           .root = root,
-          .name = std::move(name)};
+          .name = std::move(name),
+          .dims = std::move(dims)};
 }
 
 Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
-                           size_t out_bytes) {
+                           size_t out_bytes, std::vector<int64_t> row_dims) {
   return {.kind = Kind::kAllGather,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -132,11 +134,12 @@ Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtyp
           .row_elems = row_bytes,
           .dtype = dtype_from(dtype),
           .name = std::move(name),
-          .out_bytes = out_bytes};
+          .out_bytes = out_bytes,
+          .dims = std::move(row_dims)};
 }
 
 Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
-                               std::string name, double prescale, double postscale) {
+                               std::string name, double prescale, double postscale, std::vector<int64_t> row_dims) {
   return {.kind = Kind::kReduceScatter,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -146,11 +149,12 @@ Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t 
           .op = op_from(op),
           .prescale = prescale,
           .postscale = postscale,
-          .name = std::move(name)};
+          .name = std::move(name),
+          .dims = std::move(row_dims)};
 }
 
 Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name,
-                           uintptr_t out, size_t out_bytes) {
+                           uintptr_t out, size_t out_bytes, std::vector<int64_t> row_dims) {
   size_t rows = 0;
   for (const size_t split : splits) rows += split;
   return {.kind = Kind::kAllToAll,
@@ -161,7 +165,8 @@ Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_
           .dtype = dtype_from(dtype),
           .name = std::move(name),
           .splits = std::move(splits),
-          .out_bytes = out_bytes};
+          .out_bytes = out_bytes,
+          .dims = std::move(row_dims)};
 }
 
 Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .name = std::move(name)}; }
@@ -206,15 +211,17 @@ int64_t join(const CommPtr& comm, const std::string& note) {
 
 void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named) {
   using namespace py::literals;
+  const std::vector<int64_t> none;
   const auto all_reduce_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
-                                               "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "");
-  const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "");
+                                               "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none);
+  const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "", "dims"_a = none);
   const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
-                                               "out_ptr"_a = 0, "out_bytes"_a = 0);
-  const auto reduce_scatter_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "rows"_a, "row_elems"_a, "dtype"_a, "op"_a,
-                                                   "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0);
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none);
+  const auto reduce_scatter_args =
+      std::make_tuple("in_ptr"_a, "out_ptr"_a, "rows"_a, "row_elems"_a, "dtype"_a, "op"_a, "name"_a = "",
+                      "prescale"_a = 1.0, "postscale"_a = 1.0, "row_dims"_a = none);
   const auto all_to_all_args = std::make_tuple("in_ptr"_a, "splits"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
-                                               "out_ptr"_a = 0, "out_bytes"_a = 0);
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none);
   const auto define = [&comm](const char* name, auto function, const auto& args) {
     std::apply([&](const auto&... each) { comm.def(name, function, each...); }, args);
   };

@@ -43,7 +43,7 @@ std::optional<Group> read_group(const py::list& tensors, bool in_place, bool gra
   for (size_t i = 0; i < tensors.size(); ++i) {
     PyObject* tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i));
     if (graded && requires_grad(tensor)) return std::nullopt;
-    if (!read_operand(tensor, access, group.operands[i], in_place ? nullptr : &group.shapes[i])) return std::nullopt;
+    if (!read_operand(tensor, access, group.operands[i], &group.shapes[i])) return std::nullopt;
   }
   return group;
 }
@@ -67,7 +67,7 @@ bool place_results(Group& group, bool in_place) {
       if (!read_operand(result.ptr(), Access::kWrite, target) || target.count != source.count) return false;
       group.results.append(std::move(result));
     }
-    group.tensors.push_back({source.data, target.data, source.count, source.dtype});
+    group.tensors.push_back({source.data, target.data, source.count, source.dtype, group.shapes[i].all()});
   }
   return true;
 }

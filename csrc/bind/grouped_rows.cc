@@ -1,4 +1,4 @@
-// Grouped all-gather and reduce-scatter. Tensors are plain ones (operand.h), or come as (address, rows, elements per
+// Grouped all-gather and reduce-scatter. Tensors are plain ones (operand.h), or come as (address, shape, elements per
 // row, dtype code), so that ranks with other kinds of tensors call the same.
 #include "engine/grouped_rows.h"
 
@@ -40,15 +40,26 @@ size_t length(const py::tuple& shape, size_t dim) {
   return value;
 }
 
-// A plain tensor with rows (operand.h), or (address, rows, elements per row, dtype code). False: neither.
+// All dimensions but the first, where ranks compare them.
+std::vector<int64_t> row_dims_of(const py::tuple& shape) {
+  std::vector<int64_t> dims;
+  for (size_t dim = 1; shape.size() > 2 && dim < shape.size(); ++dim) {
+    dims.push_back(static_cast<int64_t>(length(shape, dim)));
+  }
+  return dims;
+}
+
+// A plain tensor with rows (operand.h), or (address, shape, elements per row, dtype code). False: neither.
 bool read_tensor(py::handle given, RowTensor& tensor) {
   if (PyTuple_CheckExact(given.ptr())) {
-    const auto [address, rows, row_elems, dtype] = given.cast<std::tuple<uintptr_t, size_t, size_t, int>>();
+    const auto [address, shape, row_elems, dtype] = given.cast<std::tuple<uintptr_t, py::tuple, size_t, int>>();
+    if (shape.empty()) return false;
     if (dtype < 0 || dtype >= kNumDTypes) {
       throw ArgumentError("dtype code " + std::to_string(dtype) + " does not exist; allowed are 0 to " +
                           std::to_string(kNumDTypes - 1) + ".");
     }
-    tensor = {reinterpret_cast<const void*>(address), rows, row_elems, static_cast<DType>(dtype)};
+    tensor = {reinterpret_cast<const void*>(address), length(shape, 0), row_elems, static_cast<DType>(dtype),
+              row_dims_of(shape)};
     return true;
   }
   Operand operand;
@@ -58,7 +69,7 @@ bool read_tensor(py::handle given, RowTensor& tensor) {
   const size_t rows = length(shape, 0);
   size_t row_elems = rows > 0 ? operand.count / rows : 1;
   for (size_t dim = 1; rows == 0 && dim < shape.size(); ++dim) row_elems *= length(shape, dim);
-  tensor = {operand.data, rows, row_elems, operand.dtype};
+  tensor = {operand.data, rows, row_elems, operand.dtype, row_dims_of(shape)};
   return true;
 }
 

@@ -21,14 +21,10 @@ bool read_options(const InlineCall& self, const Arguments& arguments, ReduceCall
 }
 
 // A new tensor like this plain one; null: a Python error is set.
-PyObject* new_result(PyObject* tensor, const Operand& source) {
+PyObject* new_result(PyObject* tensor, const Operand& source, const Shape& shape) {
   if (source.bytes() > kMostOwnBytes) {
-    Operand again;
-    Shape shape;
-    if (read_operand(tensor, Access::kRead, again, &shape)) {
-      PyObject* result = new_in_core(tensor, source, shape);
-      if (result != nullptr || PyErr_Occurred() != nullptr) return result;
-    }
+    PyObject* result = new_in_core(tensor, source, shape);
+    if (result != nullptr || PyErr_Occurred() != nullptr) return result;
   }
   return empty_like(tensor);
 }
@@ -38,12 +34,13 @@ PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& argument
   PyObject* const tensor = arguments.given[kTensor];
   ReduceCall call;
   Operand source;
+  Shape shape;
   plain = read_options(self, arguments, call) && (self.in_place || !requires_grad(tensor)) &&
-          read_operand(tensor, self.in_place ? Access::kWrite : Access::kRead, source);
+          read_operand(tensor, self.in_place ? Access::kWrite : Access::kRead, source, &shape);
   if (!plain) return nullptr;
   Operand target = source;
   py::object result = self.in_place ? py::reinterpret_borrow<py::object>(tensor)
-                                    : py::reinterpret_steal<py::object>(new_result(tensor, source));
+                                    : py::reinterpret_steal<py::object>(new_result(tensor, source, shape));
   if (!result) return nullptr;
   if (!self.in_place) {
     plain = read_operand(result.ptr(), Access::kWrite, target) && target.count == source.count &&
@@ -54,6 +51,7 @@ PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& argument
   call.out = target.data;
   call.count = source.count;
   call.dtype = source.dtype;
+  call.dims = shape.all();
   std::shared_ptr<Operation> operation;
   if (!run_call(core, call, source.bytes(), {tensor, result.ptr()}, operation)) return nullptr;
   if (self.in_place && !mark_written(tensor)) return nullptr;

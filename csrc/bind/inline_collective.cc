@@ -87,6 +87,7 @@ class CollectiveCall {
     switch (self_.kind) {
       case Kind::kBroadcast:
         call_.count = source_.bytes();
+        call_.dims = shape_.all();
         return read_root(core_, arguments_.given[kRootRank], call_.root);
       case Kind::kReduceScatter:
         call_.row_elems = shape_.row_elems();
@@ -109,6 +110,7 @@ class CollectiveCall {
   bool read_rows() {
     if (shape_.ndim == 0) return false;
     call_.count = static_cast<size_t>(shape_.dims[0]);
+    call_.dims = shape_.of_row();
     return true;
   }
 

@@ -11,6 +11,7 @@
 
 #include "base/types.h"
 #include "bind/dlpack.h"
+#include "engine/dims.h"
 
 namespace dcoll::bind {
 
@@ -30,6 +31,9 @@ struct Shape {
   // Elements of a row, which is everything but the first dimension.
   size_t row_elems() const { return elems_from(1); }
   size_t elems() const { return elems_from(0); }
+  // What ranks compare: of the whole, or of a row.
+  Dims all() const { return Dims(dims, static_cast<size_t>(ndim)); }
+  Dims of_row() const { return all().subspan(ndim > 0 ? 1 : 0); }
 
  private:
   size_t elems_from(int dim) const {

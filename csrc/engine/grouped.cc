@@ -13,10 +13,13 @@ namespace {
 // the name, and all of them of the name of each part.
 std::string text_of(const std::vector<GroupTensor>& tensors) {
   const auto text = [&](size_t i) {
-    return std::to_string(tensors[i].count) + " " + std::string(dtype_name(tensors[i].dtype));
+    const std::string size = compared(tensors[i].dims) ? dims_text(tensors[i].dims) : std::to_string(tensors[i].count);
+    return size + " " + std::string(dtype_name(tensors[i].dtype));
   };
   return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
-    all.add(tensors[i].count).add(static_cast<uint64_t>(tensors[i].dtype));
+    const Dims dims = compared(tensors[i].dims) ? tensors[i].dims : Dims();
+    all.add(tensors[i].count).add(static_cast<uint64_t>(tensors[i].dtype) | uint64_t{dims.size()} << 8);
+    add_dims(all, dims);
   });
 }
 

@@ -25,6 +25,7 @@ struct GroupTensor {
   void* out = nullptr;  // may equal in; null: the result stays in the buffer, see memory_of()
   size_t count = 0;     // elements
   DType dtype = DType::kFloat32;
+  Dims dims{};
 };
 
 // Not thread-safe: called by one thread at a time.

@@ -17,7 +17,8 @@ constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1)
 
 // "8 x 3 float32", or without the rows, where ranks may differ in them.
 std::string text_of(const RowTensor& tensor, bool with_rows) {
-  const std::string row = std::to_string(tensor.row_elems) + " " + std::string(dtype_name(tensor.dtype));
+  const std::string elems = compared(tensor.row_dims) ? dims_text(tensor.row_dims) : std::to_string(tensor.row_elems);
+  const std::string row = elems + " " + std::string(dtype_name(tensor.dtype));
   return with_rows ? std::to_string(tensor.rows) + " x " + row : "rows of " + row;
 }
 
@@ -25,7 +26,9 @@ std::string group_of(const std::vector<RowTensor>& tensors, bool with_rows) {
   const auto text = [&](size_t i) { return text_of(tensors[i], with_rows); };
   return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
     const RowTensor& tensor = tensors[i];
-    all.add(with_rows ? tensor.rows : 0).add(tensor.row_elems).add(static_cast<uint64_t>(tensor.dtype));
+    all.add(with_rows ? tensor.rows : 0).add(tensor.row_elems);
+    all.add(static_cast<uint64_t>(tensor.dtype) | uint64_t{tensor.row_dims.size()} << 8);
+    add_dims(all, tensor.row_dims);
   });
 }
 

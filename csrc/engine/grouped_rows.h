@@ -24,6 +24,7 @@ struct RowTensor {
   size_t rows = 0;
   size_t row_elems = 0;
   DType dtype = DType::kFloat32;
+  std::vector<int64_t> row_dims{};  // {}: one dimension or none
   size_t row_bytes() const { return row_elems * dtype_bytes(dtype); }
 };
 

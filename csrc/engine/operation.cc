@@ -88,7 +88,8 @@ Request Request::of(const ReduceCall& call) {
           .name = std::string(call.name),
           .packed = call.packed,
           .tensors = call.tensors,
-          .into_tensors = call.into_tensors};
+          .into_tensors = call.into_tensors,
+          .dims = {call.dims.begin(), call.dims.end()}};
 }
 
 ReduceCall Request::reduce_call() const {
@@ -103,7 +104,8 @@ ReduceCall Request::reduce_call() const {
           .name = name,
           .packed = packed,
           .tensors = tensors,
-          .into_tensors = into_tensors};
+          .into_tensors = into_tensors,
+          .dims = dims};
 }
 
 void Request::validate(int size) const {
@@ -135,8 +137,9 @@ uint64_t ReduceCall::fingerprint() const {
   Fingerprint print;
   print.add(static_cast<uint64_t>(Kind::kAllReduce) | static_cast<uint64_t>(dtype) << 8 |
             static_cast<uint64_t>(op) << 16 | uint64_t{algo.size()} << 24 | uint64_t{name.size()} << 32 |
-            uint64_t{packed} << 63);
+            uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 | uint64_t{packed} << 63);
   print.add(count);
+  if (compared(dims)) add_dims(print, dims);
   if (!algo.empty()) print.add(algo);
   if (!name.empty()) print.add(name);
   if (prescale != 1.0 || postscale != 1.0) {
@@ -179,25 +182,26 @@ std::string Request::describe() const {
   std::string text(kind_name(kind));
   if (!name.empty()) text += " '" + name + "'";
   const std::string type(dtype_name(dtype));
+  const std::string shaped = compared(dims) ? dims_text(dims) + " " + type : "";
   if (!group.empty() && kind != Kind::kAllReduce) {
     text += " (" + (reduces(kind) ? std::string(op_name(op)) + " of " : "") + group;
     return text + factors_text(*this) + ")";
   }
   switch (kind) {
     case Kind::kAllReduce:
-      text += " (" + std::string(op_name(op)) + " of " + std::to_string(count) + " " + type;
+      text += " (" + std::string(op_name(op)) + " of " + (shaped.empty() ? std::to_string(count) + " " + type : shaped);
       break;
     case Kind::kReduceScatter:
       text += " (" + std::string(op_name(op)) + " of " + std::to_string(count) + " rows of " +
-              std::to_string(row_elems) + " " + type;
+              (shaped.empty() ? std::to_string(row_elems) + " " + type : shaped);
       break;
     case Kind::kBroadcast:
-      text += " (" + std::to_string(count) + " bytes of " + type + " from rank " +
+      text += " (" + (shaped.empty() ? std::to_string(count) + " bytes of " + type : shaped) + " from rank " +
               std::to_string(root_in_job >= 0 ? root_in_job : root);
       break;
     case Kind::kAllGather:
     case Kind::kAllToAll:
-      text += " (rows of " + std::to_string(row_elems) + " bytes of " + type;
+      text += " (rows of " + (shaped.empty() ? std::to_string(row_elems) + " bytes of " + type : shaped);
       break;
     case Kind::kBarrier:
     case Kind::kShutdown:

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/types.h"
+#include "engine/dims.h"
 #include "engine/memory.h"
 #include "engine/task.h"
 #include "engine/timeline_record.h"
@@ -43,6 +44,7 @@ struct ReduceCall {
   bool packed = false;
   std::span<const kernels::Segment> tensors{};  // as in ReduceJob; {}, or what own_slice() was asked about
   bool into_tensors = false;                    // as in ReduceJob
+  Dims dims{};                                  // of the operand
 
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
@@ -77,6 +79,7 @@ struct Request {
   bool packed = false;      // allreduce: as in ReduceCall, both
   std::span<const kernels::Segment> tensors{};
   bool into_tensors = false;
+  std::vector<int64_t> dims{};  // of the operand (allreduce, broadcast) or of one of its rows (the others)
 
   static Request of(const ReduceCall& call);
   ReduceCall reduce_call() const;  // kind == kAllReduce; refers to this request's strings

@@ -20,7 +20,8 @@ PullCall PullCall::of(const Request& r) {
           .name = r.name,
           .splits = r.splits,
           .out_bytes = r.out_bytes,
-          .group = r.group};
+          .group = r.group,
+          .dims = r.dims};
 }
 
 Request PullCall::request(int size) const {
@@ -37,7 +38,8 @@ Request PullCall::request(int size) const {
             .name = std::string(name),
             .splits = {splits.begin(), splits.end()},
             .out_bytes = out_bytes,
-            .group = std::string(group)};
+            .group = std::string(group),
+            .dims = {dims.begin(), dims.end()}};
   if (kind == Kind::kAllToAll && splits.empty()) {
     const size_t ranks = static_cast<size_t>(size);
     r.splits.assign(ranks, count / ranks);
@@ -76,6 +78,7 @@ uint64_t PullCall::fingerprint() const {
     for (const size_t elements : splits) print.add(elements);
   }
   if (!group.empty()) print.add(group);
+  if (compared(dims)) add_dims(print, dims);
   return print.value();
 }
 

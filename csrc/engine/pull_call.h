@@ -26,6 +26,7 @@ struct PullCall {
   std::span<const size_t> splits{};
   size_t out_bytes = 0;  // allgather, alltoall
   std::string_view group{};
+  Dims dims{};
 
   static PullCall of(const Request& request);
   Request request(int size) const;

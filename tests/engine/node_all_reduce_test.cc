@@ -284,7 +284,8 @@ TEST(arguments_are_checked) {
 TEST(fingerprints) {
   float x = 0;
   const ReduceCall base{.in = &x, .out = &x, .count = 5};
-  std::vector<ReduceCall> calls(9, base);
+  const int64_t wide[] = {1, 5}, tall[] = {5, 1}, flat[] = {5};
+  std::vector<ReduceCall> calls(11, base);
   calls[1].count = 6;
   calls[2].dtype = DType::kInt32;
   calls[3].op = ReduceOp::kMax;
@@ -293,10 +294,14 @@ TEST(fingerprints) {
   calls[6].algo = "direct";
   calls[7].name = "direct";
   calls[8].name = "grad";
+  calls[9].dims = wide;
+  calls[10].dims = tall;
   for (size_t a = 0; a < calls.size(); ++a) {
     CHECK_EQ(calls[a].fingerprint(), Request::of(calls[a]).fingerprint());
     for (size_t b = 0; b < a; ++b) CHECK(calls[a].fingerprint() != calls[b].fingerprint());
   }
+  calls[0].dims = flat;
+  CHECK_EQ(calls[0].fingerprint(), base.fingerprint());
 }
 
 TEST_MAIN

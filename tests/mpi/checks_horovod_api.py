@@ -279,6 +279,12 @@ def check_alltoall_forms() -> None:
         hvd.alltoall(torch.tensor(1.0))
 
 
+def check_shapes_are_compared() -> None:
+    with pytest.raises(hvd.MismatchError, match=r"sum of 17x1311 float32.*sum of 17x23x57 float32"):
+        hvd.allreduce(torch.ones(17, 23 * 57) if hvd.rank() == 0 else torch.ones(17, 23, 57), op=hvd.Sum)
+    assert hvd.allreduce(torch.ones(17, 23), op=hvd.Sum).eq(hvd.size()).all()
+
+
 def check_model_helpers() -> None:
     model = torch.nn.Linear(2, 3)
     torch.nn.init.constant_(model.weight, float(hvd.rank()))

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from dcoll import _C
+from dcoll import _C, tensors
 from dcoll.world import WORLD
 
 
@@ -16,3 +17,16 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _C.set_job(comm)
     yield
     _C.set_job(None)
+
+
+@pytest.fixture(params=["exchange", "methods"])
+def reader(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways of reading torch's tensors: DLPack's C exchange API, and methods for versions of torch without it."""
+    written = tensors._version_counter(torch)
+    tensors.library("numpy")
+    has_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    if request.param == "exchange" and not has_exchange:
+        pytest.skip("this torch has no exchange API")
+    assert _C.use_torch(torch, written, request.param == "exchange") is (request.param == "exchange")
+    yield request.param
+    assert _C.use_torch(torch, written) is has_exchange

@@ -14,22 +14,12 @@ import torch
 from local_ranks import JOIN_S, run_ranks
 from reference import DTYPES, ops_of, reduced, sample, sizes_for
 
-from dcoll import _C, MismatchError, PeerError, ReduceOp, Sum, tensors
+from dcoll import _C, MismatchError, PeerError, ReduceOp, Sum
 
 OPS = tuple(ReduceOp)
 
 
-@pytest.fixture(autouse=True, params=["exchange", "methods"])
-def reader(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways of reading torch's tensors: DLPack's C exchange API, and methods for versions of torch without it."""
-    written = tensors._version_counter(torch)
-    tensors.library("numpy")
-    has_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-    if request.param == "exchange" and not has_exchange:
-        pytest.skip("this torch has no exchange API")
-    assert _C.use_torch(torch, written, request.param == "exchange") is (request.param == "exchange")
-    yield request.param
-    assert _C.use_torch(torch, written) is has_exchange
+pytestmark = pytest.mark.usefixtures("reader")
 
 
 def never(*_args: Any, **_kwargs: Any) -> None:

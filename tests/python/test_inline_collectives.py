@@ -1,7 +1,7 @@
 """The collectives that are done in C: their results, and that all other calls reach the Python function untouched."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from local_ranks import run_ranks
 
 import dcoll
-from dcoll import _C, MismatchError, ReduceOp, Sum, collective, tensors
+from dcoll import _C, MismatchError, ReduceOp, Sum, collective
 from dcoll.compression import Compression
 
 OPS = tuple(ReduceOp)
@@ -19,16 +19,7 @@ OPS = tuple(ReduceOp)
 ROWS = (1, 2, 3, 5, 7, 8, 11, 12, 22, 23, 24, 1000, 40_000)
 
 
-@pytest.fixture(autouse=True, params=["exchange", "methods"])
-def reader(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways of reading torch's tensors: DLPack's C exchange API, and methods for versions of torch without it."""
-    written = tensors._version_counter(torch)
-    tensors.library("numpy")
-    if request.param == "exchange" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this torch has no exchange API")
-    _C.use_torch(torch, written, request.param == "exchange")
-    yield request.param
-    _C.use_torch(torch, written)
+pytestmark = pytest.mark.usefixtures("reader")
 
 
 def never(*_args: Any, **_kwargs: Any) -> None:
