@@ -93,7 +93,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     algo: str = "",
 ) -> T:
-    """Combine the tensor of all ranks, element by element, and return the result, which is the same on every rank.
+    """Combine the tensors of all ranks, of one shape and dtype, and return the result, the same on every rank.
 
     op: dcoll.Average (the default), Sum, Min, Max or Product. prescale_factor multiplies the input, postscale_factor
     the result. algo: one of `python -m dcoll.plan list`, "hierarchical" or "auto", the same on every rank; "" is
