@@ -123,6 +123,18 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   return operation;
 }
 
+void Communicator::refuse(const std::string& why) {
+  submit({.kind = Kind::kBarrier, .refusal = why.empty() ? "no reason was given" : why});
+}
+
+void Communicator::note_refused(const std::string& why) {
+  if (fork_.in_child()) return;
+  const std::lock_guard lock(drive_mutex_);
+  take_inbox();
+  const auto waiting = std::ranges::count(queue_, false, [](const auto& operation) { return operation->started; });
+  fabric_.out_of_step.refuse(started_ + static_cast<uint64_t>(waiting) + 1, why);
+}
+
 void Communicator::wait(Operation& operation, double timeout_s) {
   if (!wait_for(operation, timeout_s)) {
     throw TimeoutError(operation.request.describe() + " is not finished after " + std::to_string(timeout_s) +
@@ -273,6 +285,7 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
     }
     finish(operation, nullptr);
   } catch (const MismatchError&) {
+    if (!operation->counts_in_order) --started_;
     finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);

@@ -86,6 +86,12 @@ class Communicator {
   // The same for an operation that meets those of equal kind and name on the other ranks, whatever the order in which
   // each of them submits. ArgumentError while one of that kind and name is under way here.
   std::shared_ptr<Operation> submit_by_name(Request request);
+  // This rank cannot make its next ordered call. Takes that call's turn and returns at once: what the other ranks
+  // call then fails there with a MismatchError that says why. Nothing happens if all ranks refuse.
+  void refuse(const std::string& why);
+  // A call that would have been ordered was refused here, before the others heard of it. Says so should they turn out
+  // to have made it (line_up.h); otherwise nothing comes of it.
+  void note_refused(const std::string& why);
   // What was submitted by name here and is not done.
   std::vector<std::shared_ptr<Operation>> named_in_flight();
   // From now on this rank takes part in the others' all-reduces with neutral elements, until all ranks have joined:

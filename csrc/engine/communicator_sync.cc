@@ -84,6 +84,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
       // Not everybody came at once: the ordinary way from here.
       auto operation = std::make_shared<Operation>(Request::of(call));
       if (phases.on) operation->phases = phases;
+      operation->phases.number = started_;
       go_on(operation, {.all_reduce = true});
       return operation;
     }
