@@ -386,7 +386,7 @@ class Mpi:
         """End all ranks of the job then, whatever this process is doing. text: what to print before."""
 
 def load_mpi(plugin_path: str) -> Mpi:
-    """Load libdcoll_mpi.so, initialise MPI unless it is already."""
+    """Load libdcoll_mpi.so, initialise MPI unless it is already. TimeoutError, PeerError: not all ranks came."""
 
 def connect_world(mpi: Mpi | None) -> Communicator:
     """The communicator of all ranks of the job; None: a communicator of this process alone."""

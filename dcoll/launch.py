@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dcoll import _C
-from dcoll.errors import DcollError
+from dcoll.errors import DcollError, PeerError, TimeoutError
 from dcoll.launcher import REINSTALL, Launcher
 
 PLUGIN = Path(_C.__file__).with_name("libdcoll_mpi.so")
@@ -28,6 +28,8 @@ def load_mpi(launcher: Launcher | None, plugin: Path = PLUGIN) -> _C.Mpi:
         )
     try:
         mpi = _C.load_mpi(str(plugin))
+    except (TimeoutError, PeerError):  # MPI is there, other ranks are not
+        raise
     except DcollError as error:
         raise DcollError(
             f"This process belongs to a job of {who}, but MPI could not be loaded: {error} Start the job with the "

@@ -5,11 +5,14 @@
 
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
 #include "bind/bind.h"
+#include "transport/presence.h"
 
 namespace py = pybind11;
 
@@ -27,6 +30,24 @@ void abort_after(const py::object& mpi, double seconds, int exit_code, std::stri
   }).detach();
 }
 
+// Ctrl-C, while the core waits for other ranks without the interpreter's lock.
+void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::unique_ptr<MpiBackend> load(const std::string& plugin_path) {
+  StartUp start;
+  start.look_around = look_for_signals;
+  try {
+    const auto who = LaunchedAs::from_env();
+    start = start_up(Settings::from_env(), who ? who->rank : 0, look_for_signals);
+  } catch (const ArgumentError&) {  // connect_world will say so, when MPI can end the job
+  }
+  const py::gil_scoped_release unlocked;
+  return load_mpi(plugin_path, start);
+}
+
 }  // namespace
 
 void bind_world(py::module_& m) {
@@ -40,7 +61,7 @@ void bind_world(py::module_& m) {
       .def("finalize", &MpiBackend::finalize, py::call_guard<py::gil_scoped_release>())
       .def("abort_after", &abort_after, py::arg("seconds"), py::arg("exit_code"), py::arg("text") = "");
 
-  m.def("load_mpi", &load_mpi, py::arg("plugin_path"), py::call_guard<py::gil_scoped_release>());
+  m.def("load_mpi", &load, py::arg("plugin_path"));
   m.def(
       "connect_world",
       [](MpiBackend* mpi) {
@@ -48,7 +69,7 @@ void bind_world(py::module_& m) {
         std::shared_ptr<Communicator> comm;
         {
           const py::gil_scoped_release unlocked;
-          comm = connect_world(mpi, settings);
+          comm = connect_world(mpi, settings, look_for_signals);
         }
         show_program_to(*comm);
         return comm;

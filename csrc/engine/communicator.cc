@@ -4,9 +4,9 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "engine/cores.h"
 #include "engine/failure.h"
-#include "engine/ranks_text.h"
 #include "engine/stall.h"
 
 namespace dcoll {

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "engine/join.h"
-#include "engine/ranks_text.h"
 #include "engine/stall_report.h"
 
 namespace dcoll {
