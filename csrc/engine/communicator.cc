@@ -57,8 +57,7 @@ Communicator::Communicator(Members members, const Settings& settings)
                                              : std::make_shared<Timeline>(members_.rank, node(), 0)),
       number_(timeline_->add_communicator()),
       failure_flag_(members_.transport->failure_flag()),
-      out_of_memory_(
-          encode_failure(std::make_exception_ptr(std::bad_alloc()), members_.job_rank(members_.rank))) {
+      out_of_memory_(encode_failure(std::make_exception_ptr(std::bad_alloc()), members_.job_rank(members_.rank))) {
   members_.timeline = timeline_;
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
@@ -385,8 +384,8 @@ std::string Communicator::timeout_text(const Operation& operation, double second
          std::to_string(settings_.timeout_s) + ").";
 }
 
-// Drive lock held. The first failure wins; it ends everything that is queued, here and (told_peers) everywhere. Whatever
-// has to happen does without memory, which may be what is missing.
+// Drive lock held. The first failure wins; it ends everything that is queued, here and (told_peers) everywhere.
+// Whatever has to happen does without memory, which may be what is missing.
 void Communicator::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
   {
     const std::lock_guard lock(inbox_mutex_);

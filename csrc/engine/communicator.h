@@ -237,14 +237,14 @@ class Communicator {
   const std::string out_of_memory_;                  // what to tell the others when there is no memory for more
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
-  std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
-  Queue queue_;                                        // the front one is running
-  std::unique_ptr<NamedLane> names_;                   // made when a name is first used
-  Queue named_queue_;                                  // in the agreed order; the front one is running
-  uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
-  LastOperation last_;                                 // of those
-  std::shared_ptr<Operation> abandoned_;               // failed, with what they had of their own: a list
-  bool let_go_ = true;                                 // after a failure: the transport needs no operation's memory
+  std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
+  Queue queue_;                               // the front one is running
+  std::unique_ptr<NamedLane> names_;          // made when a name is first used
+  Queue named_queue_;                         // in the agreed order; the front one is running
+  uint64_t started_ = 0, named_started_ = 0;  // operations so far, of either order: the same on every rank
+  LastOperation last_;                        // of those
+  std::shared_ptr<Operation> abandoned_;      // failed, with what they had of their own: a list
+  bool let_go_ = true;                        // after a failure: the transport needs no operation's memory
   Clock::time_point last_peer_check_;
   Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 
