@@ -11,7 +11,8 @@ inline constexpr const char* kMoreThreads = "Raise the limit: ulimit -u, or a co
 
 // Of what std::thread's constructor threw.
 inline std::string no_thread_text(const std::exception& error) {
-  return std::string(kNoThread) + " (" + error.what() + "). " + kMoreThreads;
+  std::string text(kNoThread);
+  return text.append(" (").append(error.what()).append("). ").append(kMoreThreads);
 }
 
 }  // namespace dcoll
