@@ -226,8 +226,7 @@ class SlowToGo:
 
 
 def slow_teardown() -> None:
-    global KEPT
-    KEPT = SlowToGo()
+    globals()["KEPT"] = SlowToGo()
     hvd.barrier()
 
 
