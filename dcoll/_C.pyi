@@ -383,7 +383,13 @@ class Mpi:
         """MPI for these ranks alone, this one among them. Collective over them."""
     def finalize(self) -> None: ...
     def abort_after(self, seconds: float, exit_code: int, text: str = "") -> None:
-        """End all ranks of the job then, whatever this process is doing. text: what to print before."""
+        """End all ranks of the job then, whatever this process is doing; the earliest time counts.
+
+        text: what to print before, of a normal end, in which Python's own is given another minute.
+        """
+
+def make_ender() -> None:
+    """Make the thread that abort_after() tells, or say that the system gives none."""
 
 def load_mpi(plugin_path: str) -> Mpi:
     """Load libdcoll_mpi.so, initialise MPI unless it is already. TimeoutError, PeerError: not all ranks came."""

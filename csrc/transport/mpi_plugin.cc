@@ -1,8 +1,10 @@
 // libdcoll_mpi.so: everything of dcoll that needs an MPI library. Loaded by mpi_loader.cc; see mpi.h.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -29,7 +31,7 @@ const char* thread_level_name(int level) {
   return "MPI_THREAD_MULTIPLE";
 }
 
-constexpr auto kAbortLimit = std::chrono::seconds(3);
+constexpr unsigned kAbortSeconds = 3;
 
 // MPI_Testsome has no communicator: MPICH raises its errors on MPI_COMM_SELF (before MPI 4: on the world), whose
 // default handler ends the process without a word of ours. A handler the program chose itself stays.
@@ -336,10 +338,14 @@ void Backend::abort(int exit_code) {
   if (MPI_Finalized(&finalized) == MPI_SUCCESS && finalized != 0) std::_Exit(exit_code);
   // MPI_Abort asks the launcher and may wait for its answer for ever (seen with Open MPI's mpirun --continuous when two
   // ranks abort at once). The process ends all the same.
-  std::thread([exit_code] {
-    std::this_thread::sleep_for(kAbortLimit);
-    std::_Exit(exit_code);
-  }).detach();
+  static volatile std::sig_atomic_t status = 1;
+  status = exit_code;
+  std::signal(SIGALRM, [](int) { std::_Exit(status); });  // rather than a thread, which the system may not give
+  sigset_t alarms;
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  pthread_sigmask(SIG_UNBLOCK, &alarms, nullptr);
+  alarm(kAbortSeconds);
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);  // MPI_Abort is only a best effort
 }
