@@ -525,7 +525,14 @@ class Reducer:
     def bucket_params(self, bucket: int) -> list[int]: ...
     def bucket_buffer(self, bucket: int) -> Buffer: ...
     def offset_bytes(self, param: int) -> int:
-        """Where the parameter's gradient lies in its bucket's buffer."""
+        """The parameter's place in its bucket's buffer."""
+    def gradient(self, param: int) -> tuple[Buffer, int]:
+        """Where the parameter's gradient lies: a buffer, and how many bytes behind its beginning."""
+    def move(self, params: Sequence[int]) -> list[int]:
+        """Between backwards: what these gradients lie in is somebody else's from now on.
+
+        Returns the parameters whose gradients lie elsewhere now, these and perhaps others, with nothing in it.
+        """
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
         """The gradient is in the bucket. Submits every bucket that became full (in bucket order).
 
@@ -587,6 +594,19 @@ def take_gradients(hooks: list[GradientHook], params: list[Any]) -> None:
 
 def gradient_marks(params: list[Any]) -> int:
     """What differs when a .grad came, went or was written to by torch in between. 0: all are None."""
+
+def kept_gradients(
+    views: list[Any],
+    params: list[Any],
+    storages: list[int],
+    usual: list[int],
+    tensor_uses: Callable[[Any], int] | None,
+    storage_uses: Callable[[int], int] | None,
+) -> list[int]:
+    """The numbers of the views that somebody has beside their list, and are not the .grad of their parameter.
+
+    storages: what storage_uses takes; usual: what it returns of each while nobody has it.
+    """
 
 class kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""

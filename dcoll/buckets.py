@@ -1,6 +1,6 @@
 """The buckets of a GradientSync: which Reducer they are in, and the views that are the parameters' gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from dcoll.errors import JoinedError
 from dcoll.ops import ReduceOp
 from dcoll.tensors import CODES, library
 
-_TORCH = library("torch")
+library("torch")  # gives its dtypes their codes
 
 
 _labels = [0]  # given so far in this process
@@ -41,6 +41,7 @@ class AnyReducer(Protocol):
     def missing(self) -> list[int]: ...
     def order(self) -> list[int]: ...
     def rebuild(self, order: Sequence[int]) -> None: ...
+    def move(self, params: Sequence[int]) -> list[int]: ...
     def wait_seconds(self) -> float: ...
 
 
@@ -113,20 +114,20 @@ def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows
     return None if -1 in found else found
 
 
-def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """For each parameter the tensor in its bucket that is to be its gradient."""
-    if isinstance(reducer, CompressedReducer):
-        return reducer.gradients
-    assert isinstance(reducer, _C.Reducer)
-    buckets = [
-        _TORCH.wrap(buffer, torch.uint8, (buffer.nbytes,))
-        for buffer in map(reducer.bucket_buffer, range(reducer.num_buckets()))
-    ]
+def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor], which: Iterable[int]) -> list[torch.Tensor]:
+    """For each of the parameters that are chosen the tensor, with a storage of its own, that is to be its gradient."""
     views = []
-    for i, p in enumerate(params):
-        start = reducer.offset_bytes(i)
-        flat = buckets[reducer.bucket_of(i)][start : start + p.nbytes].detach().view(p.dtype)
-        views.append(shaped_like(flat, p))
+    for i in which:
+        p = params[i]
+        if isinstance(reducer, CompressedReducer):
+            views.append(reducer.gradients[i].detach())
+        elif p.numel() == 0:
+            views.append(torch.empty_like(p, requires_grad=False))
+        else:
+            assert isinstance(reducer, _C.Reducer)
+            buffer, start = reducer.gradient(i)
+            flat = torch.frombuffer(buffer, dtype=p.dtype, count=p.numel(), offset=start)
+            views.append(shaped_like(flat, p).detach())  # which keeps the storage and not `flat`
     return views
 
 
@@ -134,3 +135,54 @@ def shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """The flat tensor with the parameter's shape, and its strides (channels_last) if they fit its memory."""
     probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
     return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)
+
+
+_storage_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_tensor_uses: Callable[[torch.Tensor], int] | None = getattr(torch.Tensor, "_use_count", None)
+"""Who has a tensor beside Python. Private; without the former, a view of a gradient or an array is not noticed."""
+
+
+class Views:
+    """The gradients of a GradientSync's parameters, each a tensor over the memory in which it is reduced.
+
+    Before that is written to again, those that the program still has are left to it: they keep their values.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        """By the Reducer's numbers. Always the same list: the hooks have it, and nobody else keeps what is in it."""
+        self.left = False
+        """leave_kept() was called in this round."""
+        self._storages: list[int] = []
+        self._usual_uses: list[int] = []
+
+    def make(self, reducer: AnyReducer, params: Sequence[torch.Tensor]) -> None:
+        """Gradients that lay in former buckets move along."""
+        before = {id(view) for view in self.tensors}
+        for p, view in zip(params, views := views_of(reducer, params, range(len(params))), strict=True):
+            if p.grad is not None and id(p.grad) in before:
+                p.grad = view.copy_(p.grad)
+        self.tensors[:] = views
+        self._storages[:] = self._usual_uses[:] = [0] * len(views)
+        for i in range(len(views)):
+            self._note_uses(i)
+
+    def _note_uses(self, i: int) -> None:
+        self._storages[i] = self.tensors[i].untyped_storage()._cdata
+        self._usual_uses[i] = 0 if _storage_uses is None else _storage_uses(self._storages[i])
+
+    def leave_kept(self, reducer: AnyReducer, params: list[torch.Tensor]) -> None:
+        """Before anything is written in a round. What is a .grad now is not left: torch, too, adds to it in place."""
+        if self.left:
+            return
+        self.left = True
+        kept = _C.kept_gradients(self.tensors, params, self._storages, self._usual_uses, _tensor_uses, _storage_uses)
+        if not kept:
+            return
+        moved = reducer.move(kept)
+        for i, view in zip(moved, views_of(reducer, params, moved), strict=True):
+            p = params[i]
+            if p.grad is self.tensors[i]:
+                p.grad = view.copy_(p.grad)
+            self.tensors[i] = view
+            self._note_uses(i)

@@ -100,6 +100,11 @@ class CompressedReducer:
     def missing(self) -> list[int]:
         return [i for i in range(len(self.gradients)) if i not in self._ready]
 
+    def move(self, params: Sequence[int]) -> list[int]:
+        for i in params:
+            self.gradients[i] = torch.empty_like(self.gradients[i])
+        return list(params)
+
     def order(self) -> list[int]:
         return self._observed
 

@@ -1,6 +1,6 @@
 """Starting all ranks from the same model and optimizer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,40 +12,52 @@ from dcoll.errors import ArgumentError
 _PACK_BYTES = 4 << 20
 """Tensors up to a quarter of this travel together, in packs of about this size; larger ones by themselves, in place."""
 
+_TAKES = "broadcast_parameters takes model.state_dict(), named_parameters(), parameters() or a model"
+
 
 def broadcast_parameters(
-    params: torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int
+    params: torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str | None, Any]] | Iterable[torch.Tensor],
+    root_rank: int,
 ) -> None:
     """Overwrite the parameters of all ranks with those of rank `root_rank`.
 
-    params: model.state_dict(), model.named_parameters(), or the model. Entries that are not tensors are left alone.
+    params: model.state_dict(), model.named_parameters(), model.parameters(), or the model; several of a name are all
+        sent. Entries that are not tensors are left alone.
     """
     comm = world.communicator()
-    if isinstance(params, torch.nn.Module):
-        params = params.state_dict()
-    if not isinstance(params, Iterable):
+    given = params.state_dict() if isinstance(params, torch.nn.Module) else params
+    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{_TAKES}, but got {given!r}")
+    pairs = sorted(given.items()) if isinstance(given, Mapping) else [_named(i, one) for i, one in enumerate(given)]
+    tensors = [(name, t) for name, t in pairs if isinstance(t, torch.Tensor)]
+    if pairs and not tensors and given is params:
         raise ArgumentError(
-            f"broadcast_parameters takes model.state_dict(), model.named_parameters() or a model, but got {params!r}"
+            f"{_TAKES}, but got {len(pairs)} entries of which none is a tensor: pass an optimizer to "
+            "broadcast_optimizer_state(), and any other object to broadcast_object()"
         )
-    pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ArgumentError(
-            "broadcast_parameters takes model.state_dict(), model.named_parameters() or a model, but got something else"
-        )
-    broadcast_tensors(comm, {name: t for name, t in pairs if isinstance(t, torch.Tensor)}, root_rank)
+    broadcast_tensors(comm, tensors, root_rank)
 
 
-def broadcast_tensors(comm: _C.Communicator, tensors: Mapping[str, torch.Tensor], root: int) -> None:
-    """Overwrite the tensors with the root's, small ones together."""
-    layout = [f"{name}: {t.dtype} {list(t.shape)} on {t.device.type}" for name, t in tensors.items()]
+def _named(place: int, entry: Any) -> tuple[str, Any]:
+    if isinstance(entry, torch.Tensor):
+        return f"tensor {place}", entry
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        raise ArgumentError(f"{_TAKES}, but got a {type(entry).__name__} in entry {place}")
+    name, value = entry
+    return f"tensor {place}" if name is None else name, value
+
+
+def broadcast_tensors(comm: _C.Communicator, tensors: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
+    """Overwrite the tensors with the root's, small ones together. Names are for messages."""
+    layout = [f"{name}: {t.dtype} {list(t.shape)} on {t.device.type}" for name, t in tensors]
     objects.agree(comm, layout, "broadcast_parameters", "Build the same model on every rank.")
-    for name, t in tensors.items():
+    for name, t in tensors:
         if t.layout is not torch.strided or not t.is_cpu:
             raise ArgumentError(
                 f"broadcast_parameters: {name} is {t.layout} on {t.device}, but must be dense, on the CPU"
             )
     if comm.size > 1:
-        pending = [_Pack(comm, pack, root) for pack in _packs(list(tensors.values()))]
+        pending = [_Pack(comm, pack, root) for pack in _packs([t for _, t in tensors])]
         for one in pending:
             one.finish()
 
@@ -124,7 +136,7 @@ def broadcast_optimizer_state(
     skeleton = objects.broadcast_object(comm, skeleton, root_rank, "optimizer state")
     if comm.rank != root_rank:
         _make_tensors(skeleton, tensors)
-    broadcast_tensors(comm, {f"optimizer state {i}": t for i, t in enumerate(tensors)}, root_rank)
+    broadcast_tensors(comm, [(f"optimizer state {i}", t) for i, t in enumerate(tensors)], root_rank)
     if comm.rank != root_rank:
         optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 

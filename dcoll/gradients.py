@@ -1,6 +1,6 @@
 """Gradients of a set of parameters, reduced in fused buckets while backward runs.
 
-Each parameter's .grad is a view into a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete
+Each parameter's .grad lies in a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete
 (csrc/bind/gradient_hook.cc); the hook reports it ready, and the core reduces every bucket that became full. A callback
 at the end of backward brings in small gradients (late_gradients.py), sends what is left and waits, so that after
 loss.backward() every .grad is the reduced one.
@@ -15,7 +15,7 @@ import torch
 
 from dcoll import _C, collective, gradient_errors, sparse
 from dcoll.backward import NO_TASK, graph_task, is_nested, untraced, watch
-from dcoll.buckets import AnyReducer, Layout, agree_on_order, new_label, views_of
+from dcoll.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.late_gradients import LateGradients, late_ones
@@ -73,7 +73,8 @@ class GradientSync:
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
         self.sparse = SparseGradients()  # those that are gathered
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
-        self._views: list[torch.Tensor] = []
+        self._gradients = Views()
+        self._views = self._gradients.tensors
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._late = LateGradients()
         self._late_bytes = late_bytes
@@ -146,7 +147,7 @@ class GradientSync:
         self._reducer = self._layout.reducer(self.comm, self.params, [self.name_of(p) for p in self.params])
         self._ordered = self.comm.size == 1  # nothing travels, so no order is better than another
         self._state.reducer = self._reducer if isinstance(self._reducer, _C.Reducer) else None
-        self._make_views()
+        self._gradients.make(self._reducer, self.params)
 
     def _follow_job(self) -> None:
         """After shutdown() and init(): buckets and a Reducer of the new communicator. Collective, then."""
@@ -158,15 +159,6 @@ class GradientSync:
         self._end_round()
         self._reduced = self._state.sums_again = False
         self._make_reducer()
-
-    def _make_views(self) -> None:
-        """Views into the buckets; gradients that lay in the old ones move along."""
-        held = {id(view) for view in self._views}
-        views = views_of(self._reducer, self.params)
-        for p, view in zip(self.params, views, strict=True):
-            if p.grad is not None and id(p.grad) in held and p.grad is not view:
-                p.grad = view.copy_(p.grad)
-        self._views[:] = views  # the same list: the hooks have it
 
     @untraced
     def extend(self, params: Iterable[torch.Tensor]) -> None:
@@ -270,6 +262,8 @@ class GradientSync:
             self._state.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
             self._begun = self._noticed = True
+        if not self._state.idle:
+            self._gradients.leave_kept(self._reducer, self.params)
 
     def before_backward(self) -> None:
         """No hook has been called yet; and perhaps none will be, if the backward goes through late parameters alone."""
@@ -317,11 +311,12 @@ class GradientSync:
     def _end_round(self) -> None:
         self._state.task = self._outer_task = _NO_BACKWARD
         self._passes_left = self.passes - 1
-        self._begun = False
+        self._begun = self._gradients.left = False
         self._set_idle()
 
     def finish(self) -> None:
         """Send what has not been sent, wait for all, and give every parameter its reduced gradient. Collective."""
+        self._gradients.leave_kept(self._reducer, self.params)
         self._end_round()
         params, reducer = self.params, self._reducer
         self._late.take()
@@ -362,7 +357,7 @@ class GradientSync:
             return  # on all ranks alike; all are asked again after the next backward
         self._ordered = True
         self._reducer.rebuild(order)
-        self._make_views()
+        self._gradients.make(self._reducer, self.params)
 
     # --- sparse gradients ------------------------------------------------------------------------------------------
 

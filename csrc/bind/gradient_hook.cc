@@ -9,10 +9,12 @@
 // Hooks of small parameters are not registered but called when backward has ended, all by take_gradients(): autograd
 // takes longer to call a hook of Python, even one that does nothing, than all of this takes.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <structmember.h>
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "base/hash.h"
 #include "bind/bind.h"
@@ -154,6 +156,40 @@ uint64_t gradient_marks(const py::list& params) {
   return any ? marks.value() | 1 : 0;
 }
 
+// What `function(object)` counts; -1: a Python error is set.
+long count_by(const py::object& function, PyObject* object) {
+  PyObject* number = PyObject_CallOneArg(function.ptr(), object);
+  if (number == nullptr) return -1;
+  const long count = PyLong_AsLong(number);
+  Py_DECREF(number);
+  return count;
+}
+
+// The gradients that somebody else has, of those that are no parameter's .grad now: the tensor, here or in C++ (which
+// saved it for a backward, say), or another one of the same storage. No call that can be left out is made: this is
+// asked for every parameter in every step.
+std::vector<size_t> kept_gradients(const py::list& views, const py::list& params, const py::list& storages,
+                                   const py::list& usual, const py::object& tensor_uses,
+                                   const py::object& storage_uses) {
+  std::vector<size_t> kept;
+  for (size_t i = 0; i < views.size() && i < params.size(); ++i) {
+    const auto at = static_cast<Py_ssize_t>(i);
+    PyObject* const view = PyList_GET_ITEM(views.ptr(), at);  // the list has the only reference
+    bool only_ours = Py_REFCNT(view) == 1;
+    if (only_ours && !tensor_uses.is_none()) only_ours = count_by(tensor_uses, view) == 1;
+    if (only_ours && !storage_uses.is_none() && i < storages.size() && i < usual.size()) {
+      only_ours = count_by(storage_uses, PyList_GET_ITEM(storages.ptr(), at)) <=
+                  PyLong_AsLong(PyList_GET_ITEM(usual.ptr(), at));
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (only_ours) continue;
+    const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(PyList_GET_ITEM(params.ptr(), at), kGrad));
+    if (!gradient) throw py::error_already_set();
+    if (gradient.ptr() != view) kept.push_back(i);
+  }
+  return kept;
+}
+
 // --- the type --------------------------------------------------------------------------------------------------------
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -244,6 +280,8 @@ void bind_gradient_hook(py::module_& m) {
   m.add_object("GradientHook", py::reinterpret_borrow<py::object>(type));  // and one reference for good
   m.def("take_gradients", &take_gradients, py::arg("hooks"), py::arg("params"));
   m.def("gradient_marks", &gradient_marks, py::arg("params"));
+  m.def("kept_gradients", &kept_gradients, py::arg("views"), py::arg("params"), py::arg("storages"), py::arg("usual"),
+        py::arg("tensor_uses"), py::arg("storage_uses"));
 }
 
 }  // namespace dcoll::bind

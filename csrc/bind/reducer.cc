@@ -50,6 +50,8 @@ void bind_reducer(py::module_& m) {
       .def(
           "bucket_buffer", [](const Reducer& self, size_t index) { return self.bucket(index).memory; }, "bucket"_a)
       .def("offset_bytes", &Reducer::offset_bytes, "param"_a)
+      .def("gradient", &Reducer::gradient, "param"_a)
+      .def("move", &Reducer::move, "params"_a)
       .def(
           "mark_ready",
           [](Reducer& self, size_t param, uintptr_t gradient) {

@@ -148,13 +148,54 @@ void Reducer::close_bucket(Bucket& bucket) {
   bucket.count = bucket.flags_offset + bucket.slots.size();
   const bool narrow = options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
   bucket.wire_dtype = narrow ? *options_.wire : bucket.dtype;
+  allocate(bucket);
+}
+
+void Reducer::allocate(Bucket& bucket) const {
   bucket.wire = comm_->alloc(bucket.count * dtype_bytes(bucket.wire_dtype));
-  bucket.memory = narrow ? Memory::plain(bucket.count * elem) : bucket.wire;
+  bucket.memory = bucket.compressed() ? Memory::plain(bucket.count * dtype_bytes(bucket.dtype)) : bucket.wire;
 }
 
 size_t Reducer::offset_bytes(size_t param) const {
   const Place& place = place_.at(param);
   return buckets_[place.bucket].slots[place.slot].offset_bytes;
+}
+
+std::pair<std::shared_ptr<Memory>, size_t> Reducer::gradient(size_t param) const {
+  const Place& place = place_.at(param);
+  const Bucket& bucket = buckets_[place.bucket];
+  const Bucket::Slot& slot = bucket.slots[place.slot];
+  if (slot.own != nullptr) return {slot.own, 0};
+  return {bucket.memory, slot.offset_bytes};
+}
+
+std::vector<size_t> Reducer::move(const std::vector<size_t>& params) {
+  if (!arrived_.empty()) throw ArgumentError("move: a backward is in progress; call finish() first.");
+  std::vector<uint8_t> leaves(buckets_.size(), 0);  // a bucket some of whose memory is lost
+  std::vector<size_t> moved;
+  for (const size_t param : params) {
+    const Place& place = place_.at(param);
+    Bucket::Slot& slot = buckets_[place.bucket].slots[place.slot];
+    if (slot.own == nullptr) leaves[place.bucket] = 1;
+    slot.own = Memory::uninitialized(params_[param].count * dtype_bytes(params_[param].dtype));
+    moved.push_back(param);
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!leaves[b]) continue;
+    Bucket& bucket = buckets_[b];
+    allocate(bucket);
+    for (size_t s = 0; s < bucket.slots.size(); ++s) {
+      Bucket::Slot& slot = bucket.slots[s];
+      if (slot.own != nullptr) continue;
+      // The old block stays as long as any gradient in it is kept. So that this can happen only twice, all have memory
+      // of their own the second time.
+      const ParamInfo& info = params_[slot.param];
+      if (bucket.moved) slot.own = Memory::uninitialized(info.count * dtype_bytes(info.dtype));
+      moved.push_back(slot.param);
+    }
+    bucket.moved = true;
+  }
+  return moved;
 }
 
 bool Reducer::mark_ready(size_t param, const void* gradient) {
@@ -182,19 +223,21 @@ void Reducer::note_backward() {
     timeline.mark("backward " + std::to_string(backwards_), now_ns());
 }
 
-// Takes the gradient into its bucket: null where it was made there, so that only a compressed bucket needs it.
+// Takes the gradient into its bucket: null where it was made where it belongs, which may be in the bucket.
 void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
-  if (gradient == nullptr && !bucket.compressed()) return;
+  if (gradient == nullptr) {
+    if (!bucket.compressed() && bucket.slots[slot].own == nullptr) return;
+    gradient = bucket.gradient(slot);
+  }
   const ParamInfo& param = params_[bucket.slots[slot].param];
   const size_t bytes = param.count * dtype_bytes(bucket.dtype);
   Timeline& timeline = comm_->timeline();
   const bool timed = timeline.on();
   const int64_t begin = timed ? now_ns() : 0;
   if (bucket.compressed()) {
-    const void* from = gradient != nullptr ? gradient : bucket.gradient(slot);
-    kernels::cast(bucket.slot_on_wire(slot), bucket.wire_dtype, from, bucket.dtype, param.count);
+    kernels::cast(bucket.slot_on_wire(slot), bucket.wire_dtype, gradient, bucket.dtype, param.count);
   } else {
-    kernels::stream_copy(bucket.gradient(slot), gradient, bytes);
+    kernels::stream_copy(bucket.slot_on_wire(slot), gradient, bytes);
   }
   if (timed) [[unlikely]]
     timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
@@ -245,6 +288,20 @@ std::vector<size_t> Reducer::finish(const std::function<void(Operation&)>& wait)
   return unused;
 }
 
+// Brings gradients that do not lie on the wire from there to where they lie.
+void Reducer::unpack(const Bucket& bucket) const {
+  if (!bucket.compressed() && !bucket.moved) return;
+  const TimelineSpan span(comm_->timeline(), bucket.name, "unpack", bucket.memory->bytes());
+  if (bucket.compressed())
+    kernels::cast(bucket.memory->data(), bucket.dtype, bucket.wire->data(), bucket.wire_dtype, bucket.flags_offset);
+  for (size_t s = 0; bucket.moved && s < bucket.slots.size(); ++s) {
+    const Bucket::Slot& slot = bucket.slots[s];
+    if (slot.own != nullptr)
+      kernels::cast(slot.own->data(), bucket.dtype, bucket.slot_on_wire(s), bucket.wire_dtype,
+                    params_[slot.param].count);
+  }
+}
+
 // All of them even if one fails: their memory is the caller's again only then. Throws the first failure.
 void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
   const auto begin = Clock::now();
@@ -252,10 +309,7 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
   for (const Bucket& bucket : buckets_) {
     try {
       wait(*bucket.operation);
-      if (bucket.compressed()) {
-        const TimelineSpan span(comm_->timeline(), bucket.name, "unpack", bucket.memory->bytes());
-        kernels::cast(bucket.memory->data(), bucket.dtype, bucket.wire->data(), bucket.wire_dtype, bucket.flags_offset);
-      }
+      unpack(bucket);
     } catch (const Error&) {
       if (!failure) failure = std::current_exception();
     }

@@ -13,6 +13,10 @@
 // Compressed buckets: the gradients stay what they are, and a second buffer of a 16-bit dtype, the wire, is what is
 // reduced. A gradient is cast into the wire when it is ready, instead of being copied, and all of them back when the
 // bucket has come in, so they are read and written once each way. Flags are in the wire.
+//
+// Gradients that the program keeps beyond their step stay what they are: move() gives what comes next another memory.
+// A gradient that was kept once has memory of its own from then on, and is copied in and out of its bucket, so that
+// whoever keeps it again keeps no more than it.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -51,6 +56,7 @@ struct Bucket {
   struct Slot {
     size_t param;
     size_t offset_bytes;
+    std::shared_ptr<Memory> own{};  // of the gradient, if it does not lie in the bucket
   };
   DType dtype = DType::kFloat32;
   std::vector<Slot> slots;
@@ -60,10 +66,14 @@ struct Bucket {
   std::shared_ptr<Memory> memory;
   std::shared_ptr<Memory> wire;  // what is reduced: `memory`, unless the bucket is compressed
   std::string name;
+  bool moved = false;  // some gradients have memory of their own
   size_t ready = 0;
   std::shared_ptr<Operation> operation;  // since it was submitted
 
-  std::byte* gradient(size_t slot) const { return memory->data() + slots[slot].offset_bytes; }
+  std::byte* gradient(size_t slot) const {
+    const Slot& at = slots[slot];
+    return at.own != nullptr ? at.own->data() : memory->data() + at.offset_bytes;
+  }
   bool compressed() const { return wire_dtype != dtype; }
   std::byte* on_wire(size_t element) const { return wire->data() + element * dtype_bytes(wire_dtype); }
   std::byte* slot_on_wire(size_t slot) const { return on_wire(slots[slot].offset_bytes / dtype_bytes(dtype)); }
@@ -80,6 +90,8 @@ class Reducer {
   const Bucket& bucket(size_t index) const { return buckets_.at(index); }
   size_t bucket_of(size_t param) const { return place_.at(param).bucket; }
   size_t offset_bytes(size_t param) const;
+  // Where the parameter's gradient lies: a block, and how many bytes behind its beginning.
+  std::pair<std::shared_ptr<Memory>, size_t> gradient(size_t param) const;
 
   // The gradient is in its bucket, or is brought there from `gradient`, where it lies in the parameter's order and
   // dtype. False when it was ready already; then nothing is done.
@@ -90,6 +102,9 @@ class Reducer {
   // may begin.
   std::vector<size_t> finish(const std::function<void(Operation&)>& wait);
   std::vector<size_t> missing() const;
+  // Between backwards: the memory of these gradients is somebody else's from now on. Returns the parameters whose
+  // gradients lie elsewhere now, these among them, with nothing in it.
+  std::vector<size_t> move(const std::vector<size_t>& params);
   std::vector<size_t> order() const;
   void rebuild(const std::vector<size_t>& order);
 
@@ -107,11 +122,13 @@ class Reducer {
   void append(Bucket& bucket, size_t param) const;
   std::string name_of(const Bucket& bucket, size_t index) const;
   void close_bucket(Bucket& bucket);
+  void allocate(Bucket& bucket) const;
   void note_backward();
   void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
   void flush();
+  void unpack(const Bucket& bucket) const;
   void wait_for_all(const std::function<void(Operation&)>& wait);
   std::vector<size_t> unused_anywhere() const;
   void reset();

@@ -290,7 +290,7 @@ def check_model_helpers() -> None:
     torch.nn.init.constant_(model.weight, float(hvd.rank()))
     hvd.broadcast_parameters(model.state_dict(), root_rank=1)
     assert model.weight.eq(1).all()
-    for wrong in (3, [model.weight], "weights"):
+    for wrong in (3, [3], model.weight, "weights"):
         with pytest.raises(ValueError, match="broadcast_parameters takes"):
             hvd.broadcast_parameters(wrong, root_rank=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (hvd.rank() + 1))

@@ -319,6 +319,9 @@ def check_broadcast_parameters() -> None:
         lambda m: list(m.named_parameters()),
         lambda m: m.named_parameters(),
         lambda m: m,
+        lambda m: list(m.parameters()),
+        lambda m: [(None, p) for p in m.parameters()],
+        lambda m: [pair for layer in m for pair in layer.named_parameters()],  # three of each name
     ):
         model, want = make_model(seed=hvd.rank()), make_model(seed=root)
         hvd.broadcast_parameters(give(model), root_rank=root)
@@ -340,8 +343,9 @@ def check_broadcast_parameters() -> None:
     assert many["flag"].item() is True
     assert many["complex"].eq(complex(root, 1)).all()
     assert all(t.eq(root).all() for name, t in many.items() if name not in ("flag", "complex"))
-    with pytest.raises(ValueError, match="state_dict"):
-        hvd.broadcast_parameters([torch.ones(1)], 0)  # type: ignore[list-item]
+    hvd.broadcast_parameters(nn.ReLU().state_dict(), 0)  # there is nothing to send
+    with pytest.raises(ValueError, match=r"2 entries of which none is a tensor: .* broadcast_optimizer_state\(\)"):
+        hvd.broadcast_parameters(torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), 0)
 
 
 def check_broadcast_optimizer_state() -> None:

@@ -1,5 +1,7 @@
 """GradientSync: what is in .grad when backward() returns, for every way of making gradients."""
 
+import io
+
 import gradient_models
 import pytest
 import torch
@@ -7,10 +9,23 @@ from gradient_models import Toy, clear, sync_of
 from local_ranks import run_ranks
 from torch import nn
 
-from dcoll import _C, DcollError, Sum
+from dcoll import _C, Compression, DcollError, Sum
+from dcoll.compression import Compressor
 from dcoll.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
+
+
+class Halved(Compressor):
+    """A compressor in Python."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return tensor.half(), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -307,3 +322,68 @@ def test_gradients_replaced_by_an_earlier_hook_in_another_layout() -> None:
         assert model.p.grad is sync._views[0]
 
     run_ranks(2, body)
+
+
+def _kept(p: torch.Tensor) -> dict[str, object]:
+    """All the ways in which a program may keep a gradient."""
+    grad = p.grad
+    assert grad is not None
+    weight = torch.ones_like(grad, requires_grad=True)
+    ways = {"itself": grad, "detached": grad.detach(), "view": grad[1:], "array": grad.numpy()}
+    return ways | {"saved": (weight, (weight * grad).sum())}
+
+
+@pytest.mark.parametrize("way", ["itself", "detached", "view", "array", "saved"])
+@pytest.mark.parametrize("options", [{}, {"compression": Compression.bf16}, {"compression": Halved}], ids=str)
+@pytest.mark.parametrize("n", [1, 2])
+def test_gradients_that_the_program_keeps_stay_what_they_are(n: int, options: dict[str, object], way: str) -> None:
+    if way != "itself" and not hasattr(torch._C, "_storage_Use_Count"):
+        pytest.skip("this version of torch does not tell who has a storage")
+
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model, **options)
+        history = []
+        for step in range(5):  # the first one ends with other buckets
+            clear(model, sync)
+            use = [0, 1, 2] if step != 3 else [1, 2]  # zeros are written for what is not used, too
+            model(2.0 * comm.rank + step, use).backward()
+            assert model.grads() == [n - 1.0 + step + i if i in use else None for i in range(4)]
+            if step != 3:
+                history.append((step, _kept(model.w[0])[way]))
+            sync.after_step()
+        for step, kept in history:
+            if way == "saved":
+                weight, penalty = kept  # type: ignore[misc]
+                penalty.backward()
+                assert weight.grad[1] == n - 1 + step
+            else:
+                assert kept[1 if way == "view" else 0] == n - 1 + step  # type: ignore[index]
+
+    run_ranks(n, body)
+
+
+def test_gradients_that_nobody_keeps_stay_where_they_are() -> None:
+    model = Toy()
+    sync = sync_of(_C.connect_local(1)[0], model)
+    model(0.0, [0, 1, 2, 3]).backward()
+    places = {p.grad.data_ptr() for p in model.w if p.grad is not None}
+    for step in range(4):
+        clear(model, sync, set_to_none=step % 2 == 0)
+        model(float(step), [0, 1, 2, 3]).backward()
+        norm = sum(p.grad.detach().view(-1).norm() for p in model.w if p.grad is not None)  # looked at, not kept
+        assert norm > 0
+        assert places == {p.grad.data_ptr() for p in model.w if p.grad is not None}
+
+
+def test_a_gradient_is_saved_alone() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3, bias=False))
+    sync = GradientSync(_C.connect_local(1)[0], model.parameters(), lambda _: "p")
+    model(torch.ones(2, 64)).sum().backward()
+    for p in sync.params:
+        grad = p.grad
+        assert grad is not None
+        assert grad.untyped_storage().nbytes() == p.nbytes
+        file = io.BytesIO()
+        torch.save(grad, file)
+        assert len(file.getvalue()) < p.nbytes + 4096
