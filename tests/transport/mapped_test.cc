@@ -170,7 +170,7 @@ TEST(all_to_all_random_traffic) {
     auto ends = connect_local(n, small(kSlotBytes, 3));
     const uint64_t messages = n <= 4 ? 60 : 25;
     auto length = [](int from, int to, int channel, uint64_t k) {
-      std::mt19937_64 random(k * 7919 + static_cast<uint64_t>(from * 1000 + to * 100 + channel));
+      std::mt19937_64 random(test::seed() + k * 7919 + static_cast<uint64_t>(from * 1000 + to * 100 + channel));
       return random() % 3 == 0 ? 1 + random() % 60 : 1 + random() % kSlotBytes;
     };
     auto tag = [](int from, int to, int channel, uint64_t k) {
