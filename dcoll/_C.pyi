@@ -247,7 +247,7 @@ class Communicator:
         """Take the turn of this rank's next ordered call without making it, and return at once: what the other ranks
         call then fails there with a MismatchError that says why. Nothing happens if all ranks refuse."""
     def note_refused(self, why: str) -> None:
-        """A call was refused here before the other ranks heard of it. They hear why if they turn out to have made it."""
+        """A call was refused here before the others heard of it. They hear why if they turn out to have made it."""
     def log(self, level: str, text: str) -> None:
         """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
     timeout_s: float
