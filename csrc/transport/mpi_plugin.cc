@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "transport/mpi.h"
+#include "transport/mpi_events.h"
 #include "transport/mpi_transport.h"
 
 namespace dcoll {
@@ -92,7 +93,9 @@ Backend::Backend() {
   if (initialized != 0) {
     check_mpi(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   } else {
+    const std::vector<int> foreign = epoll_descriptors();
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_), "MPI_Init_thread");
+    note_mpi_descriptors(foreign);
     initialized_here_ = true;
   }
   require_thread_level();
