@@ -51,7 +51,7 @@ Communicator::Communicator(Members members, const Settings& settings)
                                      : kYieldUs) *
               1e-6),
       timeline_(members_.timeline != nullptr ? members_.timeline
-                                             : std::make_shared<Timeline>(members_.rank, node(), 0)),
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0, log_)),
       number_(timeline_->add_communicator()),
       failure_flag_(members_.transport->failure_flag()) {
   members_.timeline = timeline_;
