@@ -31,7 +31,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: help build demo test test-cpp test-python stress bench peers bench-peers bench-network lint format sanitize clean
+.PHONY: help build demo test test-cpp test-python stress fuzz bench peers bench-peers bench-network lint format sanitize clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -87,6 +87,18 @@ test-python: build
 
 stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECONDS=600 in total (ARGS="--seed 1" for more)
 	$(BIN)/python tests/stress/run.py --seconds $(or $(SECONDS),600) $(ARGS)
+
+# Without clang, ctest replays the same fuzzers' corpus (cmake/fuzz.cmake). Findings are written to build/fuzz.
+FUZZERS := settings calibration_cache notes handshake
+fuzz: $(VENV)/.tools  ## libFuzzer on what is parsed in C++, SECONDS=60 in total; needs clang
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_FUZZ=ON \
+		-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
+	$(BIN)/cmake --build build/fuzz
+	cd build/fuzz && for name in $(FUZZERS); do \
+		mkdir -p corpus/$$name && tests/fuzz_$$name -timeout=10 -max_len=4096 -print_final_stats=1 -verbosity=0 \
+			-max_total_time=$$(( $(or $(SECONDS),60) / $(words $(FUZZERS)) )) corpus/$$name \
+			"$(CURDIR)/tests/fuzz/corpus/$$name" || exit 1; \
+	done
 
 bench: build  ## all-reduce on 2 pinned ranks: time, algbw, busbw over sizes (ARGS="-b 8 -e 128M" for more)
 	"$(MPIRUN)" -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)

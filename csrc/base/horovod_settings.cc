@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdio>
 #include <cstdlib>
+
+#include "base/number.h"
 
 namespace dcoll {
 namespace {
@@ -79,12 +80,9 @@ bool is_true(const std::string& value) {
 }
 
 std::string mib_of_bytes(const std::string& bytes) {
-  char* end = nullptr;
-  const double number = std::strtod(bytes.c_str(), &end);
-  if (end == bytes.c_str() || *end != '\0' || number < 0) return bytes + " bytes";  // refused, with the words as given
-  char text[32];
-  std::snprintf(text, sizeof text, "%.10g", number / (1 << 20));
-  return text;
+  const std::optional<double> number = number_from(bytes);
+  if (!number || *number < 0) return bytes + " bytes";  // refused, with the words as given
+  return text_of(*number / (1 << 20), 10);
 }
 
 // The value in dcoll's words; nothing: the variable asks for what dcoll does anyway.

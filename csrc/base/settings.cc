@@ -1,12 +1,15 @@
 #include "base/settings.h"
 
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/horovod_settings.h"
+#include "base/number.h"
 
 namespace dcoll {
 namespace {
@@ -76,12 +79,9 @@ std::string text(std::string_view name) { return setting_text(name); }
 
 double number(std::string_view name, double low, double high) {
   const std::string value = text(name);
-  char* end = nullptr;
-  const double parsed = std::strtod(value.c_str(), &end);
-  if (end == value.c_str() || *end != '\0' || !std::isfinite(parsed) || parsed < low || parsed > high) {
-    reject(name, value);
-  }
-  return parsed;
+  const std::optional<double> parsed = number_from(value);
+  if (!parsed || *parsed < low || *parsed > high) reject(name, value);
+  return *parsed;
 }
 
 int64_t integer(std::string_view name, int64_t low, int64_t high) {
@@ -122,10 +122,12 @@ std::vector<int> cores(std::string_view name) {
   std::vector<int> found;
   std::stringstream words{text(name)};
   for (std::string word; std::getline(words, word, ',');) {
-    char* end = nullptr;
-    const long core = std::strtol(word.c_str(), &end, 10);
-    if (end == word.c_str() || *end != '\0' || core < 0 || core > 1 << 20) reject(name, text(name));
-    found.push_back(static_cast<int>(core));
+    int core = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), core);
+    if (error != std::errc() || end != word.data() + word.size() || core < 0 || core > 1 << 20) {
+      reject(name, text(name));
+    }
+    found.push_back(core);
   }
   return found;
 }

@@ -8,8 +8,28 @@
 
 namespace dcoll {
 
-Board::Board(Window& window) : window_(window), rank_(window.local_rank()), tree_(window) {
-  for (int rank = 0; rank < window.local_size(); ++rank) entries_.push_back(&window.board(rank));
+Board::Board(Window& window)
+    : window_(window), rank_(window.local_rank()), arena_bytes_(window.arena_bytes()), tree_(window) {
+  for (int rank = 0; rank < window.local_size(); ++rank) {
+    bases_.push_back(window.base(rank));
+    entries_.push_back(&window.board(rank));
+  }
+}
+
+void Board::throw_damaged(int rank, const std::string& what) const {
+  throw TransportError(window_.rank_name(rank) + what +
+                       ": its shared memory is damaged. Probably something in that process wrote where it must not; "
+                       "look for out-of-bounds writes there, or run all ranks with the same dcoll version");
+}
+
+void Board::throw_outside(int rank, uint64_t offset, uint64_t bytes) const {
+  throw_damaged(rank, " posted " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
+                          " of its memory, which has " + std::to_string(arena_bytes_) + " bytes");
+}
+
+void Board::throw_ahead(int rank, uint64_t made, uint64_t ticket) const {
+  throw_damaged(rank, " claims to have made post " + std::to_string(made) + " where " + std::to_string(ticket) +
+                          " is the last that it can have made");
 }
 
 uint64_t Board::post(const BoardEntry::Post& post) {
@@ -36,14 +56,14 @@ bool Board::is_last_arriver(uint64_t ticket) const {
 bool Board::complete(uint64_t ticket) const {
   if (!tree_.empty()) return tree_.complete(ticket);
   int rank = 0;
-  while (rank < size() && seen(rank, ticket)) ++rank;
+  while (rank < size() && has_made(rank, ticket)) ++rank;
   return rank == size();
 }
 
 bool Board::fingerprints_equal(uint64_t ticket) const {
   if (!tree_.empty()) return tree_.outcome(ticket).least == tree_.outcome(ticket).greatest;
   for (int rank = 1; rank < size(); ++rank) {
-    if (at(rank, ticket).fingerprint != at(0, ticket).fingerprint) return false;
+    if (record(rank, ticket).post.fingerprint != record(0, ticket).post.fingerprint) return false;
   }
   return true;
 }
@@ -51,7 +71,7 @@ bool Board::fingerprints_equal(uint64_t ticket) const {
 int Board::count_mapped(uint64_t ticket) const {
   if (!tree_.empty()) return static_cast<int>(tree_.outcome(ticket).mapped);
   int mapped = 0;
-  for (int rank = 0; rank < size(); ++rank) mapped += at(rank, ticket).mapped();
+  for (int rank = 0; rank < size(); ++rank) mapped += record(rank, ticket).post.mapped();
   return mapped;
 }
 
@@ -71,7 +91,7 @@ bool BoardWait::poll(bool& moved) {
       moved = true;
     }
   } else {
-    for (; next_ < board_.size() && board_.seen(next_, ticket_); ++next_) moved = true;
+    for (; next_ < board_.size() && board_.has_made(next_, ticket_); ++next_) moved = true;
   }
   return next_ == board_.size();
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/arrival_tree.h"
@@ -33,10 +34,28 @@ class Board {
     return record(rank, ticket).ticket.load(std::memory_order_acquire) >= ticket;
   }
   uint64_t next_ticket() const { return ticket_ + 1; }
-  const BoardEntry::Post& at(int rank, uint64_t ticket) const { return record(rank, ticket).post; }
+  // A copy, each word of it read once.
+  BoardEntry::Post at(int rank, uint64_t ticket) const { return record(rank, ticket).post.read(); }
 
-  // Whether every rank has made post `ticket`; acquires what all wrote before.
+  // The way into a peer's memory: where [offset, offset + bytes) of its arena lies here. Throws TransportError, which
+  // names the peer, unless all of that is arena.
+  std::byte* place(int rank, uint64_t offset, uint64_t bytes) const {
+    if (offset > arena_bytes_ || bytes > arena_bytes_ - offset) [[unlikely]]
+      throw_outside(rank, offset, bytes);
+    return bases_[rank] + offset;
+  }
+  // Of words that `rank` posted and cannot have meant.
+  [[noreturn]] void throw_damaged(int rank, const std::string& what) const;
+
+  // Whether every rank has made post `ticket`, the last one that this rank has made; acquires what all wrote before.
   bool complete(uint64_t ticket) const;
+  // Whether `rank` has. A post that cannot have been made yet is an error.
+  bool has_made(int rank, uint64_t ticket) const {
+    const uint64_t made = record(rank, ticket).ticket.load(std::memory_order_acquire);
+    if (made > ticket) [[unlikely]]
+      throw_ahead(rank, made, ticket);
+    return made == ticket;
+  }
   // Of a complete post: whether all showed the same fingerprint, and how many ranks have both offsets.
   bool fingerprints_equal(uint64_t ticket) const;
   int count_mapped(uint64_t ticket) const;
@@ -58,9 +77,13 @@ class Board {
  private:
   BoardEntry::Record& record(int rank, uint64_t ticket) const { return entries_[rank]->record[ticket % 2]; }
   bool is_last_arriver(uint64_t ticket) const;
+  [[noreturn]] void throw_outside(int rank, uint64_t offset, uint64_t bytes) const;
+  [[noreturn]] void throw_ahead(int rank, uint64_t made, uint64_t ticket) const;
 
   Window& window_;
   const int rank_;
+  const uint64_t arena_bytes_;
+  std::vector<std::byte*> bases_;     // per rank: its arena
   std::vector<BoardEntry*> entries_;  // per rank
   uint64_t ticket_ = 0;
   ArrivalTree tree_;  // empty for few ranks, where everybody looks at every record

@@ -1,22 +1,27 @@
 #include "engine/calibration_cache.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
-#include <cmath>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <string_view>
 #include <system_error>
 
 #include "base/hash.h"
+#include "base/number.h"
+#include "transport/fd.h"
 
 namespace dcoll {
 namespace {
 
 constexpr const char* kTitle = "dcoll constants 2";
+constexpr off_t kMostBytes = 64 << 10;
 
 struct Field {
   const char* name;
@@ -56,15 +61,48 @@ std::string hex(uint64_t value) {
 std::string body(const std::string& key, Constants constants) {
   std::string text = std::string(kTitle) + "\nfor " + key + "\n";
   for (const Field& field : kFields) {
-    char line[80];
-    std::snprintf(line, sizeof line, "%s %.17g\n", field.name, at(constants, field));
-    text += line;
+    text += std::string(field.name) + " " + text_of(at(constants, field), 17) + "\n";
   }
   return text;
 }
 
 std::string fingerprint_line(const std::string& text) {
   return "fingerprint " + hex(Fingerprint().add(text).value()) + "\n";
+}
+
+// What no machine exceeds, in microseconds and bytes; -1 stands for "not measured".
+bool is_plausible(double value) { return value >= -1 && value <= 1e12; }
+
+// Errors of reading are a text that is no good.
+std::string contents(const Fd& file, size_t bytes) {
+  std::string text(bytes, '\0');
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t now = read(file.get(), text.data() + done, bytes - done);
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) break;
+    done += static_cast<size_t>(now);
+  }
+  text.resize(done);
+  return text;
+}
+
+bool write_all(const Fd& file, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t now = write(file.get(), text.data() + done, text.size() - done);
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) return false;
+    done += static_cast<size_t>(now);
+  }
+  return true;
+}
+
+// A file that was not there: no link and no file that somebody else has put in its place is followed or written to.
+Fd create_new(const std::string& path) {
+  constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+  Fd file(open(path.c_str(), kNew, 0644));
+  if (!file && errno == EEXIST && unlink(path.c_str()) == 0) file = Fd(open(path.c_str(), kNew, 0644));
+  return file;
 }
 
 std::string no_good(const std::string& path, const char* why) {
@@ -79,11 +117,19 @@ std::string CalibrationCache::path() const {
 
 std::optional<Constants> CalibrationCache::load(std::string& complaint) const {
   if (folder.empty()) return {};
-  std::ifstream file(path());
-  if (!file) return {};
-  std::stringstream whole;
-  whole << file.rdbuf();
-  const std::string text = whole.str();
+  // O_NONBLOCK: nobody need write to a FIFO of that name.
+  const Fd file(open(path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file && errno != ELOOP) return {};
+  struct stat info{};
+  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kMostBytes) {
+    complaint = no_good(path(), "it is a link, no regular file, or far too large");
+    return {};
+  }
+  if (info.st_uid != geteuid() && info.st_uid != 0) {
+    complaint = no_good(path(), "it belongs to another user");
+    return {};
+  }
+  const std::string text = contents(file, static_cast<size_t>(info.st_size));
   if (text.rfind(std::string(kTitle) + "\n", 0) != 0) {
     complaint = no_good(path(), "it is not a file of this version of dcoll");
     return {};
@@ -100,8 +146,10 @@ std::optional<Constants> CalibrationCache::load(std::string& complaint) const {
     whole_lines = whole_lines && found != std::string::npos;
     if (!whole_lines) break;
     double& value = at(constants, field);
-    value = std::strtod(text.c_str() + found + name.size(), nullptr);
-    whole_lines = std::isfinite(value);
+    const size_t begin = found + name.size();
+    const auto number = number_from(std::string_view(text).substr(begin, text.find('\n', begin) - begin));
+    whole_lines = number.has_value() && is_plausible(*number);
+    value = number.value_or(0);
   }
   // The file must be what body() writes of these numbers, to the last byte.
   const std::string expected = body(key, constants);
@@ -117,12 +165,12 @@ bool CalibrationCache::store(const Constants& constants, std::string& complaint)
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   const std::string whole = body(key, constants), draft = path() + "." + std::to_string(getpid());
-  std::ofstream file(draft, std::ios::trunc);
-  file << whole << fingerprint_line(whole);
-  file.close();
-  if (file) std::filesystem::rename(draft, path(), error);
-  if (file && !error) return true;
-  std::filesystem::remove(draft, error);
+  const Fd file = create_new(draft);
+  if (file && write_all(file, whole + fingerprint_line(whole))) {
+    std::filesystem::rename(draft, path(), error);
+    if (!error) return true;
+  }
+  if (file) std::filesystem::remove(draft, error);
   complaint = "measured constants cannot be kept in " + folder +
               ", so every job measures them anew. Set DCOLL_CACHE_DIR to a folder that can be written.";
   return false;

@@ -125,9 +125,19 @@ std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
   return lengths;
 }
 
+// Rows of each rank, as it told them, in bytes.
 std::vector<size_t> scaled(const std::vector<int64_t>& counts, size_t factor) {
+  constexpr size_t kMost = size_t{1} << 47;  // more than any process can address, and sums of it do not overflow
   std::vector<size_t> lengths;
-  for (const int64_t count : counts) lengths.push_back(static_cast<size_t>(count) * factor);
+  for (const int64_t count : counts) {
+    size_t& length = lengths.emplace_back();
+    const auto rows = static_cast<size_t>(count);
+    if (rows > kMost || __builtin_mul_overflow(rows, factor, &length) || length > kMost) {
+      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) +
+                           " rows of " + std::to_string(factor) +
+                           " bytes, more than any memory holds. Run the same dcoll version on every rank");
+    }
+  }
   return lengths;
 }
 
@@ -242,6 +252,14 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     BoardWait everybody_tried(*f.board, tried);
     co_await everybody_tried;
     f.pull_slots->agree_on_reading(tried);
+    if (f.log != nullptr && f.size > 1) {
+      (*f.log)(LogLevel::kInfo,
+               f.pull_slots->reads_peers()
+                   ? "large tensors of peers are read by the kernel (process_vm_readv), in one copy"
+                   : "all tensors of peers but mapped ones are read through slots, in two copies: the "
+                     "kernel does not let every rank read every other's memory (python -m dcoll doctor "
+                     "says why)");
+    }
     f.slots_posted = 0;
   }
 
@@ -301,8 +319,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
 
   if (pulls) {
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm("pull");
     Pull pull(*f.board, *f.pull_slots, op, ticket);
+    op.phases.name_algorithm(pull.form());
     co_await pull;
     co_return;
   }

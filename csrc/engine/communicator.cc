@@ -54,7 +54,7 @@ Communicator::Communicator(Members members, const Settings& settings)
                                      : kYieldUs) *
               1e-6),
       timeline_(members_.timeline != nullptr ? members_.timeline
-                                             : std::make_shared<Timeline>(members_.rank, node(), 0)),
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0, log_)),
       number_(timeline_->add_communicator()),
       failure_flag_(members_.transport->failure_flag()),
       out_of_memory_(encode_failure(std::make_exception_ptr(std::bad_alloc()), members_.job_rank(members_.rank))) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/hash.h"
+#include "base/number.h"
 
 namespace dcoll {
 namespace {
@@ -75,7 +76,7 @@ void read_cpu_quota(const std::string& root, const std::string& group, CoreClaim
     struct stat info{};
     // "max 100000" is no limit, and no number.
     if (file >> quota >> period_us && quota != "max" && period_us > 0 && stat(path.c_str(), &info) == 0) {
-      const double cores = std::strtod(quota.c_str(), nullptr) / period_us;
+      const double cores = number_from(quota).value_or(0) / period_us;
       if (cores > 0 && (claim.quota_id == 0 || cores < claim.quota_cores)) {
         claim.quota_id = static_cast<uint64_t>(info.st_ino);
         claim.quota_cores = cores;

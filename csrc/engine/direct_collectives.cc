@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <string>
 
+#include "base/error.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
@@ -35,9 +38,10 @@ PullSlots::PullSlots(std::shared_ptr<Window> window, Board& board, bool shared_c
   introduction(window->local_rank()) = introduce(word_);
 }
 
-bool PullSlots::can_read_peers() const {
+bool PullSlots::can_read_peers() {
+  for (int rank = 0; rank < board_.size(); ++rank) introductions_.push_back(introduction(rank));
   for (int rank = 0; rank < board_.size(); ++rank) {
-    if (rank != board_.rank() && !can_read(introduction(rank))) return false;
+    if (rank != board_.rank() && !can_read(introductions_[rank])) return false;
   }
   return true;
 }
@@ -72,7 +76,7 @@ bool PullSlots::is_readable(const void* at, size_t bytes) {
 
 void PullSlots::learn(uint64_t ticket) {
   for (int rank = 0; rank < board_.size(); ++rank) {
-    slots_[rank] = board_.window().base(rank) + board_.at(rank, ticket).offset_in;
+    slots_[rank] = board_.place(rank, board_.at(rank, ticket).offset_in, memory_->bytes());
   }
 }
 
@@ -181,7 +185,7 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const PullCall& call) {
     }
   }
   if (post.offset_in == Window::kUnmapped) {
-    if (is_inline(call, board.size(), post)) {
+    if (is_inline(call, board.size(), post.offset_out != Window::kUnmapped, mine.longest())) {
       mine.lay_out_inline(board.next_inline_data());
     } else {
       mine.lay_out(slots.cells(rank, ticket), slots.cell_bytes(mine.blocks()), 0);
@@ -190,17 +194,16 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const PullCall& call) {
   return board.post(post);
 }
 
-bool Pull::is_inline(const PullCall& call, int size, const BoardEntry::Post& post) {
-  const uint64_t ranks = static_cast<uint64_t>(size);
+bool Pull::is_inline(const PullCall& call, int size, bool even, uint64_t longest) {
   switch (call.kind) {
     case Kind::kBroadcast:
       return call.count <= Board::kInlineBytes;
     case Kind::kAllGather:
-      return post.value * call.row_elems <= Board::kInlineBytes;
+      return longest <= Board::kInlineBytes;
     case Kind::kReduceScatter:
       return call.count * call.row_bytes() <= Board::kInlineBytes;
     case Kind::kAllToAll:
-      return post.offset_out != Window::kUnmapped && post.offset_out * call.row_elems * ranks <= Board::kInlineBytes;
+      return even && longest <= Board::kInlineBytes / static_cast<size_t>(size);
     case Kind::kAllReduce:
     case Kind::kBarrier:
     case Kind::kShutdown:
@@ -210,33 +213,72 @@ bool Pull::is_inline(const PullCall& call, int size, const BoardEntry::Post& pos
   return false;
 }
 
-// In bytes, of the rank that made this post.
-uint64_t Pull::longest_block(const PullCall& call, int size, int rank, const BoardEntry::Post& post) {
-  const uint64_t ranks = static_cast<uint64_t>(size);
-  switch (call.kind) {
-    case Kind::kBroadcast:
-      return rank == call.root ? call.count : 0;
-    case Kind::kAllGather:
-      return post.value * call.row_elems;
-    case Kind::kReduceScatter:
-      if (!call.splits.empty()) return *std::max_element(call.splits.begin(), call.splits.end()) * call.row_bytes();
-      return (call.count + ranks - 1) / ranks * call.row_bytes();
-    case Kind::kAllToAll:
-      return post.value;
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-      break;
+Pull::Blocks::Blocks(const Board& board, const PullSlots& slots, const PullCall& call, const Contribution& mine,
+                     uint64_t ticket)
+    : board_(board), slots_(slots), call_(call), mine_(mine), ticket_(ticket) {
+  if (call.kind == Kind::kBroadcast) {
+    bytes_ = longest_ = call.count;
+    return;
   }
-  return 0;
+  const size_t block = mine.blocks() > 1 ? static_cast<size_t>(board.rank()) : 0;
+  begin_ = mine.begin(block);
+  bytes_ = mine.begin(block + 1) - begin_;
+  longest_ = mine.longest();
 }
 
-Pull::Rows Pull::rows_from(const Board& board, const PullSlots& slots, uint64_t ticket, int rank) {
-  const uint64_t each = board.at(rank, ticket).offset_out, me = static_cast<uint64_t>(board.rank());
-  if (each != Window::kUnmapped) return {me * each, each};
-  const uint64_t* table = slots.table(rank, ticket);
-  return {table[me], table[me + 1] - table[me]};
+void Pull::Blocks::throw_many(int rank, uint64_t rows) const {
+  board_.throw_damaged(rank, " posted " + std::to_string(rows) + " rows of " + std::to_string(call_.row_elems) +
+                                 " bytes, more than any memory holds");
+}
+
+void Pull::Blocks::throw_longer(int rank, const Block& block) const {
+  board_.throw_damaged(rank, " posted a block of " + std::to_string(block.bytes) +
+                                 " bytes, and that none is longer than " + std::to_string(block.longest));
+}
+
+void Pull::Blocks::read(int rank, Block& block) const {
+  const BoardEntry::Post post = board_.at(rank, ticket_);
+  const bool own = rank == board_.rank();
+  block = {};
+  block.through_slots = post.offset_in == Window::kUnmapped;
+  block.bytes = bytes_;
+  block.longest = longest_;
+  uint64_t begin = begin_;
+  bool even = false;
+  if (call_.kind == Kind::kAllGather) {
+    block.rows = own ? call_.count : post.value;
+    block.bytes = block.longest = bytes_of(rank, block.rows);
+  } else if (call_.kind == Kind::kAllToAll) {
+    even = post.offset_out != Window::kUnmapped;
+    if (own) {
+      block.rows = call_.splits.empty() ? call_.count / mine_.blocks() : call_.splits[rank];
+    } else {
+      const size_t me = static_cast<size_t>(board_.rank());
+      uint64_t first = post.offset_out * me;
+      block.rows = post.offset_out;
+      if (!even) {
+        const uint64_t* table = slots_.table(rank, ticket_);
+        first = read_once(table[me]);
+        block.rows = read_once(table[me + 1]) - first;  // a huge number, if they do not ascend
+      }
+      block.bytes = bytes_of(rank, block.rows);
+      begin = bytes_of(rank, first);
+      block.longest = post.value;
+      if (block.bytes > block.longest || block.longest > kMost) [[unlikely]]
+        throw_longer(rank, block);
+    }
+  }
+  if (own && !mine_.is_prescaled()) {
+    block.at = mine_.data() + begin;
+  } else if (is_inline(call_, board_.size(), even, block.longest)) {
+    block.at = board_.inline_data(rank, ticket_) + begin;  // all of it is taken before the next post
+  } else if (block.through_slots) {
+    block.in_cell = true;
+  } else if ((post.offset_in & kForeign) != 0 && slots_.reads_peers() && call_.kind != Kind::kReduceScatter) {
+    block.foreign = (post.offset_in & ~kForeign) + begin;
+  } else {
+    block.at = board_.place(rank, post.offset_in, begin + block.bytes) + begin;
+  }
 }
 
 Pull::Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket)
@@ -247,106 +289,80 @@ Pull::Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket
       mine_(call_, board.rank(), board.size()),
       cell_bytes_(slots.cell_bytes(mine_.blocks())),
       ticket_(ticket) {
-  count_rounds();
+  read_posts();
 }
 
-// From the posts, so that all ranks count the same.
-void Pull::count_rounds() {
+const char* Pull::form_with(const Block& block, const char* others) {
+  constexpr const char *kSlots = "pull (slots)", *kKernel = "pull (kernel)";
+  if (block.foreign != 0) return kKernel;
+  return block.in_cell && others == kInPlace ? kSlots : others;
+}
+
+// Once, so that what is counted here is what is read later. All ranks count the same. Of a broadcast, the root's alone.
+void Pull::read_posts() {
   read_in_place_ = board_.at(board_.rank(), ticket_).offset_in != Window::kUnmapped;
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    const BoardEntry::Post& post = board_.at(rank, ticket_);
-    if (post.offset_in != Window::kUnmapped) {
-      in_place_ = true;
+  const Blocks blocks(board_, slots_, call_, mine_, ticket_);
+  const auto add = [&](int rank) {
+    Source& source = sources_.emplace_back();
+    source.rank = rank;
+    const Block& block = source.block;
+    blocks.read(rank, source.block);
+    if (block.through_slots) {
+      rounds_ = std::max<size_t>(rounds_, (block.longest + cell_bytes_ - 1) / cell_bytes_);
     } else {
-      const uint64_t longest = longest_block(call_, board_.size(), rank, post);
-      rounds_ = std::max<size_t>(rounds_, (longest + cell_bytes_ - 1) / cell_bytes_);
+      in_place_ = true;
     }
-  }
+    form_ = form_with(block, form_);
+  };
+  if (call_.kind == Kind::kBroadcast) return add(call_.root);
+  sources_.reserve(board_.size());
+  for (int rank = 0; rank < board_.size(); ++rank) add(rank);
 }
 
-void Pull::find_sources() {
+void Pull::place_sources() {
   const Request& r = operation_.request;
-  const int size = board_.size(), me = board_.window().local_rank();
-  found_ = true;
-  sources_.reserve(size);
+  placed_ = true;
   switch (r.kind) {
     case Kind::kBroadcast:
-      add_source(r.root, 0, r.count, static_cast<std::byte*>(r.out));
-      break;
-    case Kind::kAllGather:
-      add_all_gather_sources();
+      sources_[0].to = static_cast<std::byte*>(r.out);
       break;
     case Kind::kReduceScatter:
-      for (int rank = 0; rank < size; ++rank) {
-        add_source(rank, mine_.begin(me), mine_.begin(me + 1) - mine_.begin(me), nullptr);
+      operands_.resize(sources_.size());
+      return;  // in the order of ranks
+    case Kind::kAllGather:
+    case Kind::kAllToAll: {
+      operation_.counts.clear();
+      for (const Source& source : sources_) operation_.counts.push_back(static_cast<int64_t>(source.block.rows));
+      std::byte* to = place_output();
+      for (Source& source : sources_) {
+        source.to = to;
+        to += source.block.bytes;
       }
-      operands_.resize(size);
       break;
-    case Kind::kAllToAll:
-      add_all_to_all_sources();
-      break;
+    }
     case Kind::kAllReduce:
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:
       break;
   }
-  // Peers are taken in the order of their distance, so that no rank is everybody's first. A reduction keeps rank order.
-  if (sources_.size() > 1 && r.kind != Kind::kReduceScatter) {
-    std::rotate(sources_.begin(), sources_.begin() + me, sources_.end());
-  }
-}
-
-// The block of `rank` for this rank, which begins at `begin` of its operand.
-void Pull::add_source(int rank, uint64_t begin, uint64_t bytes, std::byte* to) {
-  const BoardEntry::Post& post = board_.at(rank, ticket_);
-  const uint64_t offset = post.offset_in;
-  const std::byte* in_place = nullptr;
-  uint64_t foreign = 0;
-  if (rank == board_.rank() && !mine_.is_prescaled()) {
-    in_place = mine_.data() + begin;
-  } else if (is_inline(call_, board_.size(), post)) {
-    in_place = board_.inline_data(rank, ticket_) + begin;  // all of it is taken before the next post
-  } else if (rank != board_.rank() && offset != Window::kUnmapped && (offset & kForeign) != 0) {
-    foreign = (offset & ~kForeign) + begin;
-  } else if (rank != board_.rank() && offset != Window::kUnmapped) {
-    in_place = board_.window().base(rank) + offset + begin;
-  }
-  sources_.push_back({in_place, rank, bytes, to, 0, foreign});
+  // Peers are taken in the order of their distance, so that no rank is everybody's first.
+  if (sources_.size() > 1) std::rotate(sources_.begin(), sources_.begin() + board_.rank(), sources_.end());
 }
 
 std::byte* Pull::place_output() {
-  uint64_t rows = 0;
-  for (const int64_t count : operation_.counts) rows += static_cast<uint64_t>(count);
-  return operation_.place_output(rows * operation_.request.row_elems);
-}
-
-void Pull::add_all_gather_sources() {
-  std::vector<int64_t>& counts = operation_.counts;
-  counts.resize(board_.size());
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    counts[rank] = static_cast<int64_t>(board_.at(rank, ticket_).value);
+  uint64_t bytes = 0;
+  const Source* most = &sources_[0];
+  for (const Source& source : sources_) {
+    bytes += source.block.bytes;
+    if (source.block.bytes > most->block.bytes) most = &source;
   }
-  std::byte* to = place_output();
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    const uint64_t bytes = static_cast<uint64_t>(counts[rank]) * operation_.request.row_elems;
-    add_source(rank, 0, bytes, to);
-    to += bytes;
-  }
-}
-
-void Pull::add_all_to_all_sources() {
-  const size_t row_bytes = operation_.request.row_elems;
-  std::vector<int64_t>& counts = operation_.counts;
-  counts.resize(board_.size());
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    counts[rank] = static_cast<int64_t>(rows_from(board_, slots_, ticket_, rank).count);
-  }
-  std::byte* to = place_output();
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    const uint64_t bytes = static_cast<uint64_t>(counts[rank]) * row_bytes;
-    add_source(rank, rows_from(board_, slots_, ticket_, rank).begin * row_bytes, bytes, to);
-    to += bytes;
+  try {
+    return operation_.place_output(bytes);
+  } catch (const std::bad_alloc&) {
+    throw TransportError("no memory for a result of " + std::to_string(bytes) + " bytes, of which " +
+                         board_.window().rank_name(most->rank) + " brings " + std::to_string(most->block.bytes) +
+                         " in " + std::to_string(most->block.rows) + " rows");
   }
 }
 
@@ -354,7 +370,7 @@ bool Pull::poll(bool& moved) {
   while (round_ < rounds_) {
     if (!board_.complete(ticket_)) return false;
     moved = true;
-    if (!found_) find_sources();
+    if (!placed_) place_sources();
     if (!take()) return false;  // more to take, after the driver has looked around
     if (++round_ < rounds_) {
       const uint64_t next = board_.next_ticket();
@@ -374,7 +390,7 @@ uint64_t Pull::round_end(uint64_t bytes) const {
 }
 
 const std::byte* Pull::piece(const Source& source) const {
-  if (source.in_place != nullptr) return source.in_place + source.taken;
+  if (!source.block.in_cell) return source.block.at + source.taken;
   const size_t cell = mine_.blocks() > 1 ? static_cast<size_t>(board_.window().local_rank()) : 0;
   return slots_.cells(source.rank, ticket_) + cell * cell_bytes_ + (source.taken - round_ * cell_bytes_);
 }
@@ -386,16 +402,17 @@ bool Pull::copy_some() {
   uint64_t room = kPieceBytes;
   for (; next_ < sources_.size(); ++next_) {
     Source& source = sources_[next_];
-    const uint64_t bytes = std::min(room, round_end(source.bytes) - source.taken);
-    if (source.foreign != 0) {
-      slots_.read_peer(source.rank, source.to + source.taken, source.foreign + source.taken, bytes);
+    const Block& block = source.block;
+    const uint64_t bytes = std::min(room, round_end(block.bytes) - source.taken);
+    if (block.foreign != 0) {
+      slots_.read_peer(source.rank, source.to + source.taken, block.foreign + source.taken, bytes);
     } else {
       copy(source.to + source.taken, piece(source), bytes);
-      if (source.in_place == nullptr && slots_.has_one_reader(call_.kind)) PullSlots::take_over(piece(source), bytes);
+      if (block.in_cell && slots_.has_one_reader(call_.kind)) PullSlots::take_over(piece(source), bytes);
     }
     source.taken += bytes;
     room -= bytes;
-    if (source.taken < round_end(source.bytes)) return false;
+    if (source.taken < round_end(block.bytes)) return false;
   }
   next_ = 0;
   return true;
@@ -403,12 +420,12 @@ bool Pull::copy_some() {
 
 bool Pull::reduce_some() {
   const Request& r = operation_.request;
-  const uint64_t end = round_end(sources_[0].bytes), taken = sources_[0].taken;
+  const uint64_t end = round_end(sources_[0].block.bytes), taken = sources_[0].taken;
   const uint64_t bytes = std::min<uint64_t>(kPieceBytes, end - taken);
   results_.assign(1, static_cast<std::byte*>(r.out) + taken);
   for (size_t i = 0; i < sources_.size(); ++i) {
     operands_[i] = piece(sources_[i]);
-    if (sources_[i].in_place == nullptr) results_.push_back(const_cast<void*>(operands_[i]));  // takes the lines over
+    if (sources_[i].block.in_cell) results_.push_back(const_cast<void*>(operands_[i]));  // takes the lines over
     sources_[i].taken += bytes;
   }
   kernels::reduce_n_to_n(results_, operands_, bytes / dtype_bytes(r.dtype), r.dtype, r.op,

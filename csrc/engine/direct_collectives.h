@@ -52,11 +52,11 @@ class PullSlots {
 
   // Once, after learn(): whether this rank can read its peers' private memory; and, from the posts that say so, whether
   // all ranks can (peer_memory.h).
-  bool can_read_peers() const;
+  bool can_read_peers();
   void agree_on_reading(uint64_t ticket);
   bool reads_peers() const { return reads_peers_; }
   void read_peer(int rank, void* to, uint64_t from, size_t bytes) const {
-    dcoll::read_peer(introduction(rank), rank, to, from, bytes);
+    dcoll::read_peer(introductions_[rank], rank, to, from, bytes);
   }
 
   // Larger operands are read in place where they are mapped: that needs a second barrier.
@@ -102,6 +102,7 @@ class PullSlots {
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
   std::vector<std::byte*> slots_;                               // per rank
+  std::vector<Introduction> introductions_;                     // the peers', as they were when they were tried
   std::array<std::span<const std::byte>, kReadable> readable_;  // what was found readable last, by address
 };
 
@@ -151,36 +152,69 @@ class Pull final : public Pollable {
 
   // Enters: lays out what fits into the slot and posts. Returns the number of the post.
   static uint64_t enter(Board& board, PullSlots& slots, const PullCall& call);
-  // Whether the rank that made this post with `call` put its blocks beside it.
-  static bool is_inline(const PullCall& call, int size, const BoardEntry::Post& post);
-  static uint64_t longest_block(const PullCall& call, int size, int rank, const BoardEntry::Post& post);
-  // The rows of an all-to-all that `rank` sends to this one, and where they begin in its operand.
-  struct Rows {
-    uint64_t begin, count;
+
+  // The block of a rank for this one, and where it lies.
+  struct Block {
+    const std::byte* at = nullptr;  // in place, or beside the post
+    uint64_t foreign = 0;           // not 0: its address in the memory of the rank's process
+    bool in_cell = false;           // else through the rank's slot
+    bool through_slots = false;     // whether that rank's blocks for others, too, come through its slot or its post
+    uint64_t rows = 0;              // all-gather, all-to-all
+    uint64_t bytes = 0;
+    uint64_t longest = 0;  // the rank's longest block, for whomever, in bytes
   };
-  static Rows rows_from(const Board& board, const PullSlots& slots, uint64_t ticket, int rank);
+  // What the ranks said of them with post `ticket`. Every word is read once and checked: no block reaches beyond the
+  // memory its owner shares. Throws TransportError, which names the rank.
+  class Blocks {
+   public:
+    Blocks(const Board& board, const PullSlots& slots, const PullCall& call, const Contribution& mine, uint64_t ticket);
+    void read(int rank, Block& block) const;
+
+   private:
+    uint64_t bytes_of(int rank, uint64_t rows) const {
+      uint64_t bytes = 0;
+      if (__builtin_mul_overflow(rows, call_.row_elems, &bytes) || rows > kMost || bytes > kMost) [[unlikely]]
+        throw_many(rank, rows);
+      return bytes;
+    }
+    [[noreturn]] void throw_many(int rank, uint64_t rows) const;
+    [[noreturn]] void throw_longer(int rank, const Block& block) const;
+
+    // More than any process can address, and few enough that sums of it do not overflow.
+    static constexpr uint64_t kMost = uint64_t{1} << 47;
+    const Board& board_;
+    const PullSlots& slots_;
+    const PullCall& call_;
+    const Contribution& mine_;
+    const uint64_t ticket_;
+    // Of this rank's block in its own operand; in everybody's, of a reduce-scatter.
+    uint64_t begin_ = 0, bytes_, longest_;
+  };
 
   // All ranks have made post `ticket` with equal fingerprints. The first poll allocates the result of ragged ones.
   Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
 
+  // What the timeline calls it: how the peers' blocks come, and one more beside others.
+  static constexpr const char* kInPlace = "pull";
+  static const char* form_with(const Block& block, const char* others);
+  const char* form() const { return form_; }
+
  private:
   // A block meant for this rank.
   struct Source {
-    const std::byte* in_place;  // null: through the slot of `rank`
-    int rank;
-    uint64_t bytes;
-    std::byte* to;     // copied to here; unused by a reduction
-    uint64_t taken;    // bytes
-    uint64_t foreign;  // not 0: its address in the memory of `rank`'s process
+    Block block;
+    int rank = 0;
+    std::byte* to = nullptr;  // copied to here; unused by a reduction
+    uint64_t taken = 0;       // bytes
   };
 
-  void count_rounds();
-  void find_sources();
-  void add_source(int rank, uint64_t begin, uint64_t bytes, std::byte* to);
-  void add_all_gather_sources();
-  void add_all_to_all_sources();
+  // Whether a rank of `size` that sends each rank `longest` bytes, at most, puts its blocks beside its post.
+  static bool is_inline(const PullCall& call, int size, bool even, uint64_t longest);
+
+  void read_posts();
+  void place_sources();
   std::byte* place_output();
   const std::byte* piece(const Source& source) const;
   uint64_t round_end(uint64_t bytes) const;
@@ -194,7 +228,7 @@ class Pull final : public Pollable {
   const PullCall call_;
   const Contribution mine_;
   size_t cell_bytes_;
-  std::vector<Source> sources_;
+  std::vector<Source> sources_;        // at first one of each rank, in the order of ranks
   std::vector<const void*> operands_;  // of a reduction
   std::vector<void*> results_;         // of a reduction: what is wanted, and the cells that were read
   uint64_t ticket_;                    // of the round, or of the barrier at the end
@@ -202,8 +236,9 @@ class Pull final : public Pollable {
   size_t rounds_ = 1;
   bool in_place_ = false;       // somebody's operand is read in place, so a barrier ends it
   bool read_in_place_ = false;  // this rank's is
-  bool found_ = false;          // sources_ is filled
-  size_t next_ = 0;             // source under way
+  const char* form_ = kInPlace;
+  bool placed_ = false;  // it is known where blocks are copied to
+  size_t next_ = 0;      // source under way
 };
 
 }  // namespace dcoll

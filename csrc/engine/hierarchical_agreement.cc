@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "kernels/reduce.h"
 
@@ -102,8 +103,14 @@ void HierarchicalAgreement::tell_verdict() {
 
 bool HierarchicalAgreement::take_verdict() {
   const NodeShared::Verdict& verdict = h_.shared(0).verdict;
-  if (verdict.ticket.load(std::memory_order_acquire) < ticket_) return false;
-  equal_ = verdict.equal != 0;
+  const uint64_t told = verdict.ticket.load(std::memory_order_acquire);
+  if (told < ticket_) return false;
+  const uint64_t equal = read_once(verdict.equal);
+  if (told > ticket_ || equal > 1) [[unlikely]] {
+    h_.board().throw_damaged(0, " tells of post " + std::to_string(told) + " where " + std::to_string(ticket_) +
+                                    " is the last that can have been made, or no verdict");
+  }
+  equal_ = equal != 0;
   if (!reduced()) return true;
   const size_t bytes = job_->bytes();
   copy(job_->out, bytes <= NodeShared::Verdict::kInlineBytes ? verdict.result : h_.small_slot(0, ticket_), bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "kernels/reduce.h"
 
@@ -18,13 +19,12 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
   h_.tell_missing({});
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
-    const BoardEntry::Post& post = board.at(local, ticket);
-    const std::byte* base = board.window().base(local);
-    ins_.push_back(post.offset_in == Window::kUnmapped ? nullptr : base + post.offset_in);
+    const uint64_t offset = board.at(local, ticket).offset_in;
+    ins_.push_back(offset == Window::kUnmapped ? nullptr : board.place(local, offset, job.bytes()));
   }
   for (int carrier = 0; carrier < carriers_; ++carrier) {
     const uint64_t offset = board.at(carrier, ticket).offset_out;
-    outs_.push_back(offset == Window::kUnmapped ? nullptr : board.window().base(carrier) + offset);
+    outs_.push_back(offset == Window::kUnmapped ? nullptr : board.place(carrier, offset, job.bytes()));
   }
   // As many pieces as must be, of equal length.
   const size_t lines = (job.bytes() + kLine - 1) / kLine,
@@ -76,9 +76,19 @@ std::byte* HierarchicalAllReduce::result(int carrier, size_t k, size_t at) const
   return h_.result_slot(carrier, number(k)) + (at - slice(k, carrier).begin);
 }
 
+// Acquires what `local` has counted. Nobody can be further than the end of this all-reduce.
+uint64_t HierarchicalAllReduce::counted(Count count, int local) const {
+  const uint64_t pieces = (h_.shared(local).*count).pieces.load(std::memory_order_acquire);
+  if (pieces > base_ + pieces_) [[unlikely]] {
+    h_.board().throw_damaged(local, " counts " + std::to_string(pieces) + " pieces of " +
+                                        std::to_string(base_ + pieces_) + " that there are");
+  }
+  return pieces;
+}
+
 bool HierarchicalAllReduce::all_counted(Count count, uint64_t pieces) const {
   for (int local = 0; local < h_.local_size(); ++local) {
-    if ((h_.shared(local).*count).pieces.load(std::memory_order_acquire) < pieces) return false;
+    if (counted(count, local) < pieces) return false;
   }
   return true;
 }
@@ -105,7 +115,7 @@ bool HierarchicalAllReduce::finished() const {
 bool HierarchicalAllReduce::may_launch(size_t k) const {
   if (k >= pieces_ || k - arrived_ >= banks_) return false;
   for (int local = h_.local_rank(); local < h_.local_size(); local += carriers_) {
-    if (h_.shared(local).reduced.pieces.load(std::memory_order_acquire) <= number(k)) return false;
+    if (counted(&NodeShared::reduced, local) <= number(k)) return false;
   }
   return true;
 }
@@ -206,7 +216,7 @@ bool HierarchicalAllReduce::take_some() {
   const size_t k = take_.piece;
   if (take_.at == 0) {
     for (int carrier = 0; carrier < carriers_; ++carrier) {
-      if (h_.shared(carrier).arrived.pieces.load(std::memory_order_acquire) <= number(k)) return false;
+      if (counted(&NodeShared::arrived, carrier) <= number(k)) return false;
     }
   }
   // Slice by slice, beginning with the own one, so that not all ranks read the same carrier's memory.

@@ -77,6 +77,7 @@ class HierarchicalAllReduce final : public Pollable {
   std::byte* result(int carrier, size_t k, size_t at) const;
 
   uint64_t number(size_t k) const { return base_ + k; }
+  uint64_t counted(Count count, int local) const;
   bool all_counted(Count count, uint64_t pieces) const;
   void add_uncounted(Count count, uint64_t pieces, std::vector<int>& ranks) const;
   void publish(Count count, size_t pieces);

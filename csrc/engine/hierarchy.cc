@@ -47,7 +47,7 @@ Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeM
 
 void Hierarchy::learn() {
   for (int local = 0; local < local_size(); ++local) {
-    blocks_[local] = window_->base(local) + board_.at(local, first_post_).offset_in;
+    blocks_[local] = board_.place(local, board_.at(local, first_post_).offset_in, memory_->bytes());
   }
   connected_ = true;
 }
@@ -109,7 +109,7 @@ void Hierarchy::add_missing(int local, std::vector<int>& ranks) const {
   bool told = false;
   for (const auto& entry : shared(local).missing.ranks) {
     const int32_t rank = entry.load(std::memory_order_relaxed);
-    if (rank < 0) break;
+    if (rank < 0 || rank >= transport_.size()) break;
     ranks.push_back(rank);
     told = true;
   }

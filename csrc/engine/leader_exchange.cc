@@ -106,7 +106,16 @@ void LeaderExchange::take(int peer, const Message& message) {
                          std::to_string(leaders_.max_message_bytes()) +
                          ". Run the same dcoll version with the same DCOLL_* settings on every rank");
   }
-  range_.include(message.range);
+  // Who called the same brings an operand of the same length; the others' are not looked at.
+  const Range& theirs = message.range;
+  if (theirs.equal() && message_.range.equal() && theirs.least == message_.range.least &&
+      message.bytes != operand_.size()) {
+    throw TransportError("rank " + std::to_string(leaders_.rank_of(peer)) + " announces an operand of " +
+                         std::to_string(message.bytes) + " bytes where it called for " +
+                         std::to_string(operand_.size()) +
+                         ". Run the same dcoll version with the same DCOLL_* settings on every rank");
+  }
+  range_.include(theirs);
   received_[peer].resize(message.bytes);
   const bool rode = message.bytes <= kRidingBytes;
   if (rode && message.bytes > 0) std::memcpy(received_[peer].data(), message.riding, message.bytes);

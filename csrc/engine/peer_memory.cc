@@ -30,7 +30,9 @@ ssize_t copy_from(int64_t process, void* to, uint64_t from, size_t bytes) {
                          ". The kernel allowed it when the job began: let no rank change its user, its "
                          "capabilities or PR_SET_DUMPABLE after dcoll.init()");
   }
-  throw TransportError(what + ". Its tensor was probably freed while the collective was under way: keep it until then");
+  throw TransportError(what +
+                       ". Its tensor was probably freed while the collective was under way: keep it until then. Or "
+                       "something in that process wrote over what it posted");
 }
 
 }  // namespace

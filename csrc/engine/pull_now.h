@@ -29,13 +29,11 @@ class PullNow {
  private:
   enum class Phase { kEntered, kTaken, kDone, kLeft };
 
+  bool advance(Operation* operation, bool& moved);
   bool take(Operation* operation);
   bool all_at_hand();
-  Pull::Rows rows_from(int rank) const;
-  uint64_t begin_of(int rank) const;
-  const std::byte* block_of(int rank) const;
-  bool lies_in_slot(int rank) const;
-  void copy_block(int rank, std::byte* to, uint64_t bytes) const;
+  const std::byte* at(const Pull::Block& block, int rank) const;
+  void copy_block(const Pull::Block& block, int rank, std::byte* to) const;
   bool gather(Operation* operation);
   void reduce();
 
@@ -47,8 +45,10 @@ class PullNow {
   std::optional<BoardWait> everybody_;
   Phase phase_ = Phase::kDone;
   bool in_place_ = false;  // some rank's operand is read where it is, so a second post says when that is over
-  std::vector<const void*> operands_;  // reused by every reduction ...
-  std::vector<void*> results_;         // ... as this is
+  // Reused by every call, or by every reduction.
+  std::vector<Pull::Block> blocks_;
+  std::vector<const void*> operands_;
+  std::vector<void*> results_;
 };
 
 }  // namespace dcoll

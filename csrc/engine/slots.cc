@@ -36,7 +36,7 @@ Slots::Slots(std::shared_ptr<Window> window, Board& board, bool shared_cores)
 
 void Slots::learn(uint64_t ticket) {
   for (int rank = 0; rank < board_.size(); ++rank) {
-    slots_[rank] = board_.window().base(rank) + board_.at(rank, ticket).value;
+    slots_[rank] = board_.place(rank, board_.at(rank, ticket).value, memory_->bytes());
   }
 }
 

@@ -60,11 +60,10 @@ void Staged::begin(uint64_t ticket, const ReduceJob& job) {
   step_ = 0;
   ticket_ = ticket;
   for (int rank = 0; rank < board_.size(); ++rank) {
-    const BoardEntry::Post& post = board_.at(rank, ticket);
+    const BoardEntry::Post post = board_.at(rank, ticket);
     const bool mapped = post.mapped();
-    std::byte* base = board_.window().base(rank);
-    ins_[rank] = mapped ? base + post.offset_in : nullptr;
-    outs_[rank] = mapped ? base + post.offset_out : nullptr;
+    ins_[rank] = mapped ? board_.place(rank, post.offset_in, job.bytes()) : nullptr;
+    outs_[rank] = mapped ? board_.place(rank, post.offset_out, job.bytes()) : nullptr;
   }
   if (pieces_.count > 1 && ins_[board_.window().local_rank()] == nullptr) fill(board_, slots_, job_, pieces_, 1);
 }

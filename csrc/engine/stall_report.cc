@@ -1,5 +1,7 @@
 #include "engine/stall_report.h"
 
+#include <charconv>
+#include <locale>
 #include <sstream>
 
 #include "base/ranks_text.h"
@@ -58,6 +60,7 @@ std::string shortened(const std::string& text, size_t most) {
 
 std::string encode(const Question& q) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());  // no thousands separators, whatever the program's locale
   text << kQuestion << q.id << ' ' << q.set << ' ' << q.operation << ' ' << q.number << ' ' << q.by_name;
   return text.str();
 }
@@ -65,6 +68,7 @@ std::string encode(const Question& q) {
 std::optional<Question> decode_question(std::string_view note) {
   if (note.empty() || note.front() != kQuestion) return std::nullopt;
   std::istringstream text{std::string(note.substr(1))};
+  text.imbue(std::locale::classic());
   Question q;
   if (!(text >> q.id >> q.set >> q.operation >> q.number >> q.by_name)) return std::nullopt;
   return q;
@@ -84,7 +88,7 @@ std::optional<Answer> decode_answer(std::string_view note) {
   Answer a;
   a.state = static_cast<Answer::State>(note[1]);
   a.tells = note[2] == '1';
-  std::istringstream(fields[0]) >> a.question;
+  std::from_chars(fields[0].data(), fields[0].data() + fields[0].size(), a.question);
   a.operation = fields[1];
   a.silence = fields[2];
   a.place = fields[3];

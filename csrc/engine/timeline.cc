@@ -37,6 +37,7 @@ bool write_at(int file, const std::string& text, off_t offset) {
   while (done < text.size()) {
     const ssize_t now = pwrite(file, text.data() + done, text.size() - done, offset + static_cast<off_t>(done));
     if (now < 0 && errno == EINTR) continue;
+    if (now == 0) errno = ENOSPC;
     if (now <= 0) return false;
     done += static_cast<size_t>(now);
   }
@@ -97,7 +98,7 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
   stop_ = false;
   marks_cycles_ = mark_cycles;
   try {
-    writer_ = std::thread([this, file, begin_ns = now_ns()] { write_until_stopped(file, begin_ns); });
+    writer_ = std::thread([this, file, own, begin_ns = now_ns()] { write_until_stopped(file, own, begin_ns); });
   } catch (const std::exception& e) {
     close(file);
     path_.clear();
@@ -173,7 +174,7 @@ void Timeline::mark(std::string_view name, int64_t at_ns) {
 }
 
 // The writer's thread. Each write overwrites the end of the one before, so the file is whole after every one.
-void Timeline::write_until_stopped(int file, int64_t begin_ns) {
+void Timeline::write_until_stopped(int file, const std::string& path, int64_t begin_ns) {
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);  // in vain, at worst
   TimelineJson json(rank_, node_, shift_ns_);
   off_t end = 0;
@@ -186,6 +187,10 @@ void Timeline::write_until_stopped(int file, int64_t begin_ns) {
     if (stopping) json.append_end(text, now_ns(), dropped_.load(std::memory_order_relaxed));
     if (!text.empty() && writable) {
       writable = write_at(file, text + TimelineJson::kTail, end);
+      if (!writable) {
+        log_(LogLevel::kWarning, "The timeline '" + path + "' cannot be written any further (" + std::strerror(errno) +
+                                     "), and ends here. Make room, or write it to another disk.");
+      }
       end += static_cast<off_t>(text.size());
     }
     text.clear();

@@ -16,6 +16,7 @@
 #include <string>
 #include <thread>
 
+#include "base/log.h"
 #include "engine/operation.h"
 #include "engine/timeline_record.h"
 
@@ -45,7 +46,9 @@ class RecordQueue {
 class Timeline {
  public:
   // shift_ns is added to the monotonic clock, so that the clocks of different nodes show about the same time.
-  Timeline(int rank, int node, int64_t shift_ns) : rank_(rank), node_(node), shift_ns_(shift_ns) {}
+  // The log is told when the file cannot be written any further.
+  Timeline(int rank, int node, int64_t shift_ns, const Log& log)
+      : rank_(rank), node_(node), shift_ns_(shift_ns), log_(log) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -73,13 +76,14 @@ class Timeline {
 
  private:
   void push(const TimelineRecord& record);
-  void write_until_stopped(int file, int64_t begin_ns);
+  void write_until_stopped(int file, const std::string& path, int64_t begin_ns);
 
   static constexpr size_t kQueued = 1 << 13;  // records, about 3 MiB
 
   const int rank_;
   const int node_;
   const int64_t shift_ns_;
+  const Log log_;
   std::atomic<int> communicators_{0};  // relaxed: a counter
   std::atomic<bool> on_{false};        // release when queue_ is there, acquired by those who push
   std::atomic<bool> marks_cycles_{false};

@@ -7,17 +7,15 @@
 
 namespace dcoll {
 
-TwoShot::TwoShot(Board& board) : board_(board), ins_(board.size()), outs_(board.size()) {
-  for (int rank = 0; rank < board.size(); ++rank) bases_.push_back(board.window().base(rank));
-}
+TwoShot::TwoShot(Board& board) : board_(board), ins_(board.size()), outs_(board.size()) {}
 
 void TwoShot::begin(uint64_t ticket, const ReduceJob& job) {
   job_ = job;
   const bool scaled = job.prescale != 1.0;
   for (int rank = 0; rank < board_.size(); ++rank) {
-    const BoardEntry::Post& post = board_.at(rank, ticket);
-    outs_[rank] = bases_[rank] + post.offset_out;
-    ins_[rank] = scaled ? outs_[rank] : bases_[rank] + post.offset_in;
+    const BoardEntry::Post post = board_.at(rank, ticket);
+    outs_[rank] = board_.place(rank, post.offset_out, job.bytes());
+    ins_[rank] = scaled ? outs_[rank] : board_.place(rank, post.offset_in, job.bytes());
   }
   board_.fetch_next_record();
   if (!scaled) return begin_reducing();

@@ -45,9 +45,8 @@ class TwoShot final : public Pollable {
   void post_and_wait_in(Phase phase);
 
   Board& board_;
-  std::vector<std::byte*> bases_;  // per rank: its arena
-  std::vector<const void*> ins_;   // per rank: what is left of the slice, in its operand ...
-  std::vector<void*> outs_;        // ... and in its result
+  std::vector<const void*> ins_;  // per rank: what is left of the slice, in its operand ...
+  std::vector<void*> outs_;       // ... and in its result
   ReduceJob job_;
   Phase phase_ = Phase::kAllReduced;
   size_t at_ = 0, end_ = 0;  // bytes of the operand still to work on in this phase

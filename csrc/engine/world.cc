@@ -257,7 +257,7 @@ std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& star
   const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
   members.timeline =
-      std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(*mpi, machines));
+      std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(*mpi, machines), log);
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
   Endpoint node = connect_node(*mpi, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;

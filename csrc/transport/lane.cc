@@ -58,6 +58,7 @@ class LaneWindow final : public Window {
   int local_size() const override { return main_->local_size(); }
   std::byte* base(int local_rank) const override { return main_->base(local_rank); }
   size_t arena_bytes() const override { return main_->arena_bytes(); }
+  std::string rank_name(int local_rank) const override { return main_->rank_name(local_rank); }
   BoardEntry& board(int local_rank) override { return main_->lane_board(local_rank); }
   BoardEntry& lane_board(int local_rank) override { return main_->lane_board(local_rank); }
   void notify_all() override { main_->notify_all(); }

@@ -61,6 +61,11 @@ std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes,
   return groups;
 }
 
+std::string MappedWorld::rank_name(int of) const {
+  return job_ranks.empty() ? "local rank " + std::to_string(of)
+                           : "rank " + std::to_string(job_ranks[static_cast<size_t>(of)]);
+}
+
 MappedTransport::MappedTransport(const char* name, std::shared_ptr<const MappedWorld> world)
     : name_(name), world_(std::move(world)), group_(group_of(*world_)) {
   const RegionLayout& layout = world_->layout;
@@ -107,10 +112,7 @@ SlotHeader& MappedTransport::slot_at(std::byte* ring, size_t slot) const {
 std::string MappedTransport::peer_name(int peer) const {
   const int pid = world_->watch ? world_->watch->pid(peer)
                                 : static_cast<int>(world_->regions[static_cast<size_t>(peer)]->header().pid);
-  const std::vector<int>& job_ranks = world_->job_ranks;
-  const std::string who = job_ranks.empty() ? "local rank " + std::to_string(peer)
-                                            : "rank " + std::to_string(job_ranks[static_cast<size_t>(peer)]);
-  return who + " (pid " + std::to_string(pid) + ")";
+  return world_->rank_name(peer) + " (pid " + std::to_string(pid) + ")";
 }
 
 // ---- Sending ----

@@ -37,8 +37,9 @@
 // Window::alloc, Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The
 // destructor must not run beside any of them.
 //
-// Values a peer wrote (lengths, counts) are checked before they are used; a peer can send wrong data, but not make this
-// process read or write outside its regions.
+// Values a peer wrote (lengths, counts, offsets) are read once and checked before they are used, here and in the engine
+// (Board::place); a peer can send wrong data, but not make this process read or write outside its regions. The error
+// names the peer.
 #pragma once
 
 #include <map>
@@ -72,6 +73,7 @@ struct MappedWorld {
   std::shared_ptr<PeerWatch> watch{};
 
   RegionHeader& header(int of) const { return regions[static_cast<size_t>(of)]->header(); }
+  std::string rank_name(int of) const;
 };
 
 // The groups of the arrival tree over n ranks: none for up to `flat_ranks`. Groups of one NUMA node where the nodes are
@@ -188,6 +190,7 @@ class MappedWindow : public Window {
   int local_size() const override { return world_->layout.size; }
   std::byte* base(int local_rank) const override;
   size_t arena_bytes() const override { return world_->layout.arena_bytes; }
+  std::string rank_name(int local_rank) const override { return world_->rank_name(local_rank); }
   BoardEntry& board(int local_rank) override;
   BoardEntry& lane_board(int local_rank) override;
   void notify_all() override;

@@ -1,14 +1,20 @@
 #include "transport/mpi_events.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <climits>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +23,35 @@ namespace dcoll {
 
 namespace {
 
-// Every epoll descriptor of this process. Those of other libraries do no harm: they end a wait early.
+// Duplicates of what note_mpi_descriptors found. MPI is started once in a process, so they are kept to its end.
+struct Noted {
+  std::mutex mutex;
+  std::optional<std::vector<Fd>> epolls;
+};
+Noted& noted() {
+  static Noted* const all = new Noted;  // never destroyed: threads may wait at the process's end
+  return *all;
+}
+
+Fd duplicate(int descriptor) { return Fd(fcntl(descriptor, F_DUPFD_CLOEXEC, 3)); }
+
+bool is_ready(int descriptor) {
+  pollfd polled{descriptor, POLLIN, 0};
+  return poll(&polled, 1, 0) != 0;
+}
+
+// The number behind `name` in a line of fdinfo; -1: there is none.
+int64_t number_after(std::string_view line, std::string_view name, int base) {
+  const size_t found = line.find(name);
+  if (found == std::string_view::npos) return -1;
+  const size_t digits = line.find_first_not_of(' ', found + name.size());
+  int64_t value = -1;
+  if (digits != std::string_view::npos) std::from_chars(&line[digits], line.data() + line.size(), value, base);
+  return value;
+}
+
+}  // namespace
+
 std::vector<int> epoll_descriptors() {
   constexpr const char* kFolder = "/proc/self/fd";
   std::vector<int> found;
@@ -35,40 +69,89 @@ std::vector<int> epoll_descriptors() {
   return found;
 }
 
-}  // namespace
-
-MpiEvents::MpiEvents() {
+void note_mpi_descriptors(const std::vector<int>& before) {
+  std::vector<Fd> fresh;
   for (const int descriptor : epoll_descriptors()) {
-    if (count_ < kMostDescriptors) descriptors_[count_++] = descriptor;
+    if (std::find(before.begin(), before.end(), descriptor) == before.end()) fresh.push_back(duplicate(descriptor));
   }
+  const std::lock_guard lock(noted().mutex);
+  noted().epolls = std::move(fresh);
+}
+
+MpiEvents::MpiEvents() : MpiEvents({}, true) {
+  std::vector<int> found;
+  {
+    const std::lock_guard lock(noted().mutex);
+    certain_ = noted().epolls.has_value();
+    if (certain_) {
+      for (const Fd& epoll : *noted().epolls) found.push_back(epoll.get());
+    }
+  }
+  if (!certain_) found = epoll_descriptors();
+  for (const int descriptor : found) {
+    if (count_ < kMostDescriptors) epolls_[count_++].descriptor = duplicate(descriptor);
+  }
+}
+
+MpiEvents::MpiEvents(const std::vector<int>& epolls, bool certainly_of_mpi) : certain_(certainly_of_mpi) {
+  for (const int descriptor : epolls) {
+    if (count_ < kMostDescriptors) epolls_[count_++].descriptor = duplicate(descriptor);
+  }
+}
+
+bool MpiEvents::worth_a_look(const Epoll& epoll) const {
+  const int in_a_row = epoll.in_a_row.load(std::memory_order_relaxed);
+  if (in_a_row < kMostInARow) return true;
+  if (in_a_row == INT_MAX || is_ready(epoll.descriptor.get())) return false;
+  epoll.in_a_row.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 Ended MpiEvents::wait(std::chrono::microseconds limit, int bell) const {
   std::array<pollfd, kMostDescriptors + 2> polled;
   size_t count = 0;
-  for (size_t i = 0; i < count_; ++i) polled[count++] = {descriptors_[i], POLLIN, 0};
+  bool deaf = false;
+  for (size_t i = 0; i < count_; ++i) {
+    const bool looks = worth_a_look(epolls_[i]);
+    deaf |= !looks;
+    polled[count++] = {looks ? epolls_[i].descriptor.get() : -1, POLLIN, 0};
+  }
+  deaf_.store(deaf, std::memory_order_relaxed);
   polled[count++] = {wake_.get(), POLLIN, 0};
   if (bell >= 0) polled[count++] = {bell, POLLIN, 0};
   const timespec timeout{static_cast<time_t>(limit.count() / 1'000'000),
                          static_cast<long>(limit.count() % 1'000'000 * 1000)};
   const int ready = ppoll(polled.data(), count, &timeout, nullptr);
-  if (ready == 0) return Ended::kTooLong;
   if (ready < 0) return Ended::kWoken;  // by a signal
+  bool news = false;
+  for (size_t i = 0; i < count_; ++i) {
+    std::atomic<int>& in_a_row = epolls_[i].in_a_row;
+    if (polled[i].fd < 0) continue;
+    if ((polled[i].revents & POLLIN) != 0) {
+      news = true;
+      in_a_row.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      in_a_row.store(polled[i].revents == 0 ? 0 : INT_MAX, std::memory_order_relaxed);
+    }
+  }
+  if (ready == 0) return Ended::kTooLong;
   for (size_t i = count_; i < count; ++i) {
     if (polled[i].revents != 0) take_ring(polled[i].fd);
   }
-  const auto has_news = [](const pollfd& descriptor) { return (descriptor.revents & POLLIN) != 0; };
-  return std::any_of(polled.begin(), polled.begin() + count_, has_news) ? Ended::kNews : Ended::kWoken;
+  return news ? Ended::kNews : Ended::kWoken;
 }
 
-// /proc/self/fdinfo/N of an epoll descriptor has a line "tfd: <descriptor> ..." for each it watches (proc(5)).
+// /proc/self/fdinfo/N of an epoll descriptor has a line "tfd: <descriptor> ... ino:<inode in hex> ..." for each it
+// watches (proc(5)). The number may mean another file by now: one whose inode is not that one.
 std::vector<int> MpiEvents::watched() const {
   std::vector<int> found;
-  for (size_t i = 0; i < count_; ++i) {
-    std::ifstream info("/proc/self/fdinfo/" + std::to_string(descriptors_[i]));
-    constexpr std::string_view kTarget = "tfd:";
+  for (size_t i = 0; certain_ && i < count_; ++i) {
+    std::ifstream info("/proc/self/fdinfo/" + std::to_string(epolls_[i].descriptor.get()));
     for (std::string line; std::getline(info, line);) {
-      if (line.compare(0, kTarget.size(), kTarget) == 0) found.push_back(std::atoi(line.c_str() + kTarget.size()));
+      const int64_t descriptor = number_after(line, "tfd:", 10), inode = number_after(line, "ino:", 16);
+      struct stat now{};
+      if (descriptor < 0 || inode < 0 || fstat(static_cast<int>(descriptor), &now) != 0) continue;
+      if (now.st_ino == static_cast<ino_t>(inode)) found.push_back(static_cast<int>(descriptor));
     }
   }
   return found;

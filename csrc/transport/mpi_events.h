@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "transport/bell.h"
+#include "transport/fd.h"
 
 namespace dcoll {
 
@@ -53,24 +54,45 @@ class EventTrust {
   std::atomic<Ended> last_{Ended::kWoken};
 };
 
+// The numbers of the epoll descriptors that this process has open.
+std::vector<int> epoll_descriptors();
+// After MPI_Init_thread: of those open now, the ones that were not open `before` it are MPI's. For the whole process.
+void note_mpi_descriptors(const std::vector<int>& before);
+
 class MpiEvents {
  public:
-  // Once MPI is initialised: finds its descriptors among those this process has open.
+  // MPI's descriptors, as noted; or, where the program initialised MPI itself, all that are open now: then some may be
+  // other libraries'.
   MpiEvents();
+  MpiEvents(const std::vector<int>& epolls, bool certainly_of_mpi);
 
   // Until MPI has news, wake() was called, `bell` was rung (-1: there is none) or `limit` has passed. Any thread.
+  // A descriptor that has news at a thousand waits in a row brings none: it is not looked at until it was quiet once.
   Ended wait(std::chrono::microseconds limit, int bell = -1) const;
   void wake() const { ring_bell(wake_.get()); }
   // Whether there is anything to wait on.
   bool any() const { return count_ > 0; }
-  // The descriptors that MPI's are watching at this moment: its sockets, among others.
+  // Whether some descriptor is not looked at now, so that a wait may miss news.
+  bool deaf() const { return deaf_.load(std::memory_order_relaxed); }
+  // The descriptors that MPI's are watching at this moment: its sockets, among others. None where it is not certain
+  // that they are MPI's.
   std::vector<int> watched() const;
 
  private:
   static constexpr size_t kMostDescriptors = 16;
+  static constexpr int kMostInARow = 1000;
+  struct Epoll {
+    Fd descriptor;  // a duplicate: the number of the original may be closed and mean something else
+    // Waits in a row that it ended; as many as a wait can count: it reported an error. Hints: relaxed.
+    mutable std::atomic<int> in_a_row{0};
+  };
+  bool worth_a_look(const Epoll& epoll) const;
+
   const Fd wake_ = make_bell();
-  std::array<int, kMostDescriptors> descriptors_{};  // MPI's
-  size_t count_ = 0;                                 // fixed once constructed, so that threads may share them
+  bool certain_ = true;
+  std::array<Epoll, kMostDescriptors> epolls_;
+  size_t count_ = 0;  // fixed once constructed, so that threads may share them
+  mutable std::atomic<bool> deaf_{false};
 };
 
 }  // namespace dcoll

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "transport/mpi.h"
+#include "transport/mpi_events.h"
 #include "transport/mpi_meeting.h"
 #include "transport/mpi_transport.h"
 #include "transport/presence.h"
@@ -117,7 +118,9 @@ void Process::initialize(const StartUp& start) {
   if (!initializing) {
     initialized_here = true;
     initializing.emplace([this] {
+      const std::vector<int> foreign = epoll_descriptors();
       check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level), "MPI_Init_thread");
+      note_mpi_descriptors(foreign);
     });
   }
   wait_for(*initializing, start);

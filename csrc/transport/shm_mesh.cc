@@ -292,7 +292,10 @@ Fd create_segment(size_t bytes) {
     throw TransportError("shared memory needs a file of " + std::to_string(bytes) + " bytes, but the limit is " +
                          std::to_string(file_size.rlim_cur) + "; raise it (ulimit -f) or lower DCOLL_ARENA_MB");
   }
-  Fd segment(memfd_create("dcoll", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  // Nobody can make it executable; kernels before 6.3 do not know the flag.
+  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older headers lack
+  Fd segment(memfd_create("dcoll", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal));
+  if (!segment && errno == EINVAL) segment = Fd(memfd_create("dcoll", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!segment) throw TransportError(errno_text("memfd_create", errno));
   if (ftruncate(segment.get(), static_cast<off_t>(bytes)) != 0) {
     throw TransportError(errno_text("cannot size shared memory to " + std::to_string(bytes) + " bytes", errno) +

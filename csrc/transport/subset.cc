@@ -105,7 +105,9 @@ Endpoint SubsetRegion::connect(const std::vector<uint64_t>& offsets, std::vector
   MappedWorld world{static_cast<int>(state.own), state.layout, {}, std::move(job_ranks)};
   for (size_t i = 0; i < offsets.size(); ++i) {
     if (offsets[i] > state.whole->arena_bytes() || bytes > state.whole->arena_bytes() - offsets[i]) {
-      throw TransportError("a region of a subset at offset " + std::to_string(offsets[i]) + " lies outside the arena");
+      throw TransportError("the region of a subset that " + state.whole->rank_name(state.members[i]) +
+                           " tells of, at offset " + std::to_string(offsets[i]) + ", lies outside the arena of " +
+                           std::to_string(state.whole->arena_bytes()) + " bytes");
     }
     std::shared_ptr<const void> owner = whole.regions.at(static_cast<size_t>(state.members[i]));
     if (i == state.own) owner = state.block;

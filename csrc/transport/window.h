@@ -11,11 +11,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace dcoll {
 
 inline constexpr uint64_t kUnmappedOffset = ~uint64_t{0};
+
+// A word that another process may write to at any time: what is checked and what is used must be one load.
+inline uint64_t read_once(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
 
 struct BoardEntry {
   struct Post {
@@ -25,6 +29,9 @@ struct BoardEntry {
     uint64_t value = 0;  // free for the collective (e.g. a count for ragged all-gather)
 
     bool mapped() const { return offset_in != kUnmappedOffset && offset_out != kUnmappedOffset; }
+    Post read() const {
+      return {read_once(fingerprint), read_once(offset_in), read_once(offset_out), read_once(value)};
+    }
   };
   struct alignas(128) Record {
     static constexpr size_t kInlineBytes = 128 - sizeof(uint64_t) - sizeof(Post);
@@ -67,8 +74,9 @@ class Window {
 
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
-  virtual std::byte* base(int local_rank) const = 0;  // of that rank's arena, in this process's address space
-  virtual size_t arena_bytes() const = 0;             // the same on every rank
+  virtual std::byte* base(int local_rank) const = 0;        // of that rank's arena, in this process's address space
+  virtual size_t arena_bytes() const = 0;                   // the same on every rank
+  virtual std::string rank_name(int local_rank) const = 0;  // for messages
   virtual BoardEntry& board(int local_rank) = 0;
   virtual BoardEntry& lane_board(int local_rank) = 0;  // of the second sequence of collectives (lane.h)
   // Wakes every peer that sleeps in Transport::wait. Call after completing a post on the board (the last arriver does:

@@ -1,6 +1,7 @@
 // Measuring the constants of the cost model between ranks as threads, and keeping them in a file.
 #include "engine/calibration.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -101,6 +102,49 @@ TEST(a_damaged_or_foreign_file_is_ignored_with_a_reason) {
   std::string foreign = good;
   foreign.replace(foreign.find("two hosts"), 9, "six hosts");
   CHECK(complaint_about(foreign).find("for other machines") != std::string::npos);
+  std::filesystem::remove_all(folder());
+}
+
+TEST(only_a_plausible_regular_file_of_this_user_is_read) {
+  const CalibrationCache cache{folder(), "two hosts"};
+  const std::filesystem::path path = cache.path(), elsewhere = folder() / "elsewhere";
+  std::string complaint;
+  plan::Constants wild;
+  wild.network.alpha_us = 1e300;
+  CHECK(cache.store(wild, complaint));
+  CHECK(!cache.load(complaint).has_value() && complaint.find("damaged") != std::string::npos);
+  wild.network.alpha_us = -30;
+  CHECK(cache.store(wild, complaint));
+  CHECK(!cache.load(complaint).has_value());
+  CHECK(cache.store({}, complaint));
+
+  std::filesystem::rename(path, elsewhere);
+  std::filesystem::create_symlink(elsewhere, path);
+  CHECK(!cache.load(complaint).has_value() && complaint.find("no regular file") != std::string::npos);
+  std::filesystem::remove(path);
+  CHECK_EQ(mkfifo(path.c_str(), 0600), 0);  // which would be waited for
+  complaint.clear();
+  CHECK(!cache.load(complaint).has_value() && complaint.find("no regular file") != std::string::npos);
+  std::filesystem::remove(path);
+  if (geteuid() == 0) {
+    std::filesystem::rename(elsewhere, path);
+    CHECK_EQ(chown(path.c_str(), 12345, 12345), 0);
+    CHECK(!cache.load(complaint).has_value() && complaint.find("another user") != std::string::npos);
+  }
+  std::filesystem::remove_all(folder());
+}
+
+// A link that stands where the draft is written must not be followed.
+TEST(what_is_kept_is_written_to_a_new_file) {
+  const CalibrationCache cache{folder(), "two hosts"};
+  const std::filesystem::path precious = folder() / "precious", draft = cache.path() + "." + std::to_string(getpid());
+  std::filesystem::create_directories(folder());
+  std::ofstream(precious) << "mine";
+  std::filesystem::create_symlink(precious, draft);
+  std::string complaint;
+  CHECK(cache.store({}, complaint));
+  CHECK_EQ(contents(precious), std::string("mine"));
+  CHECK(cache.load(complaint).has_value());
   std::filesystem::remove_all(folder());
 }
 

@@ -197,3 +197,16 @@ def test_other_commands_are_refused() -> None:
     )
     assert done.returncode == 2
     assert "invalid choice: 'nurse'" in done.stderr
+
+
+def test_the_kernel_is_asked_whether_peers_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An address where nothing is, in a process that could be read: no file under /proc/sys tells that.
+    shows = machine._SHOW_A_WORD
+    monkeypatch.setattr(machine, "_SHOW_A_WORD", shows.replace("ctypes.addressof(word)", "8"))
+    assert machine.read_a_sibling() in ("Bad address", "Operation not permitted")
+    monkeypatch.undo()
+    fake_answers(monkeypatch, ("process_vm_readv", 0, "Operation not permitted"))
+    found = machine.peer_memory()
+    assert found.level is Level.NOTE
+    assert "Operation not permitted" in found.found
+    assert "slots" in found.advice

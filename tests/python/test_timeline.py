@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,31 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         _C.start_timeline(comm, str(tmp_path / "missing" / "t.json"))
     assert not _C.timeline_on(comm)
     comm.close()
+
+
+def test_a_disk_that_is_full_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    (comm,) = _C.connect_local(1)
+    _C.start_timeline(comm, "/dev/full")
+    for _ in range(3):
+        collective.allreduce(comm, np.ones(4, np.float32))
+        time.sleep(0.05)  # longer than the writer's pause
+    _C.stop_timeline(comm)
+    comm.close()
+    said = capfd.readouterr().err
+    assert said.count("'/dev/full' cannot be written any further (No space left on device)") == 1, said
+
+
+def test_it_tells_which_copy_a_block_took(tmp_path: Path) -> None:
+    def body(comm: _C.Communicator) -> None:
+        _C.start_timeline(comm, str(tmp_path / "t.json"))
+        collective.allgather(comm, np.ones(2, np.float32), name="inline")
+        collective.allgather(comm, np.ones(300, np.float32), name="slots")
+        _C.stop_timeline(comm)
+
+    local_ranks.run_ranks(2, body)
+    events = read(tmp_path / "t.json")
+    assert phases(events, "inline")[-1] == "pull"
+    assert phases(events, "slots")[-1] == "pull (slots)"
 
 
 def test_before_init_there_is_no_timeline() -> None:

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -384,6 +385,15 @@ TEST(only_proper_segments_are_mapped) {
   CHECK_THROWS(map_segment(unsealed, layout, 1), TransportError, "not sealed");
   const Fd sealed = create_segment(layout.region_bytes);
   CHECK(ftruncate(sealed.get(), 4096) != 0);
+}
+
+TEST(shared_memory_cannot_be_made_executable) {
+  constexpr unsigned kNoExecSeal = 8;
+  constexpr int kSealExec = 0x20;
+  if (!Fd(memfd_create("probe", MFD_CLOEXEC | kNoExecSeal))) return;  // a kernel before 6.3
+  const Fd segment = create_segment(4096);
+  CHECK((fcntl(segment.get(), F_GET_SEALS) & kSealExec) != 0);
+  CHECK(fchmod(segment.get(), 0700) != 0);
 }
 
 TEST(names_tell_neither_key_nor_rank) {

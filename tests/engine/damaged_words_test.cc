@@ -1,0 +1,285 @@
+// Words that a stray write of one rank has damaged, in memory that its peers read: whatever the word and the form of
+// the collective, the peers get an error that names that rank. None of them crashes; AddressSanitizer watches.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/hierarchy.h"
+#include "rank_threads.h"
+#include "support/check.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+constexpr uint64_t kWild = uint64_t{0x123456789abcd} << 12;  // no offset, no number of rows and no post
+constexpr int kCulprit = 1;
+
+struct Form {
+  const char* name;
+  bool mapped;
+  Request request;  // without memory
+  size_t bytes_in, bytes_out;
+  std::vector<int> nodes{};
+};
+
+const std::vector<Form> kForms = {
+    {"two-shot", true, {.kind = Kind::kAllReduce, .count = 5000}, 20000, 20000},
+    {"two-shot, scaled", true, {.kind = Kind::kAllReduce, .count = 5000, .prescale = 0.5}, 20000, 20000},
+    {"two levels", true, {.kind = Kind::kAllReduce, .count = 1 << 18}, 1 << 20, 1 << 20, {0, 0, 1, 1}},
+    {"reduce-scatter", true, {.kind = Kind::kReduceScatter, .count = 30000}, 120000, 120000},
+    {"broadcast", true, {.kind = Kind::kBroadcast, .count = 120000, .root = kCulprit}, 120000, 120000},
+    {"all-gather", true, {.kind = Kind::kAllGather, .count = 30000, .row_elems = 4}, 120000, 0},
+    {"all-to-all", true, {.kind = Kind::kAllToAll, .count = 30000, .row_elems = 4}, 120000, 0},
+    {"uneven all-to-all",
+     true,
+     {.kind = Kind::kAllToAll, .count = 1548, .row_elems = 64, .splits = {517, 1031}},
+     99072,
+     0},
+    {"staged", false, {.kind = Kind::kAllReduce, .count = 50000}, 200000, 200000},
+    {"inline all-gather", false, {.kind = Kind::kAllGather, .count = 2, .row_elems = 4}, 8, 0},
+    {"inline all-to-all", false, {.kind = Kind::kAllToAll, .count = 2, .row_elems = 4, .splits = {1, 1}}, 8, 0},
+    {"small all-gather", false, {.kind = Kind::kAllGather, .count = 300, .row_elems = 4}, 1200, 0},
+    {"small all-to-all", false, {.kind = Kind::kAllToAll, .count = 300, .row_elems = 4}, 1200, 0},
+    {"small uneven all-to-all",
+     false,
+     {.kind = Kind::kAllToAll, .count = 1548, .row_elems = 1, .splits = {517, 1031}},
+     1548,
+     0},
+};
+
+// The ranks of a form as threads; a rank's program is this thread, and its communicator's own.
+struct Job {
+  explicit Job(const Form& form) : form(form) {
+    Settings settings = test_settings();
+    settings.spin_us = 50;  // so that synchronous calls are tried on the spot, however few cores there are
+    settings.nodes = form.nodes;
+    world = connect_threads(form.nodes.empty() ? 2 : static_cast<int>(form.nodes.size()), settings);
+    // Before the first collective: what the first post tells of.
+    shared = window(kCulprit).base(kCulprit) + window(kCulprit).board(kCulprit).record[1].post.offset_in;
+  }
+  ~Job() {
+    for (const auto& rank : world) rank->fail("the test is over");
+  }
+
+  Window& window(int rank) { return *world[rank]->members().window; }
+  BoardEntry& posts() { return window(kCulprit).board(kCulprit); }
+  BoardEntry::Record& newest_post() {
+    BoardEntry& entry = posts();
+    return entry.record[entry.record[1].ticket > entry.record[0].ticket];
+  }
+
+  Request request(int rank) {
+    Request request = form.request;
+    const auto memory = [&](size_t bytes) {
+      owners.push_back(form.mapped ? world[rank]->alloc(bytes) : Memory::plain(bytes));
+      return owners.back()->data();
+    };
+    request.in = memory(form.bytes_in);
+    if (form.bytes_out > 0) request.out = memory(form.bytes_out);
+    if (request.kind == Kind::kAllToAll && request.splits.empty()) request.splits.assign(2, request.count / 2);
+    return request;
+  }
+
+  // All but rank 0 call it, until the culprit's post is there.
+  void begin() {
+    const uint64_t before = newest_post().ticket;
+    for (int rank = 1; rank < static_cast<int>(world.size()); ++rank) {
+      under_way.push_back(world[rank]->submit(request(rank)));
+    }
+    while (newest_post().ticket == before) world[kCulprit]->poll(*under_way[0]);
+  }
+
+  void barrier() {
+    std::vector<std::shared_ptr<Operation>> all;
+    for (const auto& rank : world) all.push_back(rank->submit({.kind = Kind::kBarrier}));
+    for (size_t rank = 0; rank < world.size(); ++rank) world[rank]->wait(*all[rank]);
+  }
+
+  const Form form;
+  std::vector<std::shared_ptr<Communicator>> world;
+  std::vector<std::shared_ptr<Memory>> owners;
+  std::vector<std::shared_ptr<Operation>> under_way;
+  std::byte* shared;  // what the culprit laid out for its peers
+};
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+void expect_named(const std::string& where, const std::string& error) {
+  // The second: an offset may look like an address in private memory, which the kernel is then asked for.
+  const bool named = (error.find("rank 1 ") != std::string::npos && error.find("damaged") != std::string::npos) ||
+                     error.find("cannot read the memory of rank 1 ") != std::string::npos;
+  if (!named) fail(__FILE__, __LINE__, where + " was reported as: " + error);
+}
+
+enum class How { kQueued, kNow };
+
+// The culprit posts, `damage` happens, and the rank that comes last gets the error, which the others hear of.
+void expect_caught(const Form& form, const std::string& word, const std::function<void(Job&)>& damage) {
+  for (const How how : {How::kQueued, How::kNow}) {
+    Job job(form);
+    job.barrier();
+    job.begin();
+    damage(job);
+    const std::string where = std::string(form.name) + ": " + word;
+    expect_named(where, error_of([&] {
+                   Request request = job.request(0);
+                   Communicator& comm = *job.world[0];
+                   if (how == How::kQueued) {
+                     run(comm, std::move(request));
+                   } else if (const auto operation = comm.run_or_submit(std::move(request))) {
+                     comm.wait(*operation);
+                   }
+                 }));
+    // The culprit itself may have finished, with what it knows better. Its next call will not.
+    for (size_t i = 0; i < job.under_way.size(); ++i) {
+      Communicator& comm = *job.world[i + 1];
+      const std::string error = error_of([&] { comm.wait(*job.under_way[i]); });
+      if (comm.rank() != kCulprit || error != "none") expect_named(where, error);
+      expect_named(where, error_of([&] { run(comm, {.kind = Kind::kBarrier}); }));
+    }
+  }
+}
+
+bool reads_offset_out(const Form& form) { return form.request.kind == Kind::kAllReduce; }
+
+// A store that goes on until the ranks have noticed: its owner writes that word again and again.
+class Stomper {
+ public:
+  explicit Stomper(std::atomic<uint64_t>& word)
+      : thread_([this, &word] {
+          while (!stop_) {
+            word.store(kWild);
+            std::this_thread::yield();
+          }
+        }) {}
+  ~Stomper() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST(offsets_of_operands_and_results) {
+  for (const Form& form : kForms) {
+    if (!form.mapped) continue;
+    // Far outside; just too long; so large that adding to it would overflow.
+    for (const uint64_t offset : {kWild, (uint64_t{256} << 20) - 64, Window::kUnmapped - 100}) {
+      if (form.request.prescale == 1.0) {
+        expect_caught(form, "offset_in", [&](Job& job) { job.newest_post().post.offset_in = offset; });
+      }
+      if (!reads_offset_out(form)) continue;
+      expect_caught(form, "offset_out", [&](Job& job) { job.newest_post().post.offset_out = offset; });
+    }
+  }
+}
+
+TEST(offsets_of_memory_that_is_not_mapped) {
+  for (const Form& form : kForms) {
+    if (form.name != std::string("staged")) continue;
+    expect_caught(form, "both offsets", [](Job& job) {
+      job.newest_post().post.offset_in = kWild;
+      job.newest_post().post.offset_out = 0;
+    });
+  }
+}
+
+TEST(numbers_of_rows) {
+  for (const Form& form : kForms) {
+    const bool gather = form.request.kind == Kind::kAllGather, all_to_all = form.request.kind == Kind::kAllToAll;
+    // The last ones times the bytes per row are 0 and 8 again.
+    for (const uint64_t rows : {kWild, ~uint64_t{0}, uint64_t{1} << 62, (uint64_t{1} << 62) + 2}) {
+      if (gather) expect_caught(form, "rows", [&](Job& job) { job.newest_post().post.value = rows; });
+      if (all_to_all && form.request.splits != std::vector<size_t>{517, 1031}) {
+        expect_caught(form, "rows each", [&](Job& job) { job.newest_post().post.offset_out = rows - (rows + 1 == 0); });
+      }
+    }
+    if (all_to_all) expect_caught(form, "longest", [](Job& job) { job.newest_post().post.value = 0; });
+    if (all_to_all) expect_caught(form, "longest", [](Job& job) { job.newest_post().post.value = kWild; });
+  }
+}
+
+// The table {0, 517, 1548}, of which rank 0 reads the first two.
+TEST(tables_of_rows) {
+  for (const Form& form : kForms) {
+    if (form.request.splits != std::vector<size_t>{517, 1031}) continue;
+    for (const auto& [from, to] : {std::pair<uint64_t, uint64_t>{0, kWild}, {518, 517}, {kWild, kWild + 517}}) {
+      if (!form.mapped && from == kWild) continue;  // where a block begins is not looked at: it has a cell
+      expect_caught(form, "table", [from = from, to = to](Job& job) {
+        auto* word = reinterpret_cast<uint64_t*>(job.shared);
+        const auto* end = word + (1 << 20) / sizeof *word;
+        const uint64_t table[] = {0, 517, 1548};
+        word = std::search(word, const_cast<uint64_t*>(end), std::begin(table), std::end(table));
+        CHECK(word != end);
+        word[0] = from;
+        word[1] = to;
+      });
+    }
+  }
+}
+
+TEST(posts_that_were_never_made) {
+  for (const Form& form : kForms) {
+    if (!form.nodes.empty()) continue;
+    expect_caught(form, "post", [](Job& job) { job.newest_post().ticket.store(kWild); });
+  }
+}
+
+// The first post tells where each rank's slots are.
+TEST(offsets_of_slots) {
+  for (const bool pull : {false, true}) {
+    Job job(kForms[0]);
+    (pull ? job.posts().record[1].post.offset_in : job.posts().record[1].post.value) = kWild;
+    std::string texts[2];
+    on_threads(2, [&](int rank) { texts[rank] = error_of([&] { run(*job.world[rank], {.kind = Kind::kBarrier}); }); });
+    for (const std::string& text : texts) expect_named("slots", text);
+  }
+  Job levels(kForms[2]);
+  levels.posts().record[1].post.offset_in = kWild;
+  std::string texts[4];
+  on_threads(4, [&](int rank) { texts[rank] = error_of([&] { run(*levels.world[rank], {.kind = Kind::kBarrier}); }); });
+  for (const std::string& text : texts) expect_named("slots on two levels", text);
+}
+
+// Damaged while the ranks work, as often as it takes.
+TEST(counts_of_pieces) {
+  using Count = NodeShared::Count NodeShared::*;
+  for (const Count count : {&NodeShared::filled, &NodeShared::reduced, &NodeShared::arrived, &NodeShared::taken}) {
+    Form form = kForms[2];
+    form.mapped = false;
+    form.request.count = 1 << 20;
+    form.bytes_in = form.bytes_out = 4 << 20;
+    Job job(form);
+    job.barrier();
+    std::vector<Request> requests;
+    for (int rank = 0; rank < 4; ++rank) requests.push_back(job.request(rank));
+    const Stomper stomper((reinterpret_cast<NodeShared*>(job.shared)->*count).pieces);
+    std::string texts[4];
+    on_threads(4, [&](int rank) {
+      for (int i = 0; i < 1000 && (i == 0 || texts[rank] == "none"); ++i) {
+        texts[rank] = error_of([&] { run(*job.world[rank], requests[rank]); });
+      }
+    });
+    for (const std::string& text : texts) expect_named("counts", text);
+  }
+}
+
+TEST_MAIN
