@@ -243,6 +243,11 @@ class Communicator:
         `note` is logged when the others go on."""
     def fail(self, text: str) -> None:
         """Mark the communicator failed with this cause, and tell every peer. Idempotent."""
+    def refuse(self, why: str) -> None:
+        """Take the turn of this rank's next ordered call without making it, and return at once: what the other ranks
+        call then fails there with a MismatchError that says why. Nothing happens if all ranks refuse."""
+    def note_refused(self, why: str) -> None:
+        """A call was refused here before the others heard of it. They hear why if they turn out to have made it."""
     def log(self, level: str, text: str) -> None:
         """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
     timeout_s: float
@@ -378,10 +383,16 @@ class Mpi:
         """MPI for these ranks alone, this one among them. Collective over them."""
     def finalize(self) -> None: ...
     def abort_after(self, seconds: float, exit_code: int, text: str = "") -> None:
-        """End all ranks of the job then, whatever this process is doing. text: what to print before."""
+        """End all ranks of the job then, whatever this process is doing; the earliest time counts.
+
+        text: what to print before, of a normal end, in which Python's own is given another minute.
+        """
+
+def make_ender() -> None:
+    """Make the thread that abort_after() tells, or say that the system gives none."""
 
 def load_mpi(plugin_path: str) -> Mpi:
-    """Load libdcoll_mpi.so, initialise MPI unless it is already."""
+    """Load libdcoll_mpi.so, initialise MPI unless it is already. TimeoutError, PeerError: not all ranks came."""
 
 def connect_world(mpi: Mpi | None) -> Communicator:
     """The communicator of all ranks of the job; None: a communicator of this process alone."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from dcoll import _C, collective, grouped, objects
 from dcoll.compression import Compression
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.handle import Handle
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, communicator_of, global_process_set, root_in
@@ -79,6 +79,24 @@ def _inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Fun
         return cast(Function, inline)
 
     return decorate
+
+
+def _in_order(function: Function) -> Function:
+    """Where a call of the decorated function is refused before the other ranks hear of it, they may have made it: the
+    core keeps the reason for them, as it does itself for calls that are done in C."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            process_set = kwargs.get("process_set", global_process_set)
+            comm = WORLD.comm if process_set is global_process_set else getattr(process_set, "comm", None)
+            if comm is not None and (isinstance(error, ArgumentError) or not isinstance(error, DcollError)):
+                comm.note_refused(f"{type(error).__name__}: {error}")
+            raise
+
+    return cast(Function, call)
 
 
 @_inline(in_place=False)
@@ -161,6 +179,7 @@ def allreduce_async_(
     return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
 
 
+@_in_order
 def grouped_allreduce(
     tensors: Sequence[T],
     average: bool | None = None,
@@ -194,6 +213,7 @@ def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, options: tupl
     return grouped.allreduce_sync(_comm(process_set), tensors, *options) if results is None else results
 
 
+@_in_order
 def grouped_allreduce_(
     tensors: Sequence[T],
     average: bool | None = None,
@@ -305,6 +325,7 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
     return collective.allgather(_lane(process_set, name), tensor, name or "")
 
 
+@_in_order
 def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
@@ -364,6 +385,7 @@ def reducescatter_async(
     return collective.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
 
 
+@_in_order
 def grouped_reducescatter(
     tensors: Sequence[T],
     name: str | None = None,

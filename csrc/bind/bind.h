@@ -12,6 +12,8 @@ namespace dcoll::bind {
 
 // Sets the Python error that belongs to a C++ exception, for functions that pybind11 does not call.
 void set_error(std::exception_ptr error);
+// Whether the Python error that is set is one from before the other ranks heard of the call.
+bool was_refused();
 
 // The communicator in its Python object; null, with a Python error set, when the object is none.
 Communicator* communicator_of(PyObject* object);

@@ -305,6 +305,8 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
+      .def("refuse", &Communicator::refuse, py::arg("why"), py::call_guard<py::gil_scoped_release>())
+      .def("note_refused", &Communicator::note_refused, py::arg("why"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("timeout_s", [](const Communicator& self) { return self.settings().timeout_s; })
       .def(
           "log",

@@ -44,6 +44,11 @@ void translate(std::exception_ptr error) {
 
 }  // namespace
 
+bool was_refused() {
+  if (PyErr_ExceptionMatches(classes->argument.ptr()) != 0) return true;
+  return PyErr_ExceptionMatches(PyExc_Exception) != 0 && PyErr_ExceptionMatches(classes->root.ptr()) == 0;
+}
+
 void set_error(std::exception_ptr error) {
   try {
     translate(error);

@@ -71,9 +71,9 @@ PyObject* call_all_reduce(PyObject* object, PyObject* const* args, size_t nargsf
     const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
     bool plain = ranks.core != nullptr;
     PyObject* result = plain ? reduce(self, *ranks.core, arguments, plain) : nullptr;
-    if (plain) return result;
+    return plain ? note_if_refused(result, ranks.core) : hand_on(self, ranks.core, args, nargsf, names);
   }
-  return PyObject_Vectorcall(self.otherwise, args, nargsf, names);
+  return hand_on(self, nullptr, args, nargsf, names);
 }
 
 }  // namespace dcoll::bind

@@ -102,6 +102,20 @@ bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation
   return false;
 }
 
+PyObject* hand_on(InlineCall& self, Communicator* core, PyObject* const* args, size_t nargsf, PyObject* names) {
+  return note_if_refused(PyObject_Vectorcall(self.otherwise, args, nargsf, names), core);
+}
+
+PyObject* note_if_refused(PyObject* result, Communicator* core) {
+  if (result != nullptr || core == nullptr || !was_refused()) return result;
+  const py::error_scope kept;
+  const std::string text = std::string(reinterpret_cast<PyTypeObject*>(kept.type)->tp_name) + ": " +
+                           (kept.value != nullptr ? std::string(py::str(kept.value)) : "");
+  const py::gil_scoped_release unlocked;
+  core->note_refused(text);
+  return result;
+}
+
 namespace {
 
 // --- the types

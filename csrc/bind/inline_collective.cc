@@ -190,11 +190,12 @@ PyObject* call_collective(PyObject* object, PyObject* const* args, size_t nargsf
     const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
     if (ranks.core != nullptr) {
       CollectiveCall call(self, *ranks.core, arguments);
-      if (call.read()) return call.run();
-      if (PyErr_Occurred() != nullptr) return nullptr;
+      if (call.read()) return note_if_refused(call.run(), ranks.core);
+      if (PyErr_Occurred() != nullptr) return note_if_refused(nullptr, ranks.core);
     }
+    return hand_on(self, ranks.core, args, nargsf, names);
   }
-  return PyObject_Vectorcall(self.otherwise, args, nargsf, names);
+  return hand_on(self, nullptr, args, nargsf, names);
 }
 
 }  // namespace dcoll::bind

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "bind/bind.h"
@@ -49,7 +50,12 @@ std::string stack_within(uint64_t thread, std::chrono::milliseconds limit) {
   if (waiting->under_way || Py_IsInitialized() == 0) return "";
   waiting->under_way = true;
   const uint64_t own = ++waiting->asked;
-  std::thread(get_stack, thread).detach();
+  try {
+    std::thread(get_stack, thread).detach();
+  } catch (const std::system_error&) {  // no thread is to be had
+    waiting->under_way = false;
+    return "";
+  }
   return waiting->changed.wait_for(lock, limit, [&] { return waiting->done >= own; }) ? waiting->lines : "";
 }
 

@@ -4,28 +4,105 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
 #include "bind/bind.h"
+#include "transport/presence.h"
 
 namespace py = pybind11;
 
 namespace dcoll::bind {
 namespace {
 
-// A thread of the core's own, so that nothing in the interpreter can keep it from running: neither a lock that is held
-// nor Python's own end.
-void abort_after(const py::object& mpi, double seconds, int exit_code, std::string text) {
-  mpi.inc_ref();  // for ever: the thread uses it
-  std::thread([&backend = mpi.cast<MpiBackend&>(), seconds, exit_code, text = std::move(text)] {
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    if (!text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
-    backend.abort(exit_code);
-  }).detach();
+// How long Python may take to end once all programs' exit handlers have run: with torch it is seconds.
+constexpr auto kTeardown = std::chrono::seconds(60);
+
+bool python_ends() {
+#if PY_VERSION_HEX < 0x030D0000
+  return _Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
+#else
+  return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
+#endif
 }
+
+// Ctrl-C, while the core waits for other ranks without the interpreter's lock.
+void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::unique_ptr<MpiBackend> load(const std::string& plugin_path) {
+  StartUp start;
+  start.look_around = look_for_signals;
+  try {
+    const auto who = LaunchedAs::from_env();
+    start = start_up(Settings::from_env(), who ? who->rank : 0, look_for_signals);
+  } catch (const ArgumentError&) {  // connect_world will say so, when MPI can end the job
+  }
+  const py::gil_scoped_release unlocked;
+  return load_mpi(plugin_path, start);
+}
+
+// Ends the job at a time to be told. A thread of the core's own, so that nothing in the interpreter can keep it from
+// running: neither a lock that is held nor Python's own end. It is made by init(), where it can still be said that the
+// system gives none.
+class Ender {
+ public:
+  static void make() {
+    if (of_process != nullptr) return;
+    auto ender = std::make_unique<Ender>();
+    try {
+      std::thread(&Ender::run, ender.get()).detach();
+    } catch (const std::system_error& e) {
+      throw Error(no_thread_text(e));
+    }
+    of_process = ender.release();  // immortal, as its thread
+  }
+
+  // The earliest time counts. With a text, for the watchdog of a normal end, Python's own end is waited for.
+  static void end_after(const py::object& mpi, double seconds, int exit_code, std::string text) {
+    make();
+    mpi.inc_ref();  // for ever: the thread uses it
+    const auto at = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const std::lock_guard lock(of_process->mutex_);
+    if (at >= of_process->at_) return;
+    of_process->at_ = at;
+    of_process->backend_ = &mpi.cast<MpiBackend&>();
+    of_process->exit_code_ = exit_code;
+    of_process->text_ = std::move(text);
+    of_process->told_.notify_one();
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    told_.wait(lock, [this] { return backend_ != nullptr; });
+    while (Clock::now() < at_) told_.wait_until(lock, at_);
+    if (!text_.empty()) {
+      if (python_ends()) std::this_thread::sleep_for(kTeardown);
+      std::fprintf(stderr, "%s\n", text_.c_str());
+    }
+    backend_->abort(exit_code_);
+  }
+
+  static inline Ender* of_process = nullptr;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable told_;
+  Clock::time_point at_ = Clock::time_point::max();
+  MpiBackend* backend_ = nullptr;
+  int exit_code_ = 0;
+  std::string text_;
+};
 
 }  // namespace
 
@@ -38,9 +115,10 @@ void bind_world(py::module_& m) {
       .def_property_readonly("thread_level", &MpiBackend::thread_level)
       .def("subset", &MpiBackend::subset, py::arg("ranks"), py::call_guard<py::gil_scoped_release>())
       .def("finalize", &MpiBackend::finalize, py::call_guard<py::gil_scoped_release>())
-      .def("abort_after", &abort_after, py::arg("seconds"), py::arg("exit_code"), py::arg("text") = "");
+      .def("abort_after", &Ender::end_after, py::arg("seconds"), py::arg("exit_code"), py::arg("text") = "");
 
-  m.def("load_mpi", &load_mpi, py::arg("plugin_path"), py::call_guard<py::gil_scoped_release>());
+  m.def("make_ender", &Ender::make);
+  m.def("load_mpi", &load, py::arg("plugin_path"));
   m.def(
       "connect_world",
       [](MpiBackend* mpi) {
@@ -48,7 +126,7 @@ void bind_world(py::module_& m) {
         std::shared_ptr<Communicator> comm;
         {
           const py::gil_scoped_release unlocked;
-          comm = connect_world(mpi, settings);
+          comm = connect_world(mpi, settings, look_for_signals);
         }
         show_program_to(*comm);
         return comm;

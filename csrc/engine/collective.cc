@@ -286,7 +286,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     if (equal && rider.arrive(everybody, op)) co_return;
   }
   if (!equal) {
-    Mismatch calls(f, r);
+    Mismatch calls(f, op);
     co_await calls.exchange();
     Nested rest(calls.resolve(f, op));
     co_await rest;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/hierarchy.h"
+#include "engine/line_up.h"
 #include "engine/link_constants.h"
 #include "engine/node_all_reduce.h"
 #include "engine/operation.h"
@@ -44,6 +45,7 @@ struct Fabric {
   size_t slice_bytes = 64 << 10;
   std::string algo;  // configured: "auto" or a name
   const Log* log = nullptr;
+  OutOfStep out_of_step;
 
   // Where all ranks share memory: board, slots and the direct forms.
   void connect_slots();

@@ -1,12 +1,14 @@
 #include "engine/communicator.h"
 
 #include <algorithm>
-#include <thread>
+#include <cstdio>
+#include <new>
+#include <utility>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "engine/cores.h"
 #include "engine/failure.h"
-#include "engine/ranks_text.h"
 #include "engine/stall.h"
 
 namespace dcoll {
@@ -14,6 +16,7 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
 constexpr double kPeerCheckSeconds = 0.1;
+constexpr double kWatchSeconds = 0.02;  // between two looks at deadlines and peers, while a wait does not sleep yet
 // Where the numbers of operations by name begin in the timeline: a sequence beside that of the ordered ones.
 constexpr uint64_t kFirstNamed = uint64_t{1} << 40;
 // How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
@@ -53,7 +56,8 @@ Communicator::Communicator(Members members, const Settings& settings)
       timeline_(members_.timeline != nullptr ? members_.timeline
                                              : std::make_shared<Timeline>(members_.rank, node(), 0)),
       number_(timeline_->add_communicator()),
-      failure_flag_(members_.transport->failure_flag()) {
+      failure_flag_(members_.transport->failure_flag()),
+      out_of_memory_(encode_failure(std::make_exception_ptr(std::bad_alloc()), members_.job_rank(members_.rank))) {
   members_.timeline = timeline_;
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
@@ -123,6 +127,18 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   return operation;
 }
 
+void Communicator::refuse(const std::string& why) {
+  submit({.kind = Kind::kBarrier, .refusal = why.empty() ? "no reason was given" : why});
+}
+
+void Communicator::note_refused(const std::string& why) {
+  if (fork_.in_child()) return;
+  const std::lock_guard lock(drive_mutex_);
+  take_inbox();
+  const auto waiting = std::ranges::count(queue_, false, [](const auto& operation) { return operation->started; });
+  fabric_.out_of_step.refuse(started_ + static_cast<uint64_t>(waiting) + 1, why);
+}
+
 void Communicator::wait(Operation& operation, double timeout_s) {
   if (!wait_for(operation, timeout_s)) {
     throw TimeoutError(operation.request.describe() + " is not finished after " + std::to_string(timeout_s) +
@@ -159,13 +175,16 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
   if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
   Clock::time_point idle_since = Clock::now();
-  double next_nudge_s = 0;
+  double next_nudge_s = 0, next_watch_s = 0;
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
     // In the background there is only something to do while nobody else drives.
     if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load() || !background_turn_.load())) return;
-    const double idle_s = idle ? seconds_between(idle_since, Clock::now()) : 0;
+    const auto now = idle ? Clock::now() : idle_since;
+    if (idle && now >= deadline) return;
+    const double idle_s = idle ? seconds_between(idle_since, now) : 0;
     const bool sleepy = idle && idle_s >= spin_s;
+    const bool watches = sleepy || idle_s >= next_watch_s;  // however long it looks before it sleeps
     if (idle && (sleepy || idle_s >= next_nudge_s)) {
       members_.transport->nudge();
       next_nudge_s = 2 * idle_s;
@@ -176,7 +195,10 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     {
       const std::lock_guard lock(drive_mutex_);
       step(moved);
-      if (sleepy && !moved) watch(Clock::now());
+      if (idle && watches && !moved) {
+        watch(now);
+        next_watch_s = idle_s + kWatchSeconds;
+      }
     }
     if (moved || done.load(std::memory_order_acquire)) {
       idle = false;
@@ -186,13 +208,12 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
       idle = true;
       idle_since = Clock::now();
       next_nudge_s = kNudgeSeconds;
+      next_watch_s = kWatchSeconds;
     }
     if (!sleepy) {
       pause_between_looks();
       continue;
     }
-    const auto now = Clock::now();
-    if (now >= deadline) return;
     const auto limit = std::min<Clock::duration>(kLongestSleep, deadline - now);
     members_.transport->wait(
         ticket, std::chrono::duration_cast<std::chrono::microseconds>(limit) + std::chrono::microseconds(1));
@@ -200,10 +221,10 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
 }
 
 // One look at everything. Drive lock held. Throws nothing: failures end in the operations.
-void Communicator::step(bool& moved) {
-  take_inbox();
+void Communicator::step(bool& moved) noexcept {
   const bool listens = members_.size > 1 && !failed_.load(std::memory_order_relaxed);
   try {
+    take_inbox();
     if (listens) members_.transport->progress();
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
@@ -215,26 +236,41 @@ void Communicator::step(bool& moved) {
   moved |= advanced;
   // A peer's failure counts once nothing moves any more: what that peer did before it failed is still completed.
   if (!listens || advanced) return;
-  const std::string notice = members_.transport->poll_failure();
-  if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
+  try {
+    const std::string notice = members_.transport->poll_failure();
+    if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
 }
 
 void Communicator::take_inbox() {
   if (!pending_.load(std::memory_order_acquire)) return;
+  if (failed_.load()) return end_inbox();
   const std::lock_guard lock(inbox_mutex_);
-  // After a failure nobody meets by name any more: what was submitted meanwhile has to end as what is queued does.
-  const bool meets = !failed_.load();
-  for (auto& operation : inbox_) {
-    if (!operation->by_name) {
-      queue_.push_back(std::move(operation));
-    } else if (meets) {
-      names_->submit(std::move(operation));
+  for (; !inbox_.empty(); inbox_.pop_front()) {  // without memory, what was not taken is still there
+    const std::shared_ptr<Operation>& operation = inbox_.front();
+    if (operation->by_name) {
+      names_->submit(operation);
     } else {
-      named_queue_.push_back(std::move(operation));
+      queue_.push_back(operation);
     }
   }
-  inbox_.clear();
   pending_.store(!queue_.empty() || !names_idle());
+}
+
+// After a failure: what was submitted meanwhile ends as what is queued does.
+void Communicator::end_inbox() {
+  while (true) {
+    std::shared_ptr<Operation> operation;
+    {
+      const std::lock_guard lock(inbox_mutex_);
+      if (inbox_.empty()) return pending_.store(!queue_.empty() || !names_idle());
+      operation = std::move(inbox_.front());
+      inbox_.pop_front();
+    }
+    if (!operation->done.load()) finish(std::move(operation), failure_);
+  }
 }
 
 // Advances the running operation. True when it ended and the next one may start.
@@ -273,6 +309,7 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
     }
     finish(operation, nullptr);
   } catch (const MismatchError&) {
+    if (!operation->counts_in_order) --started_;
     finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
@@ -281,9 +318,9 @@ bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   return true;
 }
 
-void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) {
+void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept {
   if (failed_.load() && operation->started) {
-    abandoned_.push_back(operation);
+    operation->next_abandoned = std::exchange(abandoned_, operation);
     operation->in_use = !let_go_;
   }
   for (Queue* queue : {&queue_, &named_queue_}) {
@@ -361,31 +398,48 @@ std::string Communicator::timeout_text(const Operation& operation, double second
 }
 
 // Drive lock held. The first failure wins; it ends everything that is queued, here and (told_peers) everywhere.
-void Communicator::fail_with(std::exception_ptr error, bool tell_peers) {
+// Whatever has to happen does without memory, which may be what is missing.
+void Communicator::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
   {
     const std::lock_guard lock(inbox_mutex_);
     if (failed_.load()) return;
     failure_ = error;
-    failure_text_ = failure_text(error);
+    try {
+      failure_text_ = failure_text(error);
+    } catch (const std::bad_alloc&) {
+      failure_text_ = "out of memory";  // no longer than a string is without allocating
+    }
     failed_.store(true, std::memory_order_release);
   }
-  log_(LogLevel::kDebug, "failed: " + failure_text_);
-  if (tell_peers && members_.size > 1) {
-    try {
-      members_.transport->post_failure(encode_failure(error, members_.job_rank(members_.rank)));
-      members_.transport->progress();
-    } catch (const std::exception& e) {
-      log_(LogLevel::kWarning, std::string("could not tell the other ranks of a failure: ") + e.what());
-    }
+  if (tell_peers && members_.size > 1) tell_of_failure();
+  try {
+    log_(LogLevel::kDebug, "failed: " + failure_text_);
+    // Before anybody has their memory back.
+    let_go_ = members_.transport->let_go(kLetGo);
+  } catch (const std::exception&) {
+    let_go_ = false;
   }
-  // Before anybody has their memory back.
-  let_go_ = members_.transport->let_go(kLetGo);
   while (!queue_.empty()) finish(queue_.front(), failure_);
   while (!named_queue_.empty()) finish(named_queue_.front(), failure_);
-  if (names_ == nullptr) return;
-  const auto waiting = names_->waiting();
-  names_->abandon();
-  for (const auto& [id, operation] : waiting) finish(operation, failure_);
+  if (names_ != nullptr) {
+    for (const auto& [id, operation] : names_->abandon()) finish(operation, failure_);
+  }
+  end_inbox();
+}
+
+void Communicator::tell_of_failure() noexcept {
+  try {
+    std::string text;
+    try {
+      text = encode_failure(failure_, members_.job_rank(members_.rank));
+    } catch (const std::bad_alloc&) {
+    }
+    members_.transport->post_failure(text.empty() ? out_of_memory_ : text);
+    members_.transport->progress();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "[dcoll warning rank %d] could not tell the other ranks of a failure: %s\n",
+                 members_.job_rank(members_.rank), e.what());
+  }
 }
 
 void Communicator::fail(const std::string& text) {

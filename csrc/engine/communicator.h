@@ -86,6 +86,12 @@ class Communicator {
   // The same for an operation that meets those of equal kind and name on the other ranks, whatever the order in which
   // each of them submits. ArgumentError while one of that kind and name is under way here.
   std::shared_ptr<Operation> submit_by_name(Request request);
+  // This rank cannot make its next ordered call. Takes that call's turn and returns at once: what the other ranks
+  // call then fails there with a MismatchError that says why. Nothing happens if all ranks refuse.
+  void refuse(const std::string& why);
+  // A call that would have been ordered was refused here, before the others heard of it. Says so should they turn out
+  // to have made it (line_up.h); otherwise nothing comes of it.
+  void note_refused(const std::string& why);
   // What was submitted by name here and is not done.
   std::vector<std::shared_ptr<Operation>> named_in_flight();
   // From now on this rank takes part in the others' all-reduces with neutral elements, until all ranks have joined:
@@ -172,7 +178,7 @@ class Communicator {
   // Validates; and what messages call the root.
   void accept(Request& request) const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
-  void step(bool& moved);
+  void step(bool& moved) noexcept;
   void take_inbox();
   bool advance_front(Queue& queue, Fabric& fabric, bool& moved);
   void exchange_names(bool& moved);
@@ -195,12 +201,15 @@ class Communicator {
   }
   void listen_for_stalls();
   void stop_listening();
-  void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
+  void finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept;
+  void end_inbox();
   void watch(Clock::time_point now);
-  void fail_with(std::exception_ptr error, bool tell_peers);
+  void fail_with(std::exception_ptr error, bool tell_peers) noexcept;
+  void tell_of_failure() noexcept;
   // Whether the background thread goes on at once, or when a peer waits for it.
   enum class Wake { kNow, kByPeers };
   void hand_over(Wake wake);
+  bool make_thread() noexcept;
   void set_alert(bool on);
   void begin_here();
   void stand_back();
@@ -208,8 +217,10 @@ class Communicator {
   bool may_run_on_the_spot();
   int polls_on_the_spot() const;
   void pause_between_looks() const;
-  bool poll_briefly(NodeAllReduce& all_reduce);
+  bool poll_briefly(NodeAllReduce& all_reduce) const;
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
+  template <typename Rest>
+  auto entered(Rest&& rest);
   void advance_briefly(const Operation& operation);
   bool finish_now(PullNow& pull, Operation* operation) const;
   void bind_background_thread() const;
@@ -229,16 +240,17 @@ class Communicator {
   std::shared_ptr<Timeline> timeline_;
   int number_;                                       // in the timeline
   const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
+  const std::string out_of_memory_;                  // what to tell the others when there is no memory for more
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
 
-  std::mutex drive_mutex_;                             // held while polling: guards fabric_ and queue_
-  Queue queue_;                                        // the front one is running
-  std::unique_ptr<NamedLane> names_;                   // made when a name is first used
-  Queue named_queue_;                                  // in the agreed order; the front one is running
-  uint64_t started_ = 0, named_started_ = 0;           // operations so far, of either order: the same on every rank
-  LastOperation last_;                                 // of those
-  std::vector<std::shared_ptr<Operation>> abandoned_;  // failed, with what they had of their own
-  bool let_go_ = true;                                 // after a failure: the transport needs no operation's memory
+  std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
+  Queue queue_;                               // the front one is running
+  std::unique_ptr<NamedLane> names_;          // made when a name is first used
+  Queue named_queue_;                         // in the agreed order; the front one is running
+  uint64_t started_ = 0, named_started_ = 0;  // operations so far, of either order: the same on every rank
+  LastOperation last_;                        // of those
+  std::shared_ptr<Operation> abandoned_;      // failed, with what they had of their own: a list
+  bool let_go_ = true;                        // after a failure: the transport needs no operation's memory
   Clock::time_point last_peer_check_;
   Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
 
@@ -262,7 +274,9 @@ class Communicator {
   std::atomic<bool> uses_names_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> has_thread_{false};
-  std::thread thread_;  // started with the first operation nobody waits for
+  // Started with the first operation nobody waits for. Without one, waits and poll() bring on everything.
+  std::thread thread_;
+  bool told_of_no_thread_ = false;
 };
 
 }  // namespace dcoll

@@ -6,6 +6,10 @@
 // what is left to do comes with what they do. If the caller waits meanwhile, as it mostly does, it drives. If not, the
 // operation lies there until somebody needs it: a peer that waits in vain wakes the background thread
 // (Transport::nudge). What peers do wakes nobody, for a caller that is about to wait would be interrupted by it.
+#include <cstdio>
+#include <utility>
+
+#include "base/thread.h"
 #include "engine/communicator.h"
 #include "engine/cores.h"
 
@@ -27,14 +31,31 @@ void Communicator::begin_here() {
 }
 
 void Communicator::hand_over(Wake wake) {
-  if (!has_thread_) {
-    const std::lock_guard lock(inbox_mutex_);
-    if (!has_thread_.exchange(true)) thread_ = std::thread([this] { background(); });
+  if (!has_thread_ && !make_thread() && wake == Wake::kNow && drive_mutex_.try_lock()) {
+    bool moved = false;  // nobody else begins it
+    step(moved);
+    drive_mutex_.unlock();
   }
   set_alert(true);
   if (wake == Wake::kByPeers && peers_wake_) return;
   background_wanted_.store(true);
   members_.transport->wake();
+}
+
+// False where the system gives no thread; then whoever waits or polls drives, as ever, and it is tried again with the
+// next operation that nobody waits for.
+bool Communicator::make_thread() noexcept {
+  const std::lock_guard lock(inbox_mutex_);
+  if (has_thread_) return true;
+  try {
+    thread_ = std::thread([this] { background(); });
+    has_thread_ = true;
+  } catch (const std::exception& e) {
+    if (std::exchange(told_of_no_thread_, true)) return false;
+    std::fprintf(stderr, "[dcoll warning rank %d] %s (%s). %s Operations go on only while this rank waits for one.\n",
+                 members_.job_rank(members_.rank), kNoThread, e.what(), kMoreThreads);
+  }
+  return has_thread_;
 }
 
 // Whether it is done. Asking again and again brings it on, if nobody else does.

@@ -21,7 +21,13 @@ void Communicator::throw_forked() const {
 Communicator::~Communicator() {
   stop_listening();
   stop_background();
-  if (!let_go_) new auto(std::move(abandoned_));  // never freed: the transport may still need memory of theirs
+  if (!let_go_ && abandoned_ != nullptr) {  // a ring is never freed: the transport may still need memory of theirs
+    Operation* last = abandoned_.get();
+    while (last->next_abandoned != nullptr) last = last->next_abandoned.get();
+    last->next_abandoned = abandoned_;
+    return;
+  }
+  while (abandoned_ != nullptr) abandoned_ = std::exchange(abandoned_->next_abandoned, nullptr);  // one by one
 }
 
 void Communicator::close() {
@@ -31,11 +37,14 @@ void Communicator::close() {
     if (closing_) return;
     closing_ = true;
   }
-  finish_names();
   try {
+    finish_names();
     say_farewell();
   } catch (const Error& e) {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
+  } catch (const std::exception&) {  // no memory: the others must not wait for this rank
+    const std::lock_guard driving(drive_mutex_);
+    fail_with(std::current_exception(), /*tell_peers=*/true);
   }
   abandon_names();
   if (members_.job_ranks.empty() && members_.diagnosis != nullptr) members_.diagnosis->stop();

@@ -22,7 +22,12 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
                           ": an operation of this kind and name is still under way on this rank. Wait for it first "
                           "(dcoll.synchronize), or give each operation in flight a name of its own.");
     }
-    inbox_.push_back(operation);
+    try {
+      inbox_.push_back(operation);
+    } catch (...) {
+      names_in_flight_.erase(NamedLane::id_of(operation->request));
+      throw;
+    }
     pending_.store(true);
   }
   if (!operation->request.is_small()) {
@@ -60,8 +65,13 @@ std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
   const std::lock_guard driving(drive_mutex_);
   const std::lock_guard lock(inbox_mutex_);
   check_open();
-  names_->join();
   inbox_.push_back(operation);
+  try {
+    names_->join();
+  } catch (...) {
+    inbox_.pop_back();
+    throw;
+  }
   pending_.store(true);
   return operation;
 }

@@ -1,8 +1,10 @@
 // Operations that some ranks have not submitted for long: told to the user (diagnosis.h), and ended if so configured.
 #include <algorithm>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/thread.h"
 #include "engine/communicator.h"
 #include "engine/failure.h"
 
@@ -51,11 +53,18 @@ void Communicator::watch_stall(Operation& operation, double idle, const std::vec
 }
 
 void Communicator::listen_for_stalls() {
-  if (members_.diagnosis == nullptr && (settings_.stall_check_disable || members_.size == 1 || !members_.may_listen))
+  const bool of_a_set = !members_.job_ranks.empty();
+  if (members_.diagnosis == nullptr &&
+      (settings_.stall_check_disable || members_.size == 1 || !members_.may_listen || of_a_set))
     return;
   if (members_.diagnosis == nullptr) {
     const double patience = std::clamp(settings_.stall_check_time_s, kLeastPatienceSeconds, kMostPatienceSeconds);
-    members_.diagnosis = std::make_shared<Diagnosis>(*this, patience);
+    try {
+      members_.diagnosis = std::make_shared<Diagnosis>(*this, patience);
+    } catch (const std::system_error& e) {
+      return log_(LogLevel::kWarning,
+                  no_thread_text(e) + " Operations that stall are reported without what the other ranks do.");
+    }
   }
   members_.diagnosis->add(*this);
 }

@@ -14,6 +14,18 @@ bool Communicator::may_run_on_the_spot() {
   return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();
 }
 
+// What follows once peers have this rank's part, drive lock held: whatever keeps it from taking theirs fails the
+// communicator, or the next call would meet what is left of this one.
+template <typename Rest>
+auto Communicator::entered(Rest&& rest) {
+  try {
+    return rest();
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+    throw;
+  }
+}
+
 std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   if (request.kind == Kind::kAllReduce) return run_or_submit(request.reduce_call());
   check_process();
@@ -27,16 +39,18 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
       operation->phases.enter(Phase::kAgree);
       PullNow& pull = *fabric_.pull_now;
       pull.enter(PullCall::of(operation->request));
-      if (finish_now(pull, operation.get())) {
-        last_.note(operation->request);
-        if (operation->phases.on) [[unlikely]]
-          timeline_->record(number_, *operation);
-        operation->done.store(true, std::memory_order_release);
-      } else {
-        go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
-        advance_briefly(*operation);
-      }
-      return operation;
+      return entered([&] {
+        if (finish_now(pull, operation.get())) {
+          last_.note(operation->request);
+          if (operation->phases.on) [[unlikely]]
+            timeline_->record(number_, *operation);
+          operation->done.store(true, std::memory_order_release);
+        } else {
+          go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
+          advance_briefly(*operation);
+        }
+        return operation;
+      });
     }
   }
   return submit(std::move(request), Start::kByWaiter);
@@ -50,17 +64,19 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const PullCall& call) {
       ++started_;
       PullNow& pull = *fabric_.pull_now;
       pull.enter(call);
-      if (finish_now(pull, nullptr)) {
-        last_.note(call);
-        return nullptr;
-      }
-      Request request = call.request(members_.size);
-      accept(request);
-      auto operation = std::make_shared<Operation>(std::move(request));
-      operation->phases.number = started_;
-      go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
-      advance_briefly(*operation);
-      return operation;
+      return entered([&]() -> std::shared_ptr<Operation> {
+        if (finish_now(pull, nullptr)) {
+          last_.note(call);
+          return nullptr;
+        }
+        Request request = call.request(members_.size);
+        accept(request);
+        auto operation = std::make_shared<Operation>(std::move(request));
+        operation->phases.number = started_;
+        go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
+        advance_briefly(*operation);
+        return operation;
+      });
     }
   }
   return run_or_submit(call.request(members_.size));
@@ -73,19 +89,22 @@ std::shared_ptr<Operation> Communicator::run_or_submit(const ReduceCall& call) {
     const std::lock_guard lock(drive_mutex_);
     if (may_run_on_the_spot() && call.plainly_valid() && enter_all_reduce(fabric_, call, phases)) {
       phases.number = ++started_;
-      if (poll_briefly(*fabric_.all_reduce)) {
-        last_.note(call);
-        if (phases.on) [[unlikely]] {
-          note_agreement(*fabric_.all_reduce, phases);
-          timeline_->record(number_, call, phases);
+      return entered([&]() -> std::shared_ptr<Operation> {
+        if (poll_briefly(*fabric_.all_reduce)) {
+          last_.note(call);
+          if (phases.on) [[unlikely]] {
+            note_agreement(*fabric_.all_reduce, phases);
+            timeline_->record(number_, call, phases);
+          }
+          return nullptr;
         }
-        return nullptr;
-      }
-      // Not everybody came at once: the ordinary way from here.
-      auto operation = std::make_shared<Operation>(Request::of(call));
-      if (phases.on) operation->phases = phases;
-      go_on(operation, {.all_reduce = true});
-      return operation;
+        // Not everybody came at once: the ordinary way from here.
+        auto operation = std::make_shared<Operation>(Request::of(call));
+        if (phases.on) operation->phases = phases;
+        operation->phases.number = started_;
+        go_on(operation, {.all_reduce = true});
+        return operation;
+      });
     }
   }
   return submit(Request::of(call), Start::kByWaiter);
@@ -105,23 +124,18 @@ void Communicator::pause_between_looks() const {
 int Communicator::polls_on_the_spot() const { return members_.own_core ? 1000 : 64; }
 
 // Drive lock held: not for longer than the all-reduce takes, and some 10 us of waiting for a peer.
-bool Communicator::poll_briefly(NodeAllReduce& all_reduce) {
-  try {
-    for (int in_vain = 0; in_vain < polls_on_the_spot();) {
-      bool moved = false;
-      if (all_reduce.poll(moved)) return all_reduce.outcome() == NodeAllReduce::Outcome::kDone;
-      if (moved) {
-        in_vain = 0;
-      } else {
-        ++in_vain;
-        pause_between_looks();
-      }
+bool Communicator::poll_briefly(NodeAllReduce& all_reduce) const {
+  for (int in_vain = 0; in_vain < polls_on_the_spot();) {
+    bool moved = false;
+    if (all_reduce.poll(moved)) return all_reduce.outcome() == NodeAllReduce::Outcome::kDone;
+    if (moved) {
+      in_vain = 0;
+    } else {
+      ++in_vain;
+      pause_between_looks();
     }
-    return false;
-  } catch (...) {
-    fail_with(std::current_exception(), /*tell_peers=*/true);
-    throw;
   }
+  return false;
 }
 
 // Drive lock held, as in poll_briefly.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 
 #include "engine/communicator.h"
 
@@ -56,7 +57,11 @@ void Diagnosis::stalls() {
 void Diagnosis::run() {
   while (!stop_) {
     const uint32_t ticket = job_.prepare_listen();
-    const bool busy = look();
+    bool busy = false;
+    try {
+      busy = look();
+    } catch (const std::bad_alloc&) {  // no memory for a report: the operation's error says what it waits for
+    }
     const std::chrono::microseconds sleep = busy ? kBusyLook : job_.hears_of_notes() ? kSleep : kFarLook;
     if (!stop_) job_.listen(ticket, sleep);
   }

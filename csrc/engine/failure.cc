@@ -1,5 +1,7 @@
 #include "engine/failure.h"
 
+#include <new>
+
 #include "base/error.h"
 
 namespace dcoll {
@@ -14,6 +16,8 @@ bool is_stall(const std::string& notice) { return !notice.empty() && notice.fron
 std::string failure_text(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
   } catch (const std::exception& e) {
     return e.what();
   }

@@ -35,7 +35,7 @@ class LastOperation {
     if (!last_.name.empty() || !call.name.empty()) replace(last_.name, call.name);
     if (!last_.group.empty() || !group.empty()) replace(last_.group, group);
   }
-  static void replace(std::string& text, std::string_view by);
+  static void replace(std::string& text, std::string_view by) noexcept;
 
   bool any_ = false;
   Request last_;

@@ -44,6 +44,7 @@ class Spare {
     kept_bytes_ -= block.capacity;
     return block;
   }
+  Spare() { kept_.reserve(Memory::kMostKeptBlocks + 1); }  // keeping one, in a destructor, must not need memory
   void keep(Block block) {
     const std::lock_guard lock(mutex_);
     kept_.push_back(block);
@@ -76,8 +77,9 @@ Block allocate(size_t bytes) {
 }  // namespace
 
 std::shared_ptr<Memory> Memory::mapped(std::shared_ptr<Window> window, size_t bytes) {
-  std::byte* block = window->alloc(std::max<size_t>(bytes, 1));
-  return std::shared_ptr<Memory>(new Memory(std::move(window), block, bytes, 0));
+  std::shared_ptr<Memory> memory(new Memory(std::move(window), nullptr, bytes, 0));  // first what may find no memory
+  memory->data_ = memory->window_->alloc(std::max<size_t>(bytes, 1));
+  return memory;
 }
 
 std::shared_ptr<Memory> Memory::plain(size_t bytes) {
@@ -87,10 +89,13 @@ std::shared_ptr<Memory> Memory::plain(size_t bytes) {
 }
 
 std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
+  std::shared_ptr<Memory> memory(new Memory(nullptr, nullptr, bytes, 0));
   Block block;
   if (bytes >= kLeastKept) block = Spare::get().take(bytes);
   if (block.data == nullptr) block = allocate(bytes);
-  return std::shared_ptr<Memory>(new Memory(nullptr, block.data, bytes, block.capacity));
+  memory->data_ = block.data;
+  memory->capacity_ = block.capacity;
+  return memory;
 }
 
 Memory::Kept Memory::kept() { return Spare::get().kept(); }

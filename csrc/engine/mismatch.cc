@@ -5,8 +5,8 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "engine/join.h"
-#include "engine/ranks_text.h"
 #include "engine/stall_report.h"
 
 namespace dcoll {
@@ -35,7 +35,7 @@ Call Call::of(const Request& r) {
   described.name = shortened(r.name, kWords / 2);
   copy_text(shortened(described.describe(), kWords - 1), call.words, kWords);
   copy_text(r.algo, call.algo, kAlgoName);
-  call.fingerprint = r.fingerprint();
+  call.standing.call = r.fingerprint();
   call.count = r.count;
   call.prescale = r.prescale;
   call.postscale = r.postscale;
@@ -53,13 +53,17 @@ Request Call::stand_in() const {
           .prescale = prescale,
           .postscale = postscale,
           .algo = algo,
-          .stands_for = fingerprint};
+          .stands_for = fingerprint()};
 }
 
-Mismatch::Mismatch(Fabric& fabric, const Request& request)
+Mismatch::Mismatch(Fabric& fabric, const Operation& operation)
     : size_(fabric.size), records_([&]() -> RecordExchange {
-        Call mine = Call::of(request);
+        Call mine = Call::of(operation.request);
         mine.job_rank = fabric.job_rank;
+        mine.standing = fabric.out_of_step.standing(operation.phases.number, mine.fingerprint());
+        mine.standing.gives_way = !operation.request.refusal.empty();
+        mine.standing.joined = mine.kind == Kind::kJoin;
+        copy_text(shortened(fabric.out_of_step.reason(), Call::kWords - 1), mine.reason, Call::kWords);
         return RecordExchange(fabric, &mine, sizeof mine);
       }()) {}
 
@@ -73,7 +77,9 @@ std::string Mismatch::text() const {
   std::map<std::pair<std::string, uint64_t>, std::vector<int>> callers;  // words may be cut where calls still agree
   for (int rank = 0; rank < size_; ++rank) {
     const Call call = call_of(rank);
-    callers[{call.words, call.fingerprint}].push_back(call.job_rank);
+    std::string words = call.words;
+    if (call.reason[0] != '\0') words += " after a call there was refused (" + std::string(call.reason) + ")";
+    callers[{words, call.fingerprint()}].push_back(call.job_rank);
   }
   std::vector<std::pair<std::vector<int>, std::string>> by_rank;
   for (const auto& [what, ranks] : callers) by_rank.emplace_back(ranks, what.first);
@@ -81,7 +87,7 @@ std::string Mismatch::text() const {
   std::string text;
   for (size_t i = 0; i < by_rank.size(); ++i) {
     const auto& [ranks, what] = by_rank[i];
-    text += (i ? "; " : "") + ranks_text(ranks) + " called " + what;
+    text += (i ? "; " : "") + ranks_text(ranks) + (what.starts_with(kCouldNot) ? " " : " called ") + what;
     if (what == kind_name(Kind::kShutdown)) text += " (or the program there ended)";
   }
   return text;
@@ -98,7 +104,7 @@ Task Mismatch::resolve(Fabric& fabric, Operation& operation) const {
     } else if (example < 0) {
       example = rank;
     } else {
-      alike = alike && call_of(rank).fingerprint == call_of(example).fingerprint;
+      alike = alike && call_of(rank).fingerprint() == call_of(example).fingerprint();
     }
   }
   const Call call = call_of(example);
@@ -114,11 +120,34 @@ Task Mismatch::resolve(Fabric& fabric, Operation& operation) const {
                       "and the job can go on; "
                       "call the others before dcoll.join(), or after it.");
   }
-  const bool by_name = operation.by_name;
+  if (!operation.by_name) return resolve_in_order(fabric, operation);
   throw MismatchError("The ranks called different collectives: " + text() +
-                      ". Nothing was moved and the job can go on; " +
-                      (by_name ? "every rank must ask for the same under one name."
-                               : "every rank must make the same calls in the same order."));
+                      ". Nothing was moved and the job can go on; every rank must ask for the same under one name.");
+}
+
+Task Mismatch::resolve_in_order(Fabric& fabric, Operation& operation) const {
+  std::vector<Standing> standings;
+  for (int rank = 0; rank < size_; ++rank) standings.push_back(call_of(rank).standing);
+  const std::vector<Verdict> verdicts = line_up(standings);
+  const auto self = static_cast<size_t>(fabric.rank);
+  operation.counts_in_order = fabric.out_of_step.settle(operation.phases.number, standings, verdicts, self);
+  switch (verdicts[self]) {
+    case Verdict::kTryAgain:
+      return run_collective(fabric, operation);
+    case Verdict::kGivesWay:
+      return nothing_to_do();
+    case Verdict::kFails:
+      break;
+  }
+  std::vector<int> ahead;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (verdicts[static_cast<size_t>(rank)] == Verdict::kTryAgain) ahead.push_back(call_of(rank).job_rank);
+  }
+  throw MismatchError(
+      "The ranks called different collectives: " + text() + ". Nothing was moved and the job can go on; " +
+      (ahead.empty()
+           ? "every rank must make the same calls in the same order."
+           : ranks_text(ahead) + " skipped a call that this rank made. " + "With this error they are in step again."));
 }
 
 }  // namespace dcoll

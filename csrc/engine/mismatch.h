@@ -1,5 +1,6 @@
 // What happens when the handshake finds that the ranks called different things: they show each other what they called.
-// It is everybody's MismatchError, unless ranks have joined (join.h): then the others go on.
+// It is everybody's MismatchError, unless ranks have joined (join.h): then the others go on. Where a rank is ahead of
+// the others, it is theirs alone (line_up.h).
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 
 #include "engine/collective.h"
 #include "engine/executor.h"
+#include "engine/line_up.h"
 #include "engine/operation.h"
 #include "engine/task.h"
 
@@ -26,12 +28,14 @@ struct RecordExchange {
 struct Call {
   static constexpr size_t kWords = 256, kAlgoName = 32;
   static Call of(const Request& request);
+  uint64_t fingerprint() const { return standing.call; }
   Request stand_in() const;  // an all-reduce of the same fingerprint, without memory
 
   char words[kWords] = {};
   char algo[kAlgoName] = {};
-  int job_rank = 0;  // of the caller
-  uint64_t fingerprint = 0;
+  char reason[kWords] = {};  // of the first call that `standing` counts as refused
+  int job_rank = 0;          // of the caller
+  Standing standing;
   uint64_t count = 0;
   double prescale = 1.0, postscale = 1.0;
   Kind kind = Kind::kBarrier;
@@ -41,7 +45,7 @@ struct Call {
 
 class Mismatch {
  public:
-  Mismatch(Fabric& fabric, const Request& request);
+  Mismatch(Fabric& fabric, const Operation& operation);
   Executor& exchange() { return records_.executor; }
   // Once exchanged: how the operation goes on here. Throws MismatchError, or JoinedError where it is only that ranks
   // have joined and this collective cannot go on without them.
@@ -50,6 +54,7 @@ class Mismatch {
  private:
   Call call_of(int rank) const;
   std::string text() const;
+  Task resolve_in_order(Fabric& fabric, Operation& operation) const;
 
   int size_;
   RecordExchange records_;

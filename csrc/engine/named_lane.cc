@@ -45,6 +45,7 @@ void NamedLane::submit(std::shared_ptr<Operation> operation) {
 }
 
 void NamedLane::join() {
+  changed_.reserve(changed_.size() + ready_.size());
   ++joins_;
   if (decides()) {
     for (const auto& [id, ranks] : ready_) changed_.push_back(id);
@@ -65,11 +66,11 @@ bool NamedLane::asleep() const {
   return idle() && !is_joined() && std::none_of(peers_.begin(), peers_.end(), expecting);
 }
 
-void NamedLane::abandon() {
-  waiting_.clear();
+std::unordered_map<uint64_t, std::shared_ptr<Operation>> NamedLane::abandon() {
   ready_.clear();
   changed_.clear();
-  for (Peer& peer : peers_) peer = {};
+  for (Peer& peer : peers_) peer.forget();
+  return std::exchange(waiting_, {});
 }
 
 // Whether a message of this peer is due. A joined rank must hear of whatever the others do.
@@ -168,8 +169,9 @@ void NamedLane::order_what_is_ready(Queue& running) {
 }
 
 void NamedLane::run(uint64_t id, Queue& running) {
-  if (auto own = waiting_.extract(id)) {
-    running.push_back(std::move(own.mapped()));
+  if (const auto own = waiting_.find(id); own != waiting_.end()) {
+    running.push_back(own->second);
+    waiting_.erase(own);
   } else if (is_joined()) {
     running.push_back(std::make_shared<Operation>(Request{.kind = Kind::kJoin, .count = kOneRound}));
   } else {

@@ -55,8 +55,8 @@ class NamedLane {
   const std::unordered_map<uint64_t, std::shared_ptr<Operation>>& waiting() const { return waiting_; }
   // The ranks that are known not to have submitted it: on rank 0 exactly those, elsewhere rank 0 is who knows.
   std::vector<int> waits_for(uint64_t id) const;
-  // Forgets everything, after a failure.
-  void abandon();
+  // Forgets everything, after a failure; returns waiting().
+  std::unordered_map<uint64_t, std::shared_ptr<Operation>> abandon();
 
   Fabric& fabric() { return fabric_; }
 
@@ -76,6 +76,12 @@ class NamedLane {
     size_t lacks = 0;    // rank 0: own names that this peer has not submitted
     uint32_t joins = 0;  // rank 0: how often it has joined
     uint32_t joins_ended = 0;
+    void forget() {  // without memory, which an assignment of {} would need
+      outbox.clear();
+      joins_told = true;
+      expecting = false;
+      lacks = joins = joins_ended = 0;
+    }
   };
   using Queue = std::deque<std::shared_ptr<Operation>>;
 

@@ -33,6 +33,8 @@ std::string_view kind_name(Kind kind) {
 
 namespace {
 
+constexpr uint64_t kRefusal = 0x9e3779b97f4a7c15;  // the fingerprint of all refusals, whatever their reasons
+
 void validate_adasum(const Request& r, int size) {
   if (r.kind != Kind::kAllReduce || !is_floating(r.dtype) || !(r.algo.empty() || r.algo == "auto")) {
     throw ArgumentError(r.describe() +
@@ -150,6 +152,7 @@ uint64_t ReduceCall::fingerprint() const {
 
 uint64_t Request::fingerprint() const {
   if (stands_for != 0) return stands_for;
+  if (!refusal.empty()) return kRefusal;
   if (kind == Kind::kAllReduce) {
     if (splits.empty() && group.empty()) return reduce_call().fingerprint();
     Fingerprint print;
@@ -179,6 +182,7 @@ size_t Request::bytes() const {
 }
 
 std::string Request::describe() const {
+  if (!refusal.empty()) return std::string(kCouldNot) + refusal;
   std::string text(kind_name(kind));
   if (!name.empty()) text += " '" + name + "'";
   const std::string type(dtype_name(dtype));

@@ -24,6 +24,9 @@ namespace dcoll {
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown, kJoin };
 std::string_view kind_name(Kind kind);
 
+// What describe() says of a Request with a refusal begins with this.
+inline constexpr std::string_view kCouldNot = "could not make its call: ";
+
 // The factor of a reduction's results: an average is a sum that is divided.
 inline double final_scale(ReduceOp op, double postscale, int size) {
   return op == ReduceOp::kAverage ? postscale / size : postscale;
@@ -73,6 +76,7 @@ struct Request {
   // each tensor; {} is one tensor
   std::vector<size_t> splits{};
   uint64_t stands_for = 0;  // a joined rank's part in what others called: their fingerprint
+  std::string refusal{};    // barrier: this rank cannot make its next call, because of this; the others' fails
   size_t out_bytes = 0;     // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
   std::string group{};      // of several tensors as one: what they are, compared as the name is
   int root_in_job = -1;     // what messages call the root; -1: by its number here
@@ -105,6 +109,7 @@ struct Operation {
   bool by_name = false;
   std::string note{};  // join: what to log on a rank that others outlast
   bool started = false;
+  bool counts_in_order = true;   // failed: the other ranks had a call in its place (line_up.h)
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
   // join: operations that this rank took part in while it was joined, in order and by name.
@@ -116,9 +121,10 @@ struct Operation {
   Phases phases{false};             // for the timeline
   // Written before `done` is set (release), read after it was seen (acquire).
   std::exception_ptr error;
-  std::shared_ptr<Memory> output;  // ragged collectives, unless the result went to request.out
-  std::vector<int64_t> counts;     // rows received from each rank
-  bool in_use = false;             // it failed, and a message half there may still move from or to the caller's memory
+  std::shared_ptr<Memory> output;             // ragged collectives, unless the result went to request.out
+  std::vector<int64_t> counts;                // rows received from each rank
+  std::shared_ptr<Operation> next_abandoned;  // of the communicator's list: failing must not need memory
+  bool in_use = false;  // it failed, and a message half there may still move from or to the caller's memory
   std::atomic<bool> done{false};
 
   // Whether the memory is the caller's again.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <new>
 #include <utility>
 
 namespace dcoll {
@@ -35,8 +36,13 @@ std::shared_ptr<Memory> Scratch::find(size_t bytes) {
 
 void Scratch::put(std::shared_ptr<Memory> block) {
   const std::lock_guard lock(mutex_);
-  kept_bytes_ += block->bytes();
-  kept_.push_back(std::move(block));
+  const size_t bytes = block->bytes();
+  try {
+    kept_.push_back(std::move(block));
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  kept_bytes_ += bytes;
   while (kept_bytes_ > kMostKeptBytes && !kept_.empty()) {
     kept_bytes_ -= kept_.front()->bytes();
     kept_.erase(kept_.begin());

@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "engine/ranks_text.h"
+#include "base/ranks_text.h"
 
 namespace dcoll {
 namespace {

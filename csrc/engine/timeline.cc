@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "engine/timeline_json.h"
 
 namespace dcoll {
@@ -95,7 +96,13 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
   dropped_ = 0;
   stop_ = false;
   marks_cycles_ = mark_cycles;
-  writer_ = std::thread([this, file, begin_ns = now_ns()] { write_until_stopped(file, begin_ns); });
+  try {
+    writer_ = std::thread([this, file, begin_ns = now_ns()] { write_until_stopped(file, begin_ns); });
+  } catch (const std::exception& e) {
+    close(file);
+    path_.clear();
+    throw Error("The timeline '" + own + "' cannot be written: " + no_thread_text(e));
+  }
   on_.store(true, std::memory_order_release);
 }
 

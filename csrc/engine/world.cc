@@ -1,6 +1,7 @@
 #include "engine/world.h"
 
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,9 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -21,7 +25,7 @@
 namespace dcoll {
 namespace {
 
-constexpr auto kConnectDeadline = std::chrono::seconds(60);
+constexpr std::chrono::milliseconds kConnectDeadline{60'000};  // DCOLL_TIMEOUT where that is less
 constexpr size_t kMiB = size_t{1} << 20;
 
 void apply_simd(const Settings& settings) {
@@ -31,11 +35,12 @@ void apply_simd(const Settings& settings) {
   }
 }
 
-MappedOptions mapped_options(const Settings& settings) {
+MappedOptions mapped_options(const Settings& settings, size_t local_ranks) {
   // Address space, not memory: pages are taken when touched. No rank can use more than the machine has.
   const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
   MappedOptions options;
-  options.arena_bytes = settings.arena_mb > 0 ? static_cast<size_t>(settings.arena_mb) * kMiB : physical / kMiB * kMiB;
+  options.arena_bytes = arena_bytes_of_each(
+      settings.arena_mb > 0 ? static_cast<size_t>(settings.arena_mb) * kMiB : physical / kMiB * kMiB, local_ranks);
   options.slot_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   options.slots = static_cast<int>(settings.slots);
   return options;
@@ -159,10 +164,37 @@ std::vector<bool> own_cores(MpiBackend& mpi) {
   return own;
 }
 
-// Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers)
-// all fall back to MPI together: `failed` of any of them is everybody's. memory_of_rank: see Members.
-Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std::vector<int>& local_ranks,
-                      const Settings& settings, const Log& log, std::vector<int>& memory_of_rank) {
+// What is wrong on this rank, told to all; by rank, cut to what has room.
+std::vector<std::string> told_errors(MpiBackend& mpi, const std::string& error) {
+  constexpr size_t kRoom = 400;
+  std::array<char, kRoom> mine{};
+  error.copy(mine.data(), kRoom - 1);
+  const std::vector<std::byte> all = mpi.all_gather(mine.data(), mine.size());
+  std::vector<std::string> errors;
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    errors.emplace_back(reinterpret_cast<const char*>(all.data()) + static_cast<size_t>(rank) * kRoom);
+  }
+  return errors;
+}
+
+// Abstract sockets, by which ranks hand each other their memory, are seen in one network namespace alone.
+void check_same_network(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+  struct stat network{};
+  const uint64_t mine = stat("/proc/self/ns/net", &network) == 0 ? network.st_ino : 0;
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  uint64_t first = 0;
+  std::memcpy(&first, all.data() + static_cast<size_t>(local_ranks.front()) * sizeof first, sizeof first);
+  if (mine == first) return;
+  throw TransportError("it runs in a container with another network namespace than rank " +
+                       std::to_string(local_ranks.front()));
+}
+
+// Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers,
+// a limit on one's address space) all fall back to MPI together: what one cannot do is everybody's `cause`. First each
+// makes its own region, so that nobody waits for a rank that has none.
+Endpoint connect_node(MpiBackend& mpi, const StartUp& start, const std::vector<int>& nodes,
+                      const std::vector<int>& local_ranks, const Settings& settings, const Log& log,
+                      std::vector<int>& memory_of_rank) {
   ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
                                                 local_ranks.begin()),
                  .local_size = static_cast<int>(local_ranks.size()),
@@ -170,49 +202,52 @@ Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std:
                  .job_ranks = local_ranks};
   // A node of its own key: nodes that DCOLL_NODES made of one machine must not meet at one address.
   for (int byte = 0; byte < 4; ++byte) peers.key[byte] ^= static_cast<uint8_t>(nodes[mpi.rank()] >> (8 * byte));
-  Endpoint endpoint;
-  std::string error;
-  if (settings.transport == "mpi") {
-    error = "DCOLL_TRANSPORT=mpi";
-  } else {
-    try {
-      endpoint = connect_shm(peers, mapped_options(settings), kConnectDeadline);
-    } catch (const Error& e) {
-      error = e.what();
-    }
-  }
-  const char failed = !error.empty();
-  const std::vector<std::byte> all = mpi.all_gather(&failed, 1);
-  const auto node_failed = [&](int node) {
+  std::vector<std::string> causes(static_cast<size_t>(mpi.size()));  // by node: why it has no memory in common
+  const auto agree = [&](const std::string& error) {
+    const std::vector<std::string> errors = told_errors(mpi, error);
     for (int rank = 0; rank < mpi.size(); ++rank) {
-      if (nodes[rank] == node && all[rank] != std::byte{0}) return true;
+      std::string& cause = causes[static_cast<size_t>(nodes[rank])];
+      if (!errors[rank].empty() && cause.empty()) cause = "rank " + std::to_string(rank) + ": " + errors[rank];
     }
-    return false;
   };
-  for (int rank = 0; rank < mpi.size(); ++rank) {
-    memory_of_rank.push_back(node_failed(nodes[rank]) ? mpi.size() + rank : nodes[rank]);
+  const std::string& cause = causes[static_cast<size_t>(nodes[mpi.rank()])];
+  std::optional<ShmRegion> region;
+  Endpoint endpoint;
+  const auto attempt = [&](auto step) -> std::string {
+    try {
+      step();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  if (settings.transport == "mpi") {
+    causes.assign(causes.size(), "DCOLL_TRANSPORT=mpi");
+  } else {
+    agree(attempt([&] {
+      check_same_network(mpi, local_ranks);
+      region.emplace(peers, mapped_options(settings, local_ranks.size()));
+    }));
+    const auto limit = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(start.timeout_s));
+    agree(attempt([&] {
+      if (cause.empty()) endpoint = region->connect(std::min(kConnectDeadline, limit), start.look_around);
+    }));
   }
-  if (memory_of_rank[mpi.rank()] < mpi.size()) return endpoint;
-  if (settings.transport != "mpi" && failed) {
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    memory_of_rank.push_back(causes[static_cast<size_t>(nodes[rank])].empty() ? nodes[rank] : mpi.size() + rank);
+  }
+  if (cause.empty()) return endpoint;
+  if (settings.transport != "mpi" && local_ranks.front() == mpi.rank() && local_ranks.size() > 1) {
     log(LogLevel::kWarning,
         "node " + std::to_string(nodes[mpi.rank()]) +
-            ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + error);
+            ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + cause);
   }
   return {};
 }
 
-}  // namespace
-
-std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& given) {
-  apply_simd(given);
+// More than one rank; all have met.
+std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& start, const Settings& given) {
   Members members;
-  if (mpi == nullptr || mpi->size() == 1) {
-    const Settings settings = given.on_nodes(false);
-    Endpoint alone = std::move(connect_local(1, mapped_options(settings)).front());
-    members.transport = std::move(alone.transport);
-    members.window = std::move(alone.window);
-    return Communicator::make(std::move(members), with_own_core(settings, 0, 1));
-  }
   check_same_settings(*mpi, given);
   members.rank = mpi->rank();
   members.size = mpi->size();
@@ -224,7 +259,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
   members.timeline =
       std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(*mpi, machines));
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
-  Endpoint node = connect_node(*mpi, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
+  Endpoint node = connect_node(*mpi, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;
   const bool all_local = static_cast<int>(local_ranks.size()) == members.size;
   members.transport_of_rank.assign(members.size, "mpi");
@@ -233,7 +268,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
   }
   members.transport_of_rank[members.rank] = "self";
   // Without peers' memory, the window is this rank's own.
-  members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings)).front().window);
+  members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings, 1)).front().window);
   const std::vector<bool> own_core_of_rank = own_cores(*mpi);
   members.own_core = own_core_of_rank[members.rank];
   members.shared_cores = std::ranges::find(own_core_of_rank, false) != own_core_of_rank.end();
@@ -263,12 +298,49 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
   return Communicator::make(std::move(members), with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
 }
 
+}  // namespace
+
+StartUp start_up(const Settings& settings, int rank, std::function<void()> look_around) {
+  const Log log{log_level_from(settings.log_level), rank, settings.log_hide_time};
+  StartUp start;
+  start.timeout_s = settings.timeout_s;
+  start.look_around = std::move(look_around);
+  if (settings.stall_check_disable) return start;
+  start.report_s = settings.stall_check_time_s;
+  start.report = [log](const std::string& text) { log(LogLevel::kWarning, text); };
+  return start;
+}
+
+std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& given, std::function<void()> look_around) {
+  apply_simd(given);
+  if (mpi == nullptr || mpi->size() == 1) {
+    const Settings settings = given.on_nodes(false);
+    Endpoint alone = std::move(connect_local(1, mapped_options(settings, 1)).front());
+    Members members;
+    members.transport = std::move(alone.transport);
+    members.window = std::move(alone.window);
+    return Communicator::make(std::move(members), with_own_core(settings, 0, 1));
+  }
+  const StartUp start = start_up(given, mpi->rank(), std::move(look_around));
+  mpi->meet(start);
+  const std::string who = "rank " + std::to_string(mpi->rank()) + " left dcoll.init(): ";
+  try {
+    return connect_ranks(mpi, start, given);
+  } catch (const std::exception& error) {
+    mpi->leave(who + error.what());
+    throw;
+  } catch (...) {
+    mpi->leave(who + "it was interrupted.");
+    throw;
+  }
+}
+
 namespace {
 
 // Ranks as threads on the nodes that `nodes` gives them: memory in common inside a node, messages between.
 std::vector<Endpoint> connect_thread_nodes(const std::vector<int>& nodes, const Settings& settings) {
   const int n = static_cast<int>(nodes.size());
-  const MappedOptions options = mapped_options(settings);
+  const MappedOptions options = mapped_options(settings, nodes.size());
   std::vector<Endpoint> all = connect_local(n, options);
   if (settings.transport == "mpi" || !are_several(nodes)) return all;
   std::vector<Endpoint> endpoints(nodes.size());

@@ -1,6 +1,7 @@
 // From "a process" to "a communicator of all ranks": who is on which node, who can map whose memory, who needs MPI.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -10,8 +11,12 @@
 
 namespace dcoll {
 
+// How long a start-up waits and what it says meanwhile. look_around: see StartUp.
+StartUp start_up(const Settings& settings, int rank, std::function<void()> look_around);
+
 // All ranks of the MPI job; collective. mpi == nullptr: this process alone.
-std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings);
+std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings,
+                                            std::function<void()> look_around = {});
 
 // n communicators of one world inside this process, one for each of n threads. With DCOLL_TRANSPORT=mpi they have no
 // memory in common but for messages, like ranks on different nodes: schedules run instead of the fused forms. With

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "transport/mapped.h"
@@ -85,8 +85,10 @@ std::byte* MappedWindow::alloc(size_t bytes) {
       const auto [offset, length] = *block;
       if (length >= need) {
         in_use_.emplace(offset, need);
-        free_.erase(block);
-        if (length > need) free_.emplace(offset + need, length - need);
+        auto rest = free_.extract(block);  // from here on nothing needs memory
+        rest.key() = offset + need;
+        rest.mapped() = length - need;
+        if (length > need) free_.insert(std::move(rest));
         return base(local_rank()) + offset;
       }
     }
@@ -105,15 +107,15 @@ std::byte* MappedWindow::alloc(size_t bytes) {
 // what the child's maps say of them may be long out of date.
 void MappedWindow::free(std::byte* block) {
   if (block == nullptr || fork_.in_child()) return;
-  size_t offset = 0, length = 0;
+  std::map<size_t, size_t>::node_type freed;  // which goes to the other list: what destructors do must not need memory
   {
     std::lock_guard lock(mutex_);
     const uint64_t at = offset_of(block, 1);
     const auto found = at == kUnmapped ? in_use_.end() : in_use_.find(static_cast<size_t>(at));
     if (found == in_use_.end()) throw ArgumentError("free of a block that alloc of this arena did not return");
-    std::tie(offset, length) = *found;
-    in_use_.erase(found);
+    freed = in_use_.extract(found);
   }
+  size_t &offset = freed.key(), &length = freed.mapped();
   give_back(block, length);  // outside the lock, and before another alloc can find the block
   std::lock_guard lock(mutex_);
   auto next = free_.lower_bound(offset);
@@ -129,7 +131,7 @@ void MappedWindow::free(std::byte* block) {
     length += next->second;
     free_.erase(next);
   }
-  free_.emplace(offset, length);
+  free_.insert(std::move(freed));
 }
 
 }  // namespace dcoll

@@ -1,6 +1,6 @@
 // MPI, behind an interface, because the library that implements it (libdcoll_mpi.so) is loaded at run time: dcoll works
-// where no MPI is installed, and the core never links one. Only its own files (mpi_plugin, mpi_transport, mpi_requests,
-// mpi_notices) include <mpi.h>.
+// where no MPI is installed, and the core never links one. Only its own files (mpi_plugin, mpi_meeting, mpi_transport,
+// mpi_requests, mpi_notices) include <mpi.h>.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/start_up.h"
 #include "transport/transport.h"
 
 namespace dcoll {
@@ -23,7 +24,11 @@ class MpiBackend {
   virtual int thread_level() const = 0;             // MPI_THREAD_SINGLE .. MULTIPLE as 0 .. 3
   virtual std::string processor_name() const = 0;
 
-  // Blocking helpers for start-up, over the backend's own communicator.
+  // Start-up, over the backend's own communicator. Each waits for the other ranks no longer than StartUp says, and
+  // throws what keeps them away. Collective over all ranks; before the exchanges, and again for every communicator.
+  virtual void meet(const StartUp& start) = 0;
+  // This rank takes no part in the exchanges that the others still wait for; they throw PeerError with its words.
+  virtual void leave(const std::string& why) noexcept = 0;
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   virtual std::vector<std::byte> all_gather(const void* data, size_t bytes) = 0;  // size() * bytes, in rank order
   virtual std::vector<int>
@@ -44,11 +49,12 @@ class MpiBackend {
 };
 
 // dlopens the plugin and initialises MPI (MPI_THREAD_MULTIPLE asked for) unless it is initialised already. Requires at
-// least MPI_THREAD_SERIALIZED. Throws TransportError with dlerror() and the remedy.
-std::unique_ptr<MpiBackend> load_mpi(const std::string& plugin_path);
+// least MPI_THREAD_SERIALIZED. Throws TransportError with dlerror() and the remedy; TimeoutError when other ranks did
+// not come, who may be waited for by calling it again.
+std::unique_ptr<MpiBackend> load_mpi(const std::string& plugin_path, const StartUp& start);
 
 // The plugin's only exported symbol.
-inline constexpr const char* kMpiPluginEntry = "dcoll_mpi_backend_v1";
-using MpiPluginEntry = MpiBackend* (*)();
+inline constexpr const char* kMpiPluginEntry = "dcoll_mpi_backend_v2";
+using MpiPluginEntry = MpiBackend* (*)(const StartUp&);
 
 }  // namespace dcoll

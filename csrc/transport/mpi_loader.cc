@@ -15,7 +15,7 @@ constexpr const char* kRemedy =
 
 }  // namespace
 
-std::unique_ptr<MpiBackend> load_mpi(const std::string& plugin_path) {
+std::unique_ptr<MpiBackend> load_mpi(const std::string& plugin_path, const StartUp& start) {
   if (access(plugin_path.c_str(), R_OK) != 0) {
     throw TransportError("dcoll was built without MPI: " + plugin_path + " does not exist. " + kRemedy);
   }
@@ -33,7 +33,7 @@ std::unique_ptr<MpiBackend> load_mpi(const std::string& plugin_path) {
     throw TransportError(plugin_path + " has no entry " + kMpiPluginEntry +
                          ": it belongs to another version of dcoll. Reinstall dcoll");
   }
-  return std::unique_ptr<MpiBackend>(reinterpret_cast<MpiPluginEntry>(entry)());
+  return std::unique_ptr<MpiBackend>(reinterpret_cast<MpiPluginEntry>(entry)(start));
 }
 
 }  // namespace dcoll

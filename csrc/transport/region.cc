@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -14,6 +15,16 @@
 #include "transport/futex.h"
 
 namespace dcoll {
+namespace {
+
+constexpr size_t kMaxArenaBytes = size_t{1} << 46;  // half of x86's user address space
+
+}  // namespace
+
+size_t arena_bytes_of_each(size_t wanted, size_t local_ranks) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  return std::min(wanted, kMaxArenaBytes / local_ranks / kMiB * kMiB);
+}
 
 size_t page_bytes() {
   static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -28,8 +39,7 @@ RegionLayout::RegionLayout(int size_in, const MappedOptions& options)
     : size(size_in), slots(options.slots), flat_ranks(options.flat_ranks), slot_bytes(options.slot_bytes) {
   constexpr int kMaxRanks = 4096;
   constexpr int kMaxSlots = 1 << 16;
-  constexpr size_t kMaxSlotBytes = size_t{1} << 30;   // lengths travel as 32 bits
-  constexpr size_t kMaxArenaBytes = size_t{1} << 46;  // half of x86's user address space
+  constexpr size_t kMaxSlotBytes = size_t{1} << 30;  // lengths travel as 32 bits
   auto reject = [](const char* what, size_t got, size_t least, size_t most) {
     throw ArgumentError(std::string(what) + " is " + std::to_string(got) + "; allowed are " + std::to_string(least) +
                         " to " + std::to_string(most));

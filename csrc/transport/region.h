@@ -103,6 +103,10 @@ struct RegionLayout {
   }
 };
 
+// Of the `wanted` address space, what each of a node's ranks can have when all map all: together at most half of what
+// x86 gives a process, in whole MiB.
+size_t arena_bytes_of_each(size_t wanted, size_t local_ranks);
+
 size_t page_bytes();
 // `value` up to the next multiple of `unit`.
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }

@@ -1,8 +1,10 @@
 #include "transport/shm.h"
 
 #include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <mutex>
 
 #include "base/error.h"
@@ -49,30 +51,46 @@ class SocketWatch final : public PeerWatch {
   std::vector<int> ranks_;  // of polled_[i]
 };
 
+// Limits on address space (ulimit -v) strike here, and not in the middle of the handshake.
+void check_room_for(size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) {
+    throw TransportError(
+        errno_text("no address space for the shared memory of all local ranks, " + std::to_string(bytes) + " bytes",
+                   errno) +
+        "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
+  }
+  munmap(at, bytes);
+}
+
 }  // namespace
 
-Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::chrono::milliseconds deadline) {
-  if (peers.local_rank < 0 || peers.local_rank >= peers.local_size) {
-    throw ArgumentError("local rank " + std::to_string(peers.local_rank) + " does not exist among " +
-                        std::to_string(peers.local_size) + " local ranks");
+ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
+    : peers_(std::move(peers)), layout_(peers_.local_size, options) {
+  if (peers_.local_rank < 0 || peers_.local_rank >= peers_.local_size) {
+    throw ArgumentError("local rank " + std::to_string(peers_.local_rank) + " does not exist among " +
+                        std::to_string(peers_.local_size) + " local ranks");
   }
-  const RegionLayout layout(peers.local_size, options);
-  const auto own = static_cast<size_t>(peers.local_rank);
-  MappedWorld world{peers.local_rank, layout, {}, peers.job_ranks};
+  segment_ = create_segment(layout_.region_bytes);
+  region_ = std::make_shared<Region>(segment_.get(), layout_.region_bytes);
+  const auto peers_count = static_cast<size_t>(peers_.local_size - 1);
+  if (peers_count > 0) check_room_for(layout_.region_bytes * peers_count);
+  // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
+  // page.
+  const int numa_node = own_numa_node();
+  prefer_numa_node(region_->base(), region_->bytes(), numa_node);
+  region_->initialize(peers_.local_rank, numa_node);
+  region_->set_bell(make_bell());
+}
+
+Endpoint ShmRegion::connect(std::chrono::milliseconds deadline, const std::function<void()>& look_around) {
+  MappedWorld world{peers_.local_rank, layout_, {}, peers_.job_ranks};
   std::vector<MeshPeer> mesh(1);
-  {
-    const Fd segment = create_segment(layout.region_bytes);  // closed below: the mappings keep the memory alive
-    auto region = std::make_shared<Region>(segment.get(), layout.region_bytes);
-    // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
-    // page.
-    const int numa_node = own_numa_node();
-    prefer_numa_node(region->base(), region->bytes(), numa_node);
-    region->initialize(peers.local_rank, numa_node);
-    region->set_bell(make_bell());
-    if (peers.local_size > 1) mesh = connect_mesh(peers, layout, segment, region->bell(), deadline);
-    mesh[own].region = std::move(region);
-    mesh[own].pid = getpid();
-  }
+  if (peers_.local_size > 1) mesh = connect_mesh(peers_, layout_, segment_, region_->bell(), deadline, look_around);
+  segment_.reset();  // the mappings keep the memory alive
+  const auto own = static_cast<size_t>(peers_.local_rank);
+  mesh[own].region = std::move(region_);
+  mesh[own].pid = getpid();
   for (MeshPeer& peer : mesh) world.regions.push_back(peer.region);
   world.watch = std::make_shared<SocketWatch>(std::move(mesh));
   return make_mapped_endpoint("shm", std::move(world));

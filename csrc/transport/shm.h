@@ -6,9 +6,14 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "transport/endpoint.h"
+#include "transport/fd.h"
+#include "transport/region.h"
 
 namespace dcoll {
 
@@ -19,9 +24,26 @@ struct ShmPeers {
   std::vector<int> job_ranks{};   // of the local ranks, for messages; empty: they say "local rank N"
 };
 
-// Connects to all local peers; collective over the node. Peers are numbered by local rank in the resulting transport.
-// Throws TransportError (naming the local rank and the cause) when a peer cannot be reached or mapped before
-// `deadline`.
-Endpoint connect_shm(const ShmPeers& peers, const MappedOptions& options, std::chrono::milliseconds deadline);
+// This rank's half: its region is made, and there is address space for those of all peers.
+class ShmRegion {
+ public:
+  // Throws TransportError with the cause: ranks tell each other before they wait for one that will not come.
+  ShmRegion(ShmPeers peers, const MappedOptions& options);
+  // Connects to all local peers; collective over the node, once. Peers are numbered by local rank in the resulting
+  // transport. Throws TransportError (naming the local rank and the cause) when a peer cannot be reached or mapped
+  // before `deadline`. look_around: called now and then; what it throws ends the wait.
+  Endpoint connect(std::chrono::milliseconds deadline, const std::function<void()>& look_around = {});
+
+ private:
+  const ShmPeers peers_;
+  const RegionLayout layout_;
+  Fd segment_;
+  std::shared_ptr<Region> region_;
+};
+
+// Both at once.
+inline Endpoint connect_shm(ShmPeers peers, const MappedOptions& options, std::chrono::milliseconds deadline) {
+  return ShmRegion(std::move(peers), options).connect(deadline);
+}
 
 }  // namespace dcoll

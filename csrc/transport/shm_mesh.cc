@@ -64,7 +64,7 @@ std::string local_rank_text(int rank, int pid) {
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<long>(left, 0, 1000));
+  return static_cast<int>(std::clamp<long>(left, 0, 100));
 }
 
 class Mesh {
@@ -74,9 +74,10 @@ class Mesh {
     listener_ = listen_at(mesh_address(self_.key, self_.local_rank), self_.local_size + 16);
   }
 
-  std::vector<MeshPeer> connect(std::chrono::milliseconds limit) {
+  std::vector<MeshPeer> connect(std::chrono::milliseconds limit, const std::function<void()>& look_around) {
     const auto deadline = Clock::now() + limit;
     while (missing() > 0) {
+      if (look_around) look_around();
       if (Clock::now() >= deadline) throw TransportError(timeout_text(limit));
       connect_to_lower_ranks();
       wait_for_events(deadline);
@@ -332,8 +333,8 @@ std::string mesh_address(const SipKey& key, int local_rank) {
 }
 
 std::vector<MeshPeer> connect_mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment, const Fd& bell,
-                                   std::chrono::milliseconds limit) {
-  return Mesh(peers, layout, segment, bell).connect(limit);
+                                   std::chrono::milliseconds limit, const std::function<void()>& look_around) {
+  return Mesh(peers, layout, segment, bell).connect(limit, look_around);
 }
 
 }  // namespace dcoll

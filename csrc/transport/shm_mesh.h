@@ -14,6 +14,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,6 @@ std::string mesh_address(const SipKey& key, int local_rank);
 
 // By local rank; the own entry stays empty.
 std::vector<MeshPeer> connect_mesh(const ShmPeers& peers, const RegionLayout& layout, const Fd& segment, const Fd& bell,
-                                   std::chrono::milliseconds limit);
+                                   std::chrono::milliseconds limit, const std::function<void()>& look_around);
 
 }  // namespace dcoll

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dcoll.errors import ArgumentError, DcollError
+from dcoll.runner import launchers
+from dcoll.runner.channel import Channel, reachable_names
+from dcoll.runner.hosts import UsageError, is_local
 
 _FIXED_RANKS = "the ranks of a job are those that mpirun starts: give num_proc and hosts, or hostfile"
 
@@ -52,6 +58,10 @@ def run(
     is installed. An exception on a rank ends the job; DcollError names the rank and the exception. hosts: as dcollrun's
     -H. mpi_args: more arguments for mpirun, in one string. executable: the Python of the ranks. The other arguments are
     horovod.run's, to be left out: they choose between things that are fixed here.
+
+    With ranks on other hosts the caller listens on a TCP port while the job runs. Who connects must hold the job's key,
+    which mpirun hands to the ranks; the function and its results are then sent unencrypted. So the hosts, their users
+    and the network between them must be trusted: results are unpickled here, which lets who sends them run code.
     """
     fixed = {
         "min_num_proc": min_num_proc, "max_num_proc": max_num_proc, "slots": slots, "reset_limit": reset_limit,
@@ -63,8 +73,6 @@ def run(
             raise ArgumentError(f"run() got {name}={value!r}, but {_FIXED_RANKS}; leave {name} out")
     if use_gloo:
         raise ArgumentError("run() got use_gloo=True, but dcoll runs on MPI; leave it out")
-    if use_mpi is False:
-        raise ArgumentError("run() got use_mpi=False, but dcoll runs on MPI; leave it out")
     if hosts is not None and hostfile is not None:
         raise ArgumentError("run() got hosts= and hostfile=, which say the same thing: pass one of them")
     if start_timeout is not None or disable_cache is not None:
@@ -106,15 +114,13 @@ class _Job:
         self._ranks = ranks
         self._options = options
         self._executable = executable
-        self._results: dict[int, Any] = {}
+        self._key = os.urandom(32)
+        self._results: dict[int, bytes] = {}
         self._errors: dict[int, str] = {}
-        self._broken: Exception | None = None
+        self._broken: str | None = None
 
     def run(self, task: bytes) -> list[Any]:
-        from multiprocessing.connection import Client, Listener
-
         from dcoll.runner import cli, launchers, options
-        from dcoll.runner.hosts import UsageError
 
         command = [self._executable, "-m", "dcoll.runner.task"]
         try:
@@ -122,42 +128,56 @@ class _Job:
             mpirun = launchers.find_mpirun()
         except UsageError as error:
             raise ArgumentError(f"run(): {error}") from None
-        key = os.urandom(32)
         with tempfile.TemporaryDirectory(prefix="dcoll-run-") as folder:
-            inside = str(Path(folder) / "socket")
-            listener = Listener(("", 0) if job.remote else inside, authkey=key)
-            address = f"{_names_of_this_host()}:{listener.address[1]}" if job.remote else inside
-            job.exported |= {"_DCOLL_RUN_ADDRESS": address, "_DCOLL_RUN_KEY": key.hex()}
+            listener, address = _listen(job, folder)
+            job.exported |= {"_DCOLL_RUN_ADDRESS": address, "_DCOLL_RUN_KEY": self._key.hex()}
             job.exported["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
             server = threading.Thread(target=self._serve, args=(listener, task), daemon=True)
             server.start()
             try:
                 status = cli.run(mpirun.command(job), launchers.environment(mpirun, job))
             finally:
-                own = ("localhost", listener.address[1]) if job.remote else inside
-                with Client(own, authkey=key) as last:  # the server waits for a connection: this one ends it
-                    last.send(("end",))
+                # Ranks end when the caller has what they sent: who is connected now is none, or was killed.
+                listener.shutdown(socket.SHUT_RDWR)
                 server.join()
                 listener.close()
         return self._outcome(status)
 
-    def _serve(self, listener: Any, task: bytes) -> None:
-        from multiprocessing import AuthenticationError
-
+    def _serve(self, listener: socket.socket, task: bytes) -> None:
+        """A thread for each connection: one that says nothing keeps nobody waiting."""
+        peers: set[socket.socket] = set()
         while True:
             try:
-                with listener.accept() as peer:
-                    what, *rest = peer.recv()
-                    if what == "end":
-                        return
-                    if what == "task":
-                        peer.send_bytes(task)
-                    elif what == "error":
-                        self._errors[rest[0]] = rest[1]
-                    else:
-                        self._results[rest[0]] = peer.recv_bytes()
-            except (OSError, EOFError, AuthenticationError) as error:
-                self._broken = error
+                peer, _ = listener.accept()
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # shut down
+                    break
+                time.sleep(0.05)  # out of descriptors, most likely: strangers' time runs out
+                continue
+            peers = {one for one in peers if one.fileno() >= 0} | {peer}
+            try:
+                threading.Thread(target=self._talk, args=(peer, task), daemon=True).start()
+            except RuntimeError as error:  # no thread
+                peer.close()
+                self._broken = str(error)
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def _talk(self, peer: socket.socket, task: bytes) -> None:
+        try:
+            with Channel(peer, self._key, "caller") as channel:
+                what, rank = channel.receive().decode().split()
+                if what == "task":
+                    channel.send(task)
+                elif what == "error":
+                    self._errors[int(rank)] = channel.receive().decode()
+                    channel.send(b"")
+                else:
+                    self._results[int(rank)] = channel.receive()
+                    channel.send(b"")
+        except (OSError, ValueError) as error:
+            self._broken = f"{type(error).__name__}: {error}"
 
     def _outcome(self, status: int) -> list[Any]:
         import pickle
@@ -176,12 +196,17 @@ class _Job:
         return [pickle.loads(self._results[rank]) for rank in range(self._ranks)]
 
 
-def _names_of_this_host() -> str:
-    """Under which the ranks on other hosts may find this one, separated by commas."""
-    import socket
-
-    name = socket.gethostname()
-    found = [socket.getfqdn(), name]
-    with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)]
-    return ",".join(dict.fromkeys(found))
+def _listen(job: launchers.Job, folder: str) -> tuple[socket.socket, str]:
+    """Where the ranks find this process: in the file system while all are here, else at a port of every interface."""
+    if not job.remote:
+        path = str(Path(folder) / "socket")
+        return socket.create_server(path, family=socket.AF_UNIX), path
+    names = reachable_names([host.name for host in job.hosts if not is_local(host.name)])
+    if not names:
+        raise ArgumentError(
+            "run(): this host has no name and no address but those of the loopback, under which the ranks of other "
+            "hosts would find themselves; give it a host name that they can resolve"
+        )
+    both = socket.has_dualstack_ipv6()
+    listener = socket.create_server(("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
+    return listener, f"{','.join(names)}:{listener.getsockname()[1]}"

@@ -36,6 +36,7 @@ _FLAGS = {
     ("logging", "hide-timestamp"): ("--log-hide-timestamp", "--no-log-hide-timestamp"),
     ("logging", "with-timestamp"): ("--log-with-timestamp", "--log-without-timestamp"),
 }
+_CONTROLLERS = {"mpi": "--mpi", "gloo": "--gloo", "jsrun": "--jsrun"}
 _TRUE = ("true", "yes", "on", "1", "2")
 _FALSE = ("false", "no", "off", "0")
 _NOTHING = ("", "~", "null")
@@ -49,53 +50,53 @@ def options_of(path: Path) -> list[str]:
             continue
         if where_key := _VALUES.get(key):
             words.append(f"{where_key}={value}")
+        elif key == ("", "controller"):
+            if value.lower() not in _CONTROLLERS:
+                raise UsageError(f"{where}: controller is {value!r}, but must be mpi")
+            words.append(_CONTROLLERS[value.lower()])
         elif flags := _FLAGS.get(key):
             if value.lower() not in _TRUE + _FALSE:
                 raise UsageError(f"{where}: {key[1]} is {value!r}, but must be true or false")
             option = flags[value.lower() in _FALSE]
             words += [option] if option else []
         else:
-            known = sorted(name for section, name in (*_VALUES, *_FLAGS) if section == key[0])
+            known = sorted(name for section, name in (*_VALUES, *_FLAGS, ("", "controller")) if section == key[0])
             allowed = ", ".join(known) or "the sections " + ", ".join(sorted({s for s, _ in _VALUES}))
             raise UsageError(f"{where}: no option {'.'.join(filter(None, key))!r}; allowed are {allowed}")
     return words
 
 
 def _entries(path: Path) -> list[tuple[str, tuple[str, str], str]]:
-    """(place, (section, key), value) of each line. Of YAML: mappings two deep of words, quoted or not, and comments."""
+    """(place, (section, key), value) of each option: a YAML mapping of sections, each a mapping of words to words."""
+    import yaml
+
+    def place(node: yaml.Node) -> str:
+        return f"--config-file {path}, line {node.start_mark.line + 1}"
+
+    def word(node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise UsageError(f"{place(node)}: a {node.id} stands where one word is expected; write 'key: value'")
+        text = node.value.strip().replace("\n", " ")
+        if not text.isprintable():
+            raise UsageError(f"{place(node)}: {text!r} has characters that no option takes")
+        return str(text)
+
+    def pairs(node: yaml.Node) -> list[tuple[str, str, yaml.Node]]:
+        if not isinstance(node, yaml.MappingNode):
+            raise UsageError(f"{place(node)}: a {node.id} stands where 'key: value' is expected")
+        return [(place(key), word(key).replace("_", "-"), value) for key, value in node.value]
+
     try:
-        lines = path.read_text().splitlines()
+        # Nodes, not objects: they know their lines, and every scalar is still as it was written.
+        root = yaml.compose(path.read_bytes(), Loader=yaml.BaseLoader)
     except OSError as error:
         raise UsageError(f"--config-file {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # ValueError: \U of no character
+        raise UsageError(f"--config-file {path} is not YAML: {' '.join(str(error).split())}") from None
     entries = []
-    section = ""
-    for number, line in enumerate(lines, 1):
-        text = _without_comment(line)
-        if not text.strip() or text.strip() == "---":
-            continue
-        where = f"--config-file {path}, line {number}"
-        name, colon, value = text.strip().partition(":")
-        if not colon or text.strip().startswith("-") or "\t" in text[: len(text) - len(text.lstrip())]:
-            raise UsageError(f"{where}: {line.strip()!r} is not 'key: value'")
-        key = name.strip().strip("'\"").replace("_", "-")
-        if text[0] != " ":
-            section = key if not value.strip() else ""
-        if value.strip() or text[0] == " ":
-            entries.append((where, (section, key), _scalar(value.strip())))
+    for where, key, value in pairs(root) if root is not None else []:
+        if isinstance(value, yaml.MappingNode):
+            entries += [(at, (key, name), word(leaf)) for at, name, leaf in pairs(value)]
+        else:
+            entries.append((where, ("", key), word(value)))
     return entries
-
-
-def _without_comment(line: str) -> str:
-    quote = ""
-    for i, letter in enumerate(line):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter == "#" and (i == 0 or line[i - 1].isspace()):
-            return line[:i].rstrip()
-    return line.rstrip()
-
-
-def _scalar(text: str) -> str:
-    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text

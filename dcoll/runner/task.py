@@ -2,9 +2,9 @@
 
 import os
 import pickle
-from multiprocessing.connection import Client, Connection
 
 from dcoll.objects import pickled
+from dcoll.runner.channel import Channel, connect
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -15,37 +15,28 @@ def own_rank() -> int:
     return int(found[0]) if found else 0
 
 
-def connect(address: str, key: bytes) -> Connection:
-    """To the process that called run(). address: a socket's path, or host,host,...:port."""
-    if address.startswith("/"):
-        return Client(address, authkey=key)
-    hosts, _, port = address.rpartition(":")
-    failures = []
-    for host in hosts.split(","):
-        try:
-            return Client((host, int(port)), authkey=key)
-        except OSError as error:
-            failures.append(f"{host}: {error}")
-    raise ConnectionError(f"the host that called dcoll.run() cannot be reached: {'; '.join(failures)}")
-
-
 def main() -> None:
     """The program."""
     address, key = os.environ.pop("_DCOLL_RUN_ADDRESS"), bytes.fromhex(os.environ.pop("_DCOLL_RUN_KEY"))
     rank = own_rank()
-    with connect(address, key) as peer:
-        peer.send(("task", rank))
-        data = peer.recv_bytes()
+    with connect(address, key) as caller:
+        caller.send(f"task {rank}".encode())
+        task = caller.receive()
     try:
-        func, args, kwargs = pickle.loads(data)
+        func, args, kwargs = pickle.loads(task)
         result = pickled(func(*args, **kwargs))
     except Exception as error:
-        with connect(address, key) as peer:
-            peer.send(("error", rank, f"{type(error).__name__}: {error}"))
+        hand_in(connect(address, key), "error", rank, f"{type(error).__name__}: {error}".encode(errors="replace"))
         raise
-    with connect(address, key) as peer:
-        peer.send(("result", rank))
-        peer.send_bytes(result)
+    hand_in(connect(address, key), "result", rank, result)
+
+
+def hand_in(channel: Channel, what: str, rank: int, data: bytes) -> None:
+    """Returns when the caller has it: the job, and with it what the caller listens on, may end then."""
+    with channel as caller:
+        caller.send(f"{what} {rank}".encode())
+        caller.send(data)
+        caller.receive()
 
 
 if __name__ == "__main__":

@@ -160,6 +160,24 @@ TEST(wait_timeout_lets_the_operation_go_on) {
   });
 }
 
+// However long a wait looks before it sleeps (DCOLL_SPIN_US), it sees limits, deadlines and deaths.
+TEST(spinning_delays_nothing) {
+  Settings settings = test_settings();
+  settings.spin_us = 1e9;
+  settings.timeout_s = 0.3;
+  for (const char* transport : {"auto", "mpi"}) {
+    settings.transport = transport;
+    auto world = connect_threads(2, settings);
+    auto operation = world[0]->submit({.kind = Kind::kBarrier}, Communicator::Start::kByWaiter);
+    CHECK_THROWS(world[0]->wait(*operation, 0.01), TimeoutError, "It goes on");
+    CHECK_THROWS(world[0]->wait(*operation), TimeoutError, "waiting for rank 1 of 2");
+  }
+  settings.timeout_s = 30;
+  auto world = connect_threads(2, settings);
+  world[1].reset();
+  CHECK_THROWS(run(*world[0], {.kind = Kind::kBarrier}), PeerError, "rank 1");
+}
+
 TEST(pending_operations_fail_with_the_first_cause) {
   auto world = connect_threads(2, test_settings());
   float x[3] = {1, 1, 1};

@@ -30,7 +30,7 @@ constexpr size_t kCounts[] = {1, 0, 30, 1000, 5000, 100000, 7, 22};
 constexpr int kNames = 24;
 
 void steps_in_random_order(Communicator& comm, unsigned seed) {
-  std::mt19937 random(seed * 100 + static_cast<unsigned>(comm.rank()));
+  std::mt19937 random(test::seed() + seed * 100 + static_cast<unsigned>(comm.rank()));
   const float sum_of_ranks = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
   for (int step = 0; step < 4; ++step) {
     std::vector<int> order(kNames);

@@ -231,7 +231,7 @@ TEST(mismatch_in_every_form) {
 TEST(any_path_on_any_rank) {
   for (int n : {2, 3, 4}) {
     run_ranks(n, inline_settings(), [n](Communicator& comm) {
-      std::mt19937 common(7), own(comm.rank());
+      std::mt19937 common(test::seed() + 7), own(test::seed() + comm.rank());
       for (int i = 0; i < 300; ++i) {
         const size_t count = kThresholds[common() % 3] * (1 + common() % 2) - 2 + common() % 5;
         const bool same = common() % 2, all_mapped = common() % 2;

@@ -86,7 +86,7 @@ void without_reading(const std::function<void()>& body) {
       if (refuse_reading()) {
         body();
       } else {
-        std::printf("not run: this system lets nobody install a seccomp filter\n");
+        lacks("seccomp", "this system lets nobody install a filter");
       }
     } catch (...) {
       error = std::current_exception();
@@ -126,8 +126,7 @@ TEST(a_living_process_is_read) {
   const Child child(pages);
   pages.data[kPage + 5] = std::byte{0};  // the child has 42
   if (!can_read(child.introduction)) {
-    std::printf("not run: the kernel lets nobody read here\n");
-    return;
+    return lacks("ptrace", "the kernel lets nobody read here");
   }
   std::byte got[10] = {};
   read_peer(child.introduction, 1, got, pages.address() + kPage, sizeof got);
@@ -155,7 +154,7 @@ TEST(memory_that_was_given_up_half_way) {
   Pages pages;
   CHECK_EQ(munmap(pages.data + kPage, kPage), 0);  // the child inherits the hole
   const Child child(pages);
-  if (!can_read(child.introduction)) return;
+  if (!can_read(child.introduction)) return lacks("ptrace", "the kernel lets nobody read here");
   std::vector<std::byte> got(2 * kPage);
   CHECK_THROWS(read_peer(child.introduction, 1, got.data(), pages.address(), 2 * kPage), TransportError,
                "Its tensor was probably freed");

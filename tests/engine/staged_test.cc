@@ -124,7 +124,7 @@ std::vector<float> in_rank_order(int n, size_t call, size_t count, double presca
 void run_in_random_order(int n, std::vector<Call> calls, unsigned seed) {
   for (size_t i = 0; i < calls.size(); ++i) calls[i].want = in_rank_order(n, i, calls[i].count, calls[i].prescale);
   auto ranks = make_ranks(n);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed() + seed);
   for (int finished = 0; finished < n;) {
     Rank& rank = *ranks[random() % n];
     for (unsigned turns = 1 + random() % 8; turns > 0; --turns) rank.turn(calls);
@@ -155,7 +155,7 @@ TEST(every_boundary) {
 TEST(any_memory_any_order) {
   for (int n : {2, 3, 4}) {
     for (unsigned seed = 0; seed < 4; ++seed) {
-      std::mt19937 random(seed + 100 * n);
+      std::mt19937 random(test::seed() + seed + 100 * n);
       std::vector<Call> calls;
       for (int i = 0; i < 10; ++i) {
         Call call{1 + random() % (i % 3 == 0 ? 400000 : 3000), i % 4 == 3 ? 0.5 : 1.0, {}, {}};

@@ -180,7 +180,7 @@ class Rank {
 };
 
 void run_for(int size, const Settings& settings, std::chrono::milliseconds duration) {
-  run_ranks(size, settings, [&](Communicator& comm) { Rank(comm, 1000u + size).run(duration); });
+  run_ranks(size, settings, [&](Communicator& comm) { Rank(comm, test::seed() + size).run(duration); });
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ def expected() -> str:
 def skip_module() -> None:
     """Skip the module that calls this where nobody expects a GPU."""
     if (why := missing()) and not expected():
-        pytest.skip(why, allow_module_level=True)
+        pytest.skip(f"needs gpu: {why}", allow_module_level=True)
 
 
 def require() -> None:

@@ -39,7 +39,7 @@ def not_wide(ptx: str) -> dict[str, str]:
 def test_every_kernel_loads_and_stores_16_bytes(source: str, kernels: int, tmp_path: Path) -> None:
     """ptxas keeps a vector access of PTX whole, so what is wide there is wide on the device."""
     if not _C.cuda_built or not (compiler := nvcc()):
-        pytest.skip("needs a build with CUDA, and the nvcc that made it")
+        pytest.skip("needs nvcc: a build with CUDA, and the compiler that made it")
     ptx = tmp_path / "kernels.ptx"
     options = ["-std=c++20", "-O3", "-DNDEBUG", f"-I{ROOT / 'csrc'}", "-arch=compute_80", "-ptx", "-o", str(ptx)]
     command = [compiler, *options, str(ROOT / "csrc/kernels" / source)]

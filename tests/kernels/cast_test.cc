@@ -135,7 +135,7 @@ TEST(overflow_infinity_and_nan) {
 }
 
 TEST(every_isa_gives_the_same_bits) {
-  std::mt19937_64 random(5);
+  std::mt19937_64 random(test::seed() + 5);
   for (const DType from : kFloats) {
     std::vector<char> in(100000 * dtype_bytes(from));
     test::fill_random(from, in.data(), 100000, random);
@@ -152,7 +152,7 @@ TEST(every_isa_gives_the_same_bits) {
 }
 
 TEST(pairs_sizes_alignments) {
-  std::mt19937_64 random(6);
+  std::mt19937_64 random(test::seed() + 6);
   for (const DType from : kFloats) {
     for (const DType to : kFloats) {
       for (const size_t count : test::kSizes) {

@@ -112,7 +112,7 @@ void check_count(const Expected& want, size_t p, size_t count, size_t misalign) 
 }
 
 void check_matrix(bool any_bits) {
-  std::mt19937_64 random(any_bits ? 1 : 2);
+  std::mt19937_64 random(test::seed() + (any_bits ? 1 : 2));
   for (const DType dtype : test::kDTypes) {
     for (const ReduceOp op : test::kOps) {
       const Expected want(dtype, op, any_bits, random);
@@ -278,7 +278,7 @@ TEST(sources_are_combined_in_order) {
 }
 
 TEST(scale_applies_to_every_op_and_dtype) {
-  std::mt19937_64 random(3);
+  std::mt19937_64 random(test::seed() + 3);
   for (const DType dtype : test::kDTypes) {
     if (dtype == DType::kBool) continue;
     const size_t width = dtype_bytes(dtype);
@@ -303,7 +303,7 @@ TEST(scale_applies_to_every_op_and_dtype) {
 }
 
 TEST(scale_of_one_keeps_every_bit) {
-  std::mt19937_64 random(4);
+  std::mt19937_64 random(test::seed() + 4);
   for (const DType dtype : test::kDTypes) {
     std::vector<char> in(300 * dtype_bytes(dtype)), out(in.size());
     test::fill_random(dtype, in.data(), 300, random);

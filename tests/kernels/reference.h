@@ -177,7 +177,7 @@ inline const std::vector<std::string>& available_isas() {
       if (kernels::set_isa(isa)) {
         list.push_back(isa);
       } else {
-        std::printf("skip %s: this CPU or this build lacks it\n", isa);
+        lacks(isa, "this CPU or this build lacks " + std::string(isa));
       }
     }
     kernels::set_isa(active);

@@ -1,6 +1,8 @@
 """Checks of every collective under Horovod's names. The exhaustive ones are in tests/python, on ranks as threads."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,6 +247,69 @@ def check_mismatch() -> None:
         messages.append(text)
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2, "the job does not go on"
     assert len(set(map(tuple, hvd.allgather_object(messages)))) == 1, "the ranks say different things"
+
+
+def _outcome(call: Callable[[], Any]) -> str:
+    """The class and the words of what `call` raised; "" where it returned."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def check_a_refused_call_fails_alone() -> None:
+    """A call that is refused on one rank is the error of that call on the others, whatever way it takes."""
+    n, odd = hvd.size(), hvd.rank() == 1
+    good, bad = torch.ones(3), torch.ones(3, dtype=torch.complex64)
+    for call in (
+        lambda: hvd.allreduce(bad if odd else good),
+        lambda: hvd.allreduce_(bad if odd else torch.ones(3)),
+        lambda: hvd.allreduce(good, op=17 if odd else hvd.Sum),
+        lambda: hvd.allreduce(good.bool(), op=hvd.Average if odd else hvd.Sum),
+        lambda: hvd.broadcast(bad if odd else good, 0),
+        lambda: hvd.broadcast(good, n if odd else 0),
+        lambda: hvd.allgather(good.sum() if odd else good),
+        lambda: hvd.reducescatter("text" if odd else good),
+        lambda: hvd.alltoall(torch.ones(n), [1] * (n - odd)),
+        lambda: hvd.grouped_allreduce([good, bad if odd else good]),
+        lambda: hvd.grouped_allgather([good, bad if odd else good]),
+        lambda: hvd.allreduce(good, algo="nonsense" if odd else "ring"),
+    ):
+        outcome = _outcome(call)
+        if odd:
+            assert outcome
+            assert "MismatchError" not in outcome, outcome
+            words = outcome.split(": ")[-1][:20]
+        else:
+            assert outcome.startswith("MismatchError: "), outcome
+            assert "after a call there was refused" in outcome, outcome
+        # In step at once: the very next call succeeds everywhere.
+        assert hvd.allreduce(torch.full((5,), 2.0), op=hvd.Sum).tolist() == [2 * n] * 5
+    assert words  # rank 1 has had errors of its own
+    # Refused on all ranks alike, or on one that calls what nobody else does: nobody else hears of it.
+    for ranks in (range(n), (0,)):
+        if hvd.rank() in ranks:
+            assert _outcome(lambda: hvd.allreduce(bad)).startswith("ArgumentError: ")
+        assert hvd.allgather(torch.ones(1)).tolist() == [1] * n
+
+
+def check_a_skipped_call_is_made_up_for() -> None:
+    """A rank that skips a call after an exception of its own is in step again after two errors at most."""
+    n = hvd.size()
+    for skipped in (1, 2):
+        outcomes = []
+        for i in range(10):
+            if not (hvd.rank() == n - 1 and 3 <= i < 3 + skipped):
+                outcomes.append(_outcome(lambda i=i: hvd.allreduce(torch.ones(10 + i), op=hvd.Sum)))
+        wrong = [outcome for outcome in outcomes if outcome]
+        assert outcomes[-(7 - 2 * skipped) :] == [""] * (7 - 2 * skipped), outcomes
+        assert all(outcome.startswith("MismatchError: ") for outcome in wrong)
+        if hvd.rank() == n - 1:
+            assert len(wrong) == skipped, outcomes
+        else:
+            assert len(wrong) == 2 * skipped, outcomes
+            assert f"rank {n - 1} skipped a call that this rank made" in wrong[-1], wrong
 
 
 def check_shutdown_and_init_again() -> None:

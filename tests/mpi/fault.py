@@ -198,6 +198,38 @@ def caught() -> None:
         hvd.world.communicator().fail(f"ValueError: {error}")
 
 
+def stall_caught() -> None:
+    """Rank 1 comes so late that the others gave up (DCOLL_STALL_SHUTDOWN_TIME); all catch that and end normally."""
+    if hvd.rank() == 1:
+        time.sleep(6)
+    try:
+        hvd.allreduce(np.ones(3), name="late")
+    except hvd.TimeoutError:
+        say("caught")
+
+
+def init_fails() -> None:
+    """Before init(): the ranks' settings differ. All catch that and end normally."""
+    os.environ["DCOLL_SLICE_KB"] = ("16", "32")[RANK_IN_JOB % 2]
+    try:
+        hvd.init()
+    except hvd.DcollError as error:
+        print(f"caught {error}", flush=True)
+
+
+class SlowToGo:
+    """Keeps Python's own end for longer than DCOLL_TIMEOUT, as unloading torch does on a loaded machine."""
+
+    def __del__(self) -> None:
+        time.sleep(4)
+        os.write(1, b"gone\n")
+
+
+def slow_teardown() -> None:
+    globals()["KEPT"] = SlowToGo()
+    hvd.barrier()
+
+
 def leaves_handles() -> None:
     """Ends while a collective is under way."""
     hvd.allreduce_async(np.ones(1_000_000))
@@ -206,6 +238,9 @@ def leaves_handles() -> None:
 
 if __name__ == "__main__":
     atexit.register(hang_if_asked)  # runs after dcoll's own
-    hvd.init()
-    RANK = hvd.rank()
-    globals()[sys.argv[1]]()
+    KIND = sys.argv[1]
+    RANK_IN_JOB = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+    if KIND != "init_fails":
+        hvd.init()
+        RANK = hvd.rank()
+    globals()[KIND]()

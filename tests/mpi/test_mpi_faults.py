@@ -1,6 +1,7 @@
 """What a job does when a rank fails: it ends in seconds, and every rank says why."""
 
 import functools
+import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,19 +88,39 @@ def test_a_rank_that_ends_or_hangs_at_its_end_ends_the_job(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["exception", "exits_alone", "thread_hangs"])
 def test_a_failed_rank_ends_the_job_within_two_seconds(kind: str, tmp_path: Path) -> None:
-    """From the exception to the end of mpirun. Five tries: a busy machine needs longer now and then."""
+    """From the exception to the end of mpirun, in the median job: a busy machine needs longer now and then."""
     failed, seconds = tmp_path / "time", []
-    while len(seconds) < 5 and not (seconds and seconds[-1] < 2.0):
-        done = fault(kind, 3, FAULT_TIME=str(failed))
-        seconds.append(time.time() - float(failed.read_text()))
-        assert done.returncode != 0, done.text
-    assert min(seconds) < 2.0, seconds
+    for enough in (3, 5, 9):  # more are run only where the machine may have been busy
+        while len(seconds) < enough:
+            done = fault(kind, 3, FAULT_TIME=str(failed))
+            seconds.append(time.time() - float(failed.read_text()))
+            assert done.returncode != 0, done.text
+        if statistics.median(seconds) < 2.0:
+            return
+    pytest.fail(f"the median of {sorted(seconds)} s is not below 2 s")
 
 
 def test_a_failure_that_was_caught_does_not_hang_at_exit() -> None:
     done = fault("caught", 2)
     assert "caught" in done.stdout, done.text
     assert "rank 1: ValueError: bad" in done.stdout, done.text
+    assert done.returncode == 0, done.text
+
+
+@pytest.mark.parametrize("kind", ["stall_caught", "init_fails"])
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_a_failure_that_all_ranks_caught_ends_with_0(kind: str, transport: str) -> None:
+    env = {"DCOLL_TRANSPORT": transport, "DCOLL_STALL_CHECK_TIME": "1", "DCOLL_STALL_SHUTDOWN_TIME": "2"}
+    done = fault(kind, 3, **env)
+    assert done.stdout.count("caught") == 3, done.text
+    assert "still ran" not in done.stderr, done.text
+    assert done.returncode == 0, done.text
+
+
+def test_the_interpreters_own_end_takes_as_long_as_it_takes() -> None:
+    done = launch(2, str(HERE / "fault.py"), "slow_teardown", timeout=LIMIT_S, DCOLL_TIMEOUT="2")
+    assert done.stdout.count("gone") == 2, done.text
+    assert done.returncode == 0, done.text
 
 
 def test_ending_with_a_collective_under_way() -> None:

@@ -85,7 +85,7 @@ def test_between_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", [{"DCOLL_TRANSPORT": "mpi"}, {"DCOLL_NODES": "0,0,1"}], ids=str)
 def test_where_no_thread_may_listen_each_rank_says_whom_it_waits_for(tmp_path: Path, env: dict[str, str]) -> None:
     """A script's own MPI_THREAD_SERIALIZED: the missing rank cannot be asked, and the job goes on all the same."""
-    pytest.importorskip("mpi4py")
+    pytest.importorskip("mpi4py", reason="needs mpi4py: it is not installed")
     log = log_of(tmp_path, "not_asked", STALL_THREADS="serialized", DCOLL_LOG_HIDE_TIME="1", **env)
     assert " stalls for " not in log
     waits = re.findall(
@@ -108,7 +108,7 @@ ENDS = [{}, {"DCOLL_TRANSPORT": "mpi"}, {"DCOLL_TRANSPORT": "mpi", "STALL_THREAD
 def test_the_end_is_told_to_all_in_the_same_words(tmp_path: Path, env: dict[str, str]) -> None:
     # The last rank comes when the others have given up. It must not finish the operation alone.
     if "STALL_THREADS" in env:
-        pytest.importorskip("mpi4py")
+        pytest.importorskip("mpi4py", reason="needs mpi4py: it is not installed")
     log = log_of(tmp_path, "ends", DCOLL_STALL_SHUTDOWN_TIME="1", **env)
     told = {rank: re.findall(rf"<{rank}> step 0: (.*)", log) for rank in range(3)}
     assert all(len(lines) == 1 for lines in told.values()), log

@@ -28,7 +28,7 @@ def has_mpi4py() -> bool:
 )
 def test_mpi4py(code: str) -> None:
     if not has_mpi4py():
-        pytest.skip("no mpi4py")
+        pytest.skip("needs mpi4py: it is not installed")
     check = "assert MPI.COMM_WORLD.allreduce(hvd.rank()) == 1 and hvd.size() == 2; print('fine')"
     done = launch(2, "-c", code + SUM + check)
     assert done.returncode == 0, done.text
@@ -37,7 +37,7 @@ def test_mpi4py(code: str) -> None:
 
 def test_mpi4py_without_mpirun_joins_its_world() -> None:
     if not has_mpi4py():
-        pytest.skip("no mpi4py")
+        pytest.skip("needs mpi4py: it is not installed")
     code = "from mpi4py import MPI; import dcoll as hvd; hvd.init(); " + SUM + "assert hvd.mpi_enabled(); print('fine')"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMI"))}
     done = subprocess.run(

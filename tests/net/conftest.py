@@ -21,7 +21,7 @@ def hosts() -> Iterator[Hosts]:
     try:
         netlab.check()
     except netlab.CannotError as reason:
-        pytest.skip(f"no lab of several hosts here: {reason}")
+        pytest.skip(f"needs root: no lab of several hosts here: {reason}")
     labs: dict[int, netlab.Lab] = {}
 
     def of(count: int) -> netlab.Lab:

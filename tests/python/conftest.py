@@ -26,7 +26,7 @@ def reader(request: pytest.FixtureRequest) -> Iterator[str]:
     tensors.library("numpy")
     has_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     if request.param == "exchange" and not has_exchange:
-        pytest.skip("this torch has no exchange API")
+        pytest.skip("needs torch: this one has no exchange API")
     assert _C.use_torch(torch, written, request.param == "exchange") is (request.param == "exchange")
     yield request.param
     assert _C.use_torch(torch, written) is has_exchange

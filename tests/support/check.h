@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -43,6 +45,28 @@ std::string show(const char* expression, const A& a, const B& b) {
 template <>
 inline std::string show(const char* expression, const std::string& a, const std::string& b) {
   return std::string(expression) + " (got \"" + a + "\", want \"" + b + "\")";
+}
+// What random numbers of this run begin from: another one each time, printed, and given back by TESTS_SEED. A seed that
+// found something is kept: as a case of its own beside the moving one.
+inline unsigned seed() {
+  static const unsigned chosen = [] {
+    const char* given = std::getenv("TESTS_SEED");
+    const auto found =
+        given ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : std::random_device{}() % 1000000;
+    std::printf("seed %u: TESTS_SEED=%u draws the same again\n", found, found);
+    return found;
+  }();
+  return chosen;
+}
+// Said before a test is left out, or cut short, because something is missing here: an error where TESTS_NEED, a list
+// separated by commas, names it.
+inline void lacks(const std::string& what, const std::string& reason) {
+  const char* given = std::getenv("TESTS_NEED");
+  const std::string needed = "," + std::string(given ? given : "") + ",";
+  if (needed.find("," + what + ",") != std::string::npos || needed.find(",all,") != std::string::npos) {
+    throw std::runtime_error("TESTS_NEED=" + std::string(given) + ", but: " + reason);
+  }
+  std::printf("skip %s: %s\n", what.c_str(), reason.c_str());
 }
 // Runs the tests whose name contains argv[1] (all without it).
 inline int run(int argc, char** argv) {

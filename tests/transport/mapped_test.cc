@@ -27,6 +27,20 @@ std::byte* region_of(Endpoint& from, int rank, const RegionLayout& layout) {
 
 }  // namespace
 
+TEST(arenas_of_all_local_ranks_fit_the_address_space) {
+  constexpr size_t kMiB = size_t{1} << 20, kTiB = size_t{1} << 40;
+  CHECK_EQ(arena_bytes_of_each(3 * kTiB / 2, 8), 3 * kTiB / 2);  // as much as the machine has
+  for (const size_t ranks : {1, 2, 3, 43, 96, 128, 4096}) {
+    for (const size_t wanted : {16 * kMiB, 3 * kTiB / 2, 64 * kTiB, 100 * kTiB}) {
+      const size_t bytes = arena_bytes_of_each(wanted, ranks);
+      CHECK(bytes <= wanted && ranks * bytes <= 64 * kTiB);
+      CHECK(bytes == wanted || 64 * kTiB - ranks * bytes < ranks * kMiB);  // no less than there is room for
+      CHECK_EQ(bytes % kMiB, 0u);
+      RegionLayout(static_cast<int>(ranks), {.arena_bytes = bytes});  // takes it
+    }
+  }
+}
+
 TEST(every_size_arrives_in_order) {
   constexpr size_t kSlotBytes = 259;  // not a multiple of anything
   auto ends = connect_local(2, small(kSlotBytes, 3));
@@ -156,7 +170,7 @@ TEST(all_to_all_random_traffic) {
     auto ends = connect_local(n, small(kSlotBytes, 3));
     const uint64_t messages = n <= 4 ? 60 : 25;
     auto length = [](int from, int to, int channel, uint64_t k) {
-      std::mt19937_64 random(k * 7919 + static_cast<uint64_t>(from * 1000 + to * 100 + channel));
+      std::mt19937_64 random(test::seed() + k * 7919 + static_cast<uint64_t>(from * 1000 + to * 100 + channel));
       return random() % 3 == 0 ? 1 + random() % 60 : 1 + random() % kSlotBytes;
     };
     auto tag = [](int from, int to, int channel, uint64_t k) {

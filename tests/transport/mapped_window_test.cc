@@ -72,7 +72,7 @@ TEST(arena_blocks_are_disjoint_aligned_and_zero) {
   auto ends = connect_local(2, small(64, 2, 64 * page_bytes()));
   Window& w = *ends[1].window;
   const size_t page = page_bytes();
-  std::mt19937 random(5);
+  std::mt19937 random(test::seed());
   struct Block {
     std::byte* at;
     size_t bytes;

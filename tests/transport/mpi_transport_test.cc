@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "base/error.h"
 #include "support/check.h"
@@ -25,7 +26,11 @@ std::string plugin_path() {
 }
 
 MpiBackend& mpi() {
-  static MpiBackend* backend = load_mpi(plugin_path()).release();  // main() finalizes it; it is used until then
+  static MpiBackend* backend = [] {
+    MpiBackend* made = load_mpi(plugin_path(), StartUp()).release();  // main() finalizes it; it is used until then
+    made->meet(StartUp());
+    return made;
+  }();
   return *backend;
 }
 
@@ -61,7 +66,8 @@ const std::byte* receive(Transport& t, int peer, int channel) {
 }  // namespace
 
 TEST(missing_plugin_says_what_to_do) {
-  CHECK_THROWS(load_mpi("no/such/libdcoll_mpi.so"), TransportError, "reinstall dcoll with its mpicc first on PATH");
+  CHECK_THROWS(load_mpi("no/such/libdcoll_mpi.so", StartUp()), TransportError,
+               "reinstall dcoll with its mpicc first on PATH");
 }
 
 TEST(all_ranks_are_in_one_job) {
@@ -94,6 +100,52 @@ TEST(backend_exchanges) {
     CHECK_EQ(theirs, r * r + 5);
   }
   CHECK_EQ(mpi().all_gather(nullptr, 0).size(), 0u);
+}
+
+TEST(ranks_of_other_versions_are_told_by_all) {
+  if (mpi().size() == 1) return;
+  StartUp start;
+  const std::string same = start.version;
+  if (mpi().rank() == 1) start.version = "dcoll 99.1";
+  CHECK_THROWS(mpi().meet(start), ArgumentError, "The ranks run different versions of dcoll: ");
+  try {
+    mpi().meet(start);
+  } catch (const ArgumentError& error) {
+    const std::string text = error.what();
+    CHECK(text.find("dcoll 99.1 on rank 1") != std::string::npos);
+    CHECK(text.find(same + " on rank") != std::string::npos);
+  }
+  mpi().meet(StartUp());
+}
+
+TEST(who_does_not_come_is_told_and_may_come_later) {
+  if (mpi().size() == 1) return;
+  StartUp brief;
+  brief.timeout_s = 0.5;
+  const int last = mpi().size() - 1;
+  if (mpi().rank() == last) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  } else {
+    CHECK_THROWS(mpi().meet(brief), TimeoutError,
+                 "rank " + std::to_string(last) + " has not called dcoll.init() (again)");
+  }
+  mpi().meet(StartUp());
+  mpi().barrier();
+}
+
+TEST(who_leaves_the_start_up_keeps_nobody_waiting) {
+  if (mpi().size() == 1) return;
+  for (const int who : {0, 1}) {
+    mpi().meet(StartUp());
+    if (mpi().rank() == who) {
+      mpi().leave("the test wants it so");
+    } else {
+      CHECK_THROWS(mpi().barrier(), PeerError, "the test wants it so");
+    }
+    CHECK_THROWS(mpi().barrier(), TransportError, "have not met");
+  }
+  mpi().meet(StartUp());
+  mpi().barrier();
 }
 
 TEST(every_size_arrives_in_order) {
@@ -436,6 +488,6 @@ int main(int argc, char** argv) {
   mpi().finalize();
   CHECK_THROWS(left_open->post_recv(0, 0, in.data(), kMax), TransportError, "closed");
   left_open.reset();
-  CHECK_THROWS(load_mpi(plugin_path()), TransportError, "finalized already");
+  CHECK_THROWS(load_mpi(plugin_path(), StartUp()), TransportError, "finalized already");
   return 0;
 }

@@ -1,0 +1,145 @@
+#include "transport/presence.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string_view>
+
+#include "base/hash.h"
+#include "base/ranks_text.h"
+
+namespace dcoll {
+namespace {
+
+std::optional<int> number(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return std::nullopt;
+  int value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, value);
+  if (error != std::errc() || stop != end || value < 0) return std::nullopt;
+  return value;
+}
+
+std::optional<int> first_number(std::initializer_list<const char*> variables) {
+  for (const char* variable : variables) {
+    if (const auto found = number(variable)) return found;
+  }
+  return std::nullopt;
+}
+
+std::string hex(uint64_t value) {
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[value >> shift & 0xf];
+  return text;
+}
+
+uint64_t pid_namespace() {
+  struct stat info{};
+  return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+}
+
+// 'T' while stopped.
+char state_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < line.size() ? line[name_end + 2] : ' ';
+}
+
+}  // namespace
+
+std::optional<LaunchedAs> LaunchedAs::from_env() {
+  const auto rank = first_number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"});
+  const auto size = first_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"});
+  const auto local = first_number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
+  std::string job;
+  for (const char* variable : {"PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"}) {
+    if (const char* value = std::getenv(variable)) job += std::string(value) + "/";
+  }
+  if (!rank || !size || job.empty() || *rank >= *size) return std::nullopt;
+  return LaunchedAs{.job = job, .rank = *rank, .size = *size, .local_size = local.value_or(0)};
+}
+
+std::string ended_text(const std::vector<int>& ranks) {
+  return ranks_text(ranks) + " died: " + (ranks.size() == 1 ? "its process has" : "their processes have") + " ended.";
+}
+
+Presence::Presence(std::optional<LaunchedAs> who) : who_(std::move(who)) {
+  if (!who_) return;
+  const Fingerprint job = Fingerprint().add(who_->job).add(static_cast<uint64_t>(geteuid())).add(pid_namespace());
+  prefix_ = "dcoll-here-" + hex(job.value()) + "-";
+  const std::string name = prefix_ + std::to_string(who_->rank) + "-" + std::to_string(getpid());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  socket_ = Fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  // Without it the others say that this rank is missing, should they have to say anything.
+  if (socket_ && bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) socket_.reset();
+}
+
+std::map<int, pid_t> Presence::look() {
+  std::map<int, pid_t> found;
+  if (!who_) return found;
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    const size_t at = line.find("@" + prefix_);
+    if (at == std::string::npos) continue;
+    const char* text = line.data() + at + 1 + prefix_.size();
+    const char* end = line.data() + line.size();
+    int rank = 0;
+    pid_t pid = 0;
+    const auto [dash, error] = std::from_chars(text, end, rank);
+    if (error != std::errc() || dash == end || std::from_chars(dash + 1, end, pid).ec != std::errc()) continue;
+    struct stat owner{};  // anybody can choose such a name
+    if (rank < 0 || rank >= who_->size || stat(("/proc/" + std::to_string(pid)).c_str(), &owner) != 0) continue;
+    if (owner.st_uid == geteuid()) found[rank] = pid;
+  }
+  for (const auto& [rank, pid] : found) seen_[rank] = pid;
+  return found;
+}
+
+std::vector<int> Presence::ended() {
+  const std::map<int, pid_t> now = look();
+  std::vector<int> ranks;
+  for (const auto& [rank, pid] : seen_) {
+    if (!now.contains(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string Presence::missing() {
+  const std::map<int, pid_t> now = look();
+  if (!now.contains(who_ ? who_->rank : 0)) {
+    return "some ranks have not called dcoll.init(), or have ended; which ones cannot be told before MPI is up";
+  }
+  std::vector<int> here, absent;
+  std::string stopped;
+  for (int rank = 0; rank < who_->size; ++rank) (now.contains(rank) ? here : absent).push_back(rank);
+  for (const auto& [rank, pid] : now) {
+    if (state_of(pid) == 'T')
+      stopped += ", rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ") is stopped";
+  }
+  if (absent.empty()) {
+    return stopped.empty() ? "all ranks have called dcoll.init(), but MPI's start-up does not return"
+                           : stopped.substr(2);
+  }
+  if (who_->local_size == who_->size) {
+    return ranks_text(absent) + (absent.size() == 1 ? " has" : " have") + " not called dcoll.init(), or " +
+           (absent.size() == 1 ? "has" : "have") + " ended" + stopped;
+  }
+  return "of the " + std::to_string(who_->local_size) + " ranks of this node " + ranks_text(here) +
+         (here.size() == 1 ? " has" : " have") + " called dcoll.init()" + stopped +
+         (static_cast<int>(here.size()) < who_->local_size ? "; the others have not, or have ended"
+                                                           : "; ranks of other nodes have not, or have ended");
+}
+
+}  // namespace dcoll

@@ -1,0 +1,51 @@
+// Which of the job's processes on this machine are in init(), known before there is MPI to ask, and which have ended.
+// Each binds an abstract Unix socket whose name tells its rank and pid; nobody connects to it. The others read the
+// list of names, which the kernel keeps: it has no entry of a process that ended. It serves messages alone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/fd.h"
+
+namespace dcoll {
+
+// What the launcher's environment tells of this process.
+struct LaunchedAs {
+  std::string job;  // names this job on this machine, the same in all its processes
+  int rank = 0;
+  int size = 1;
+  int local_size = 1;
+
+  // None where it tells too little.
+  static std::optional<LaunchedAs> from_env();
+};
+
+// "rank 1 died: its process has ended.".
+std::string ended_text(const std::vector<int>& ranks);
+
+class Presence {
+ public:
+  explicit Presence(std::optional<LaunchedAs> who);
+
+  // "rank 1 has not called dcoll.init(), or has ended", as far as it can be told. Looks anew.
+  std::string missing();
+  // Ranks that were seen and have ended since. Looks anew.
+  std::vector<int> ended();
+  // Of those present the lowest, which speaks for all.
+  bool speaks() const { return !who_ || seen_.empty() || seen_.begin()->first >= who_->rank; }
+
+ private:
+  std::map<int, pid_t> look();
+
+  const std::optional<LaunchedAs> who_;
+  std::string prefix_;
+  Fd socket_;
+  std::map<int, pid_t> seen_;  // ever
+};
+
+}  // namespace dcoll

@@ -1,0 +1,95 @@
+#include "transport/start_up.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace dcoll {
+namespace {
+
+constexpr double kLookSeconds = 0.1;
+constexpr double kSpinSeconds = 1e-3;  // ranks that begin together need no longer for an exchange
+constexpr std::chrono::microseconds kShortNap{50}, kLongNap{1000};
+
+std::string seconds_text(double seconds) {
+  std::string text = std::to_string(seconds);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
+}
+
+}  // namespace
+
+std::string within_text(const StartUp& start) { return "within " + seconds_text(start.timeout_s) + " (DCOLL_TIMEOUT)"; }
+
+StartWait::StartWait(const StartUp& start, double patience_s) : start_(start), limit_s_(start.timeout_s + patience_s) {}
+
+bool StartWait::goes_on(const std::function<std::string()>& missing) {
+  const auto now = Clock::now();
+  const double waited = seconds_between(begin_, now);
+  thorough_ = seconds_between(looked_, now) >= kLookSeconds;
+  if (thorough_) {
+    looked_ = now;
+    if (start_.look_around) start_.look_around();
+    if (!reported_ && waited >= start_.report_s && start_.report) {
+      reported_ = true;
+      start_.report("dcoll.init() has waited " + seconds_text(start_.report_s) + ": " + missing() +
+                    ". It fails after " + seconds_text(start_.timeout_s) + " (DCOLL_TIMEOUT).");
+    }
+  }
+  if (waited >= limit_s_) return false;
+  if (waited < kSpinSeconds) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(waited < kLookSeconds ? kShortNap : kLongNap);
+  }
+  return true;
+}
+
+struct Aside::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+Aside::Aside(std::function<void()> call) : state_(std::make_shared<State>()) {
+  std::thread([state = state_, call = std::move(call)]() mutable {
+    std::exception_ptr error;
+    try {
+      call();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    call = nullptr;  // what it owns goes before anybody hears of the end
+    const std::lock_guard lock(state->mutex);
+    state->error = error;
+    state->done = true;
+    state->changed.notify_all();
+  }).detach();
+}
+
+bool Aside::done() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->done;
+}
+
+bool Aside::wait(const StartUp& start, const std::function<std::string()>& missing,
+                 const std::function<void()>& look) const {
+  StartWait wait(start);
+  std::unique_lock lock(state_->mutex);
+  constexpr std::chrono::milliseconds kLook{100};
+  while (!state_->changed.wait_for(lock, kLook, [this] { return state_->done; })) {
+    lock.unlock();
+    if (look) look();
+    if (!wait.goes_on(missing)) return false;
+    lock.lock();
+  }
+  if (state_->error) std::rethrow_exception(state_->error);
+  return true;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,58 @@
+// Waiting for the other processes while a job begins: with a deadline, a report of who is missing, and Ctrl-C.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+
+namespace dcoll {
+
+struct StartUp {
+  double timeout_s = 300;                            // DCOLL_TIMEOUT
+  double report_s = 60;                              // DCOLL_STALL_CHECK_TIME
+  std::function<void()> look_around{};               // ten times a second; what it throws ends the wait (Ctrl-C)
+  std::function<void(const std::string&)> report{};  // after report_s: what is waited for
+  std::string version =
+      "dcoll " DCOLL_VERSION ", start-up 1";  // the ranks', compared; raise the number with the exchanges
+};
+
+// One wait. patience_s: on top of the limit, so that those speak first that see who is missing.
+class StartWait {
+ public:
+  explicit StartWait(const StartUp& start, double patience_s = 0);
+  // Call between two looks. Naps, longer and longer; false once the time is up. `missing`: "rank 2 has not ...".
+  bool goes_on(const std::function<std::string()>& missing);
+  // Whether this is one of the looks, some ten a second, that may cost more.
+  bool thorough() const { return thorough_; }
+  double seconds() const { return seconds_between(begin_, Clock::now()); }
+
+ private:
+  const StartUp& start_;
+  const double limit_s_;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point looked_ = begin_;
+  bool thorough_ = false;
+  bool reported_ = false;
+};
+
+// "within 300 s (DCOLL_TIMEOUT)".
+std::string within_text(const StartUp& start);
+
+// Runs a call of MPI's that may never come back, on a thread of its own. False when it is not done before the deadline:
+// the thread is left alone, so `call` owns what it uses. The wait ends early by what `look` throws, ten times a second.
+class Aside {
+ public:
+  explicit Aside(std::function<void()> call);
+  bool done() const;
+  // Throws what the call threw.
+  bool wait(const StartUp& start, const std::function<std::string()>& missing,
+            const std::function<void()>& look = {}) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace dcoll

@@ -1,0 +1,84 @@
+// A transport that fails once: the k-th of its calls that had an effect throws, or says "not now".
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/transport.h"
+
+namespace dcoll::test {
+
+struct Fault {
+  int64_t at = 0;  // which call, from 1; 0: none
+  bool refuses = false;
+  std::atomic<int64_t> calls{0};
+  bool fired() const { return at > 0 && calls.load() >= at; }
+};
+
+class FaultyTransport final : public Transport {
+ public:
+  FaultyTransport(std::unique_ptr<Transport> real, Fault& fault) : real_(std::move(real)), fault_(fault) {}
+
+  int rank() const override { return real_->rank(); }
+  int size() const override { return real_->size(); }
+  const char* name() const override { return real_->name(); }
+  size_t max_message_bytes() const override { return real_->max_message_bytes(); }
+  bool post_send(int peer, int channel, const void* data, size_t bytes) override {
+    return !strikes("post_send") && real_->post_send(peer, channel, data, bytes);
+  }
+  std::byte* acquire_send(int peer, int channel, size_t bytes) override {
+    return strikes("acquire_send") ? nullptr : real_->acquire_send(peer, channel, bytes);
+  }
+  void commit_send(int peer, int channel) override {
+    if (!fault_.refuses) strikes("commit_send");
+    real_->commit_send(peer, channel);
+  }
+  uint64_t posted(int peer, int channel) const override { return real_->posted(peer, channel); }
+  uint64_t sent(int peer, int channel) override { return real_->sent(peer, channel); }
+  bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
+    return !strikes("post_recv") && real_->post_recv(peer, channel, dst, bytes);
+  }
+  bool post_recv_up_to(int peer, int channel, size_t bytes) override {
+    return !strikes("post_recv_up_to") && real_->post_recv_up_to(peer, channel, bytes);
+  }
+  // Looks in vain are as many as time has it: only what came counts.
+  const std::byte* front(int peer, int channel) override {
+    const std::byte* data = real_->front(peer, channel);
+    return data != nullptr && strikes("front") ? nullptr : data;
+  }
+  size_t front_bytes(int peer, int channel) const override { return real_->front_bytes(peer, channel); }
+  void pop(int peer, int channel) override {
+    if (!fault_.refuses) strikes("pop");
+    real_->pop(peer, channel);
+  }
+  void progress() override { real_->progress(); }
+  uint32_t prepare_wait() override { return real_->prepare_wait(); }
+  void wait(uint32_t ticket, std::chrono::microseconds limit) override { real_->wait(ticket, limit); }
+  void wake() override { real_->wake(); }
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override { real_->doze(ticket, limit); }
+  bool alert(bool on) override { return real_->alert(on); }
+  void nudge() override { real_->nudge(); }
+  void check_peers() override { real_->check_peers(); }
+  void post_failure(const std::string& text) override { real_->post_failure(text); }
+  bool let_go(std::chrono::milliseconds limit) override { return real_->let_go(limit); }
+  std::string poll_failure() override { return real_->poll_failure(); }
+  const std::atomic<uint32_t>* failure_flag() const override { return real_->failure_flag(); }
+  void post_stall(const std::vector<int>& waits_for) override { real_->post_stall(waits_for); }
+  std::vector<StallNote> stall_notes() const override { return real_->stall_notes(); }
+
+ private:
+  bool strikes(const char* call) {
+    if (fault_.calls.fetch_add(1) + 1 != fault_.at) return false;
+    if (fault_.refuses) return true;
+    throw TransportError(std::string("injected into ") + call);
+  }
+
+  const std::unique_ptr<Transport> real_;
+  Fault& fault_;
+};
+
+}  // namespace dcoll::test

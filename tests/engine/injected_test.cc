@@ -1,0 +1,285 @@
+// Whatever fails on a rank, at every place where it can: the k-th call of its transport, the k-th allocation, the k-th
+// thread. Each call ends, on every rank, with the right result or with an error that names the rank.
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+#include <numeric>
+
+#include "base/error.h"
+#include "faulty_transport.h"
+#include "rank_threads.h"
+#include "support/check.h"
+#include "transport/local.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+// What fails of the calls that this thread makes: the k-th, or it and all that follow.
+struct Injection {
+  int64_t calls = 0, at = 0;
+  bool lasts = false;
+  bool strikes() { return at > 0 && (++calls == at || (lasts && calls > at)); }
+};
+thread_local Injection allocations, threads;
+std::atomic<bool> struck{false};  // an allocation failed
+
+void* take_memory(size_t bytes, size_t alignment) {
+  if (allocations.strikes()) {
+    struck = true;
+    throw std::bad_alloc();
+  }
+  void* memory = alignment == 0 ? std::malloc(bytes)
+                                : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return take_memory(bytes, 0); }
+void* operator new[](size_t bytes) { return take_memory(bytes, 0); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return take_memory(bytes, static_cast<size_t>(alignment));
+}
+void* operator new[](size_t bytes, std::align_val_t alignment) {
+  return take_memory(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+// Sanitizers have a pthread_create of their own, which must be the one that is called.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* with) {
+  if (threads.strikes()) return EAGAIN;
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  return create(thread, attributes, start, with);
+}
+#endif
+
+namespace {
+
+constexpr int kRanks = 3, kCulprit = 1;
+constexpr size_t kCount = 6000;  // divisible by the number of ranks; more than goes along with a handshake
+
+// One call of each kind, one after the other.
+class Script {
+ public:
+  explicit Script(Communicator& comm)
+      : comm_(comm), in_(kCount), out_(kCount * kRanks), splits_(kRanks, kCount / kRanks) {}
+
+  static constexpr int kSteps = 9;
+  // The call, and a look at what it brought.
+  void step(int number) {
+    std::iota(in_.begin(), in_.end(), comm_.rank());
+    std::fill(out_.begin(), out_.end(), -1.0f);
+    const size_t count = number == 0 ? 2 : kCount, share = kCount / kRanks;
+    Request request{.kind = Kind::kAllReduce, .in = in_.data(), .out = out_.data(), .count = count};
+    const auto rank = static_cast<size_t>(comm_.rank());
+    const auto sum = [](size_t i) { return static_cast<float>(kRanks * i + kRanks * (kRanks - 1) / 2); };
+    const auto from = [](size_t source, size_t i) { return static_cast<float>(source + i); };
+    switch (number) {
+      case 0:
+      case 1:
+      case 2:  // on the caller's thread, as far as possible
+        if (number < 2) {
+          comm_.wait(*comm_.submit(std::move(request)));
+        } else if (const auto operation = comm_.run_or_submit(request.reduce_call())) {
+          comm_.wait(*operation);
+        }
+        return look(count, sum);
+      case 3: {
+        request.kind = Kind::kBroadcast;
+        request.root = 2;
+        request.in = request.out = in_.data();
+        request.count = kCount * sizeof(float);
+        run(std::move(request));
+        out_ = in_;
+        out_.resize(kCount * kRanks);
+        return look(kCount, [&](size_t i) { return from(2, i); });
+      }
+      case 4:
+        request.kind = Kind::kAllGather;
+        request.row_elems = sizeof(float);
+        request.out_bytes = kCount * kRanks * sizeof(float);
+        run(std::move(request));
+        return look(kCount * kRanks, [&](size_t i) { return from(i / kCount, i % kCount); });
+      case 5:
+        request.kind = Kind::kReduceScatter;
+        run(std::move(request));
+        return look(share, [&](size_t i) { return sum(i + rank * share); });
+      case 6:
+        request.kind = Kind::kAllToAll;
+        request.row_elems = sizeof(float);
+        request.splits = splits_;
+        request.out_bytes = kCount * sizeof(float);
+        run(std::move(request));
+        return look(kCount, [&](size_t i) { return from(i / share, i % share + rank * share); });
+      case 7:
+        request.kind = Kind::kBarrier;
+        return run({.kind = Kind::kBarrier});
+      default:
+        request.name = "of a name";
+        comm_.wait(*comm_.submit_by_name(std::move(request)));
+        return look(kCount, sum);
+    }
+  }
+
+ private:
+  void run(Request request) { comm_.wait(*comm_.run_or_submit(std::move(request))); }
+
+  template <typename Expected>
+  void look(size_t count, Expected expected) {
+    for (size_t i = 0; i < count; ++i) {
+      if (out_[i] != expected(i)) throw std::logic_error("wrong result at " + std::to_string(i));
+    }
+  }
+
+  Communicator& comm_;
+  std::vector<float> in_, out_;
+  const std::vector<size_t> splits_;
+};
+
+using World = std::vector<std::shared_ptr<Communicator>>;
+
+Settings quiet_settings() {
+  Settings settings = test_settings();
+  settings.log_level = "fatal";
+  settings.timeout_s = 60;
+  settings.stall_check_disable = true;
+  return settings;
+}
+
+// All steps on all ranks, those that survive included. arm() is called on the culprit's thread. A call that found no
+// memory and left the communicator in order is made again.
+void play(World& world, const std::function<void()>& arm) {
+  on_threads(kRanks, [&](int rank) {
+    Communicator& comm = *world[static_cast<size_t>(rank)];
+    const bool culprit = rank == kCulprit;
+    Script script(comm);
+    bool again = false;
+    if (culprit) arm();
+    for (int number = 0; number < Script::kSteps; ++number) {
+      try {
+        script.step(number);
+      } catch (const std::logic_error& e) {
+        throw std::runtime_error("rank " + std::to_string(rank) + ", step " + std::to_string(number) + ": " + e.what());
+      } catch (const std::exception& e) {
+        const bool no_memory = culprit && struck && !std::exchange(again, true);
+        allocations.at = 0;
+        const std::string text = e.what(), failure = comm.failure();
+        if (no_memory && failure.empty()) {
+          --number;  // and once more
+          continue;
+        }
+        if (failure.empty()) throw std::runtime_error("step " + std::to_string(number) + " failed alone: " + text);
+        if (!culprit && text.find("rank 1") == std::string::npos) throw std::runtime_error("who? " + text);
+        if (text.find("made no progress") != std::string::npos) throw std::runtime_error(text);
+        CHECK_THROWS(comm.submit({.kind = Kind::kBarrier}), std::exception, "");
+        break;
+      }
+    }
+    allocations.at = 0;
+    comm.close();
+  });
+}
+
+// Ranks that reach each other by messages alone, the culprit through a transport that fails.
+World faulty_world(Fault& fault) {
+  const Settings settings = quiet_settings().on_nodes(false);
+  World world;
+  for (Endpoint& endpoint : connect_local(kRanks, {.arena_bytes = size_t{16} << 20})) {
+    Members members;
+    members.rank = static_cast<int>(world.size());
+    members.size = kRanks;
+    members.node_of_rank.assign(kRanks, 0);
+    members.transport_of_rank.assign(kRanks, "local");
+    members.transport = std::move(endpoint.transport);
+    if (members.rank == kCulprit)
+      members.transport = std::make_unique<FaultyTransport>(std::move(members.transport), fault);
+    members.own_core = false;
+    members.shared_cores = true;
+    world.push_back(Communicator::make(std::move(members), settings));
+  }
+  return world;
+}
+
+void fail_calls_of_the_transport(bool refuses) {
+  const int stride = kSanitized ? 7 : 1;
+  int64_t at = 1;
+  for (bool fired = true; fired; at += stride) {
+    Fault fault;
+    fault.at = at;
+    fault.refuses = refuses;
+    {
+      World world = faulty_world(fault);
+      play(world, [] {});
+    }
+    fired = fault.fired();
+  }
+  CHECK(at > 50);
+}
+
+void fail_allocations(const Settings& settings, bool lasts) {
+  const int stride = kSanitized ? 7 : 1;
+  int64_t at = 1;
+  do {
+    World world = connect_threads(kRanks, settings);
+    struck = false;
+    play(world, [&] { allocations = {.at = at, .lasts = lasts}; });
+    at += stride;
+  } while (struck);
+  CHECK(at > 20);
+}
+
+Settings on_nodes(Settings settings) {
+  settings.nodes = {0, 0, 1};
+  return settings;
+}
+
+Settings by_messages(Settings settings) {
+  settings.transport = "mpi";
+  return settings;
+}
+
+}  // namespace
+
+TEST(every_allocation_fails) { fail_allocations(quiet_settings(), false); }
+TEST(every_allocation_fails_and_all_that_follow) { fail_allocations(quiet_settings(), true); }
+TEST(every_allocation_fails_by_messages) { fail_allocations(by_messages(quiet_settings()), true); }
+TEST(every_allocation_fails_on_two_levels) { fail_allocations(on_nodes(quiet_settings()), true); }
+
+// Without a thread all goes on as with one: who waits drives.
+TEST(no_thread_can_be_made) {
+  if (kSanitized) return;
+  for (int64_t at = 1; at <= 4; ++at) {
+    threads = {.at = at, .lasts = at == 1};
+    Settings settings = quiet_settings();
+    settings.stall_check_disable = false;  // which needs a thread too
+    World world = connect_threads(kRanks, settings);
+    threads = {};
+    play(world, [&] { threads = {.at = 1, .lasts = true}; });
+    for (const auto& comm : world) CHECK_EQ(comm->failure(), std::string());
+    threads = {.at = 1};
+    CHECK_THROWS(world[0]->timeline().start("/dev/null", false), Error, "no further thread");
+    CHECK(!world[0]->timeline().on());
+    threads = {};
+  }
+}
+
+TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(false); }
+TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(true); }
+
+TEST_MAIN

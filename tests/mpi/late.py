@@ -1,0 +1,170 @@
+"""One rank of a job that cannot begin, or not begin again: python late.py KIND (see test_mpi_late.py)."""
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import dcoll as hvd
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["PMI_SIZE"])
+
+
+def say(text: str) -> None:
+    print(f"[{RANK}] {text}", flush=True)
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def soon(seconds: float, what: signal.Signals) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), what)).start()
+
+
+def begin() -> None:
+    """What ends it is said and passed on, once all that can have said theirs."""
+    start = time.monotonic()
+    try:
+        hvd.init()
+    except (hvd.DcollError, KeyboardInterrupt) as error:
+        say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
+        folder = Path(os.environ["FAULT_FOLDER"])
+        (folder / str(RANK)).touch()
+        deadline = time.monotonic() + 15
+        while len(list(folder.iterdir())) < int(os.environ["SURVIVORS"]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)  # mpirun passes on what was printed
+        raise
+
+
+def work() -> None:
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum).tolist() == [float(SIZE)] * 3
+    say("works")
+
+
+def never() -> None:
+    """Rank 1 does not call init()."""
+    if RANK == 1:
+        hang()
+    begin()
+
+
+def late() -> None:
+    """Rank 1 comes when the others have given up once or twice, and are patient."""
+    if RANK == 1:
+        time.sleep(float(os.environ["DCOLL_TIMEOUT"]) + 1)
+    while not hvd.is_initialized():
+        try:
+            hvd.init()
+        except hvd.TimeoutError as error:
+            say(str(error))
+    work()
+
+
+def ends_before() -> None:
+    """Rank 1 ends before it has called init()."""
+    if RANK == 1:
+        os._exit(0)
+    begin()
+
+
+def dies_in_it() -> None:
+    """Rank 1 dies in init(), where rank 2 never comes."""
+    if RANK == 2:
+        hang()
+    if RANK == 1:
+        soon(2, signal.SIGKILL)
+    begin()
+
+
+def stops_in_it() -> None:
+    """Rank 1 is stopped in init(), where rank 2 never comes."""
+    if RANK == 2:
+        hang()
+    if RANK == 1:
+        soon(1, signal.SIGSTOP)
+    begin()
+
+
+def interrupted() -> None:
+    """Ctrl-C in init()."""
+    if RANK == 1:
+        hang()
+    soon(1, signal.SIGINT)
+    begin()
+
+
+def again() -> None:
+    """Rank 1 does not come to the second init()."""
+    hvd.init()
+    work()
+    hvd.shutdown()
+    if RANK == 1:
+        hang()
+    begin()
+
+
+def again_dead() -> None:
+    """Rank 1 is dead when the others begin anew."""
+    hvd.init()
+    work()
+    hvd.shutdown()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin()
+
+
+def again_interrupted() -> None:
+    """Ctrl-C in a second init()."""
+    hvd.init()
+    hvd.shutdown()
+    if RANK == 1:
+        hang()
+    if RANK == 0:
+        soon(1, signal.SIGINT)
+    begin()
+
+
+def elastic() -> None:
+    """Rank 1 hangs in a step, for good or for a while."""
+    seconds = float(os.environ["HANG"])
+    hung = []
+
+    def train(state: hvd.elastic.State) -> None:
+        while state.step < 4:
+            if RANK == 1 and state.step == 2 and not hung:
+                hung.append(True)
+                time.sleep(seconds)
+            hvd.allreduce(np.ones(3), name="work")
+            state.step += 1
+            state.commit()
+
+    hvd.init()
+    begun = hvd.init
+    hvd.world.init = begin if seconds > 100 else begun
+    hvd.elastic.run(train)(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
+    work()
+
+
+def no_room() -> None:
+    """Rank 1 may not map its memory, or that of the others."""
+    if RANK == 1:
+        status = Path("/proc/self/status").read_text()
+        used = int(status.split("VmSize:")[1].split()[0]) << 10
+        room = used + (int(os.environ["ROOM_MB"]) << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    start = time.monotonic()
+    hvd.init()
+    say(f"began in {time.monotonic() - start:.1f} s")
+    work()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

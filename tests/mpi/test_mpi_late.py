@@ -1,0 +1,106 @@
+"""A job that cannot begin says who is missing and ends, or goes on when they come: nothing waits for ever."""
+
+import re
+from pathlib import Path
+
+import pytest
+from mpirun import HERE, Finished, is_open_mpi, launch
+
+pytestmark = pytest.mark.mpi
+
+LIMIT_S = 60.0
+NOT_BEGUN = "rank 1 has not called dcoll.init(), or has ended"
+NOT_AGAIN = "rank 1 has not called dcoll.init() (again), or has ended, or hangs"
+
+
+def late(kind: str, n: int, folder: Path, survivors: int, *options: str, **env: str) -> Finished:
+    """Ends in time by itself, or the test fails."""
+    settings = {"FAULT_FOLDER": str(folder), "SURVIVORS": str(survivors), "DCOLL_TIMEOUT": "3"} | env
+    return launch(n, str(HERE / "late.py"), kind, timeout=LIMIT_S, options=options, **settings)
+
+
+def continuous() -> tuple[str, ...]:
+    if not is_open_mpi():
+        pytest.skip("--continuous is an option of Open MPI's mpirun")
+    return ("--continuous",)
+
+
+def expect_words(done: Finished, error: str, text: str, *ranks: int) -> None:
+    for rank in ranks:
+        pattern = rf"^\[{rank}\] {error} after [0-9.]+ s: .*{re.escape(text)}"
+        assert re.search(pattern, done.stdout, re.MULTILINE), f"rank {rank}: {done.text}"
+
+
+def test_a_rank_that_never_comes_is_named_by_all(tmp_path: Path) -> None:
+    done = late("never", 3, tmp_path, 2, DCOLL_STALL_CHECK_TIME="1")
+    assert done.returncode != 0, done.text
+    expect_words(done, "TimeoutError", f"dcoll.init(): {NOT_BEGUN}, within 3 s (DCOLL_TIMEOUT).", 0, 2)
+    assert done.stderr.count(f"dcoll.init() has waited 1 s: {NOT_BEGUN}.") == 1, done.text
+
+
+def test_a_rank_that_comes_late_is_waited_for_again(tmp_path: Path) -> None:
+    done = late("late", 3, tmp_path, 0)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("works") == 3, done.text
+    assert f"[0] dcoll.init(): {NOT_BEGUN}" in done.stdout, done.text
+
+
+def test_a_rank_that_ended_before_is_named(tmp_path: Path) -> None:
+    # Not by its exit status: with --continuous, Open MPI's is 0 now and then.
+    done = late("ends_before", 3, tmp_path, 2, *continuous())
+    expect_words(done, "TimeoutError", NOT_BEGUN, 0, 2)
+
+
+@pytest.mark.parametrize("kind", ["dies_in_it", "again_dead"])
+def test_a_rank_that_dies_is_named_at_once(tmp_path: Path, kind: str) -> None:
+    """Long before the deadline: the job would not end in time."""
+    survivors = (0,) if kind == "dies_in_it" else (0, 2)
+    done = late(kind, 3, tmp_path, len(survivors), *continuous(), "--timeout", "50", DCOLL_TIMEOUT="200")
+    expect_words(done, "PeerError", "dcoll.init(): rank 1 died: its process has ended.", *survivors)
+
+
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    done = late("stops_in_it", 3, tmp_path, 1)
+    assert done.returncode != 0, done.text
+    expect_words(done, "TimeoutError", "rank 2 has not called dcoll.init(), or has ended, rank 1 (pid ", 0)
+    assert ") is stopped, within 3 s" in done.stdout, done.text
+
+
+@pytest.mark.parametrize("kind", ["interrupted", "again_interrupted"])
+def test_ctrl_c_is_heard(tmp_path: Path, kind: str) -> None:
+    done = late(kind, 2, tmp_path, 1, DCOLL_TIMEOUT="200")
+    assert done.returncode != 0, done.text
+    expect_words(done, "KeyboardInterrupt", "", 0)
+
+
+@pytest.mark.parametrize("nodes", ["0", "0,1"])
+def test_a_rank_that_does_not_begin_again_is_named_by_all(tmp_path: Path, nodes: str) -> None:
+    done = late("again", 3, tmp_path, 2, DCOLL_NODES=nodes)
+    assert done.returncode != 0, done.text
+    expect_words(done, "TimeoutError", f"dcoll.init(): {NOT_AGAIN}, within 3 s (DCOLL_TIMEOUT).", 0, 2)
+
+
+def test_elastic_ends_on_a_rank_that_hangs_for_good(tmp_path: Path) -> None:
+    done = late("elastic", 3, tmp_path, 2, HANG="600")
+    assert done.returncode != 0, done.text
+    assert "dcoll.elastic: going back to the last commit after: " in done.stderr, done.text
+    expect_words(done, "TimeoutError", NOT_AGAIN, 0, 2)
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_elastic_recovers_from_a_rank_that_hung(tmp_path: Path, transport: str) -> None:
+    done = late("elastic", 3, tmp_path, 0, HANG="7", DCOLL_TIMEOUT="5", DCOLL_TRANSPORT=transport)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("works") == 3, done.text
+    assert "dcoll.elastic: going back to the last commit after: " in done.stderr, done.text
+
+
+@pytest.mark.parametrize(("room", "text"), [("900", "cannot map "), ("1536", "no address space for ")])
+def test_a_rank_without_room_is_named_at_once(tmp_path: Path, room: str, text: str) -> None:
+    done = late("no_room", 3, tmp_path, 0, ROOM_MB=room, DCOLL_ARENA_MB="1024", DCOLL_TIMEOUT="200")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("works") == 3, done.text
+    warning = f"node 0: its ranks cannot share memory, using MPI between them, which is slower. Cause: rank 1: {text}"
+    assert done.stderr.count(warning) == 1, done.text
+    assert "ulimit -v" in done.stderr, done.text
+    assert max(map(float, re.findall(r"began in ([0-9.]+) s", done.stdout))) < 40, done.text
