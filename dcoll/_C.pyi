@@ -546,6 +546,13 @@ class Reducer:
         Returns the parameters that no rank had a gradient for (their slots hold zeros): their .grad should stay None.
         Resets readiness for the next backward.
         """
+    def abandon(self) -> int:
+        """In place of finish(): this rank cannot go on. Returns how many buckets the other ranks still submit.
+
+        At least one, if there are any: the last one is submitted by finish().
+        """
+    def settle(self) -> None:
+        """Before a round: wait for what the last one left in flight, when it was abandoned or interrupted."""
     def missing(self) -> list[int]:
         """Parameters not marked ready since the last finish()."""
     def order(self) -> list[int]:

@@ -3,8 +3,9 @@
 import functools
 import itertools
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -46,6 +47,56 @@ class Watcher(Protocol):
 
     def before_backward(self) -> None: ...
     def after_backward(self) -> None: ...
+    def backward_failed(self, failure: "Failure") -> None: ...
+
+
+class _Running(threading.local):
+    number = 0
+
+
+_running = _Running()
+
+
+def running() -> int:
+    """The number of the backward that this thread runs, or has run last, of those that watchers are told of."""
+    return _running.number
+
+
+class Failure:
+    """A backward that raised, or what a watcher did after it."""
+
+    def __init__(self, error: BaseException, roots: Sequence[Any], leaves: Sequence[Any]) -> None:
+        self.number = running()
+        self.reason = f"its backward raised {type(error).__name__}: {error}"
+        self._roots = roots
+        self._leaves = leaves
+
+    @functools.cached_property
+    def _reached(self) -> set[int]:
+        """The ids of the tensors whose gradients it would have brought, were it only for those that the graph shows."""
+        if self._leaves:
+            return {id(one) for one in self._leaves}
+        found: set[int] = set()
+        seen: set[Any] = set()
+        left = [_node_of(root) for root in self._roots if getattr(root, "requires_grad", True)]
+        while left:
+            node = left.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            found.add(id(getattr(node, "variable", None)))
+            left += [following for following, _ in node.next_functions if following is not None]
+        return found
+
+    def reaches(self, params: Iterable[torch.Tensor]) -> bool:
+        """Whether the backward was of any of them. Slow: it walks through the graph."""
+        return any(id(p) in self._reached for p in params)
+
+
+def _node_of(root: Any) -> Any:
+    """Where a backward from a tensor, or from a torch.autograd.graph.GradientEdge, begins."""
+    edge = root if hasattr(root, "node") else torch.autograd.graph.get_gradient_edge(root)
+    return edge.node
 
 
 # In the order in which they called watch(): what they do at the end of a backward is collective, so it must not depend
@@ -99,15 +150,25 @@ class _Probe:
     def after_backward(self) -> None:
         self.told.append("after")
 
+    def backward_failed(self, failure: Failure) -> None:
+        pass
+
 
 @untraced
 def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
     if not _watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
         return _engine[0](*args, **kwargs)
     told = _alive()
+    _running.number = next(_numbers)
     for watcher in told:
         watcher.before_backward()
-    result = _engine[0](*args, **kwargs)
-    for watcher in told:
-        watcher.after_backward()
+    try:
+        result = _engine[0](*args, **kwargs)
+        for watcher in told:
+            watcher.after_backward()
+    except BaseException as error:
+        failure = Failure(error, args[0], args[4] if len(args) > 4 else ())
+        for watcher in told:
+            watcher.backward_failed(failure)
+        raise
     return result

@@ -38,6 +38,8 @@ class AnyReducer(Protocol):
     def bucket_params(self, bucket: int) -> list[int]: ...
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool: ...
     def finish(self) -> list[int]: ...
+    def abandon(self) -> int: ...
+    def settle(self) -> None: ...
     def missing(self) -> list[int]: ...
     def order(self) -> list[int]: ...
     def rebuild(self, order: Sequence[int]) -> None: ...
@@ -131,6 +133,13 @@ def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor], which: Iterabl
     return views
 
 
+def first_lacking(reducer: AnyReducer, params: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The first parameter, in the order of buckets, whose gradient has not come in this backward."""
+    missing = set(reducer.missing())
+    listed = [params[i] for b in range(reducer.num_buckets()) for i in reducer.bucket_params(b) if i in missing]
+    return next((p for p in listed if p.grad is None), listed[0] if listed else None)
+
+
 def shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """The flat tensor with the parameter's shape, and its strides (channels_last) if they fit its memory."""
     probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
@@ -176,6 +185,7 @@ class Views:
         if self.left:
             return
         self.left = True
+        reducer.settle()
         kept = _C.kept_gradients(self.tensors, params, self._storages, self._usual_uses, _tensor_uses, _storage_uses)
         if not kept:
             return

@@ -97,6 +97,14 @@ class CompressedReducer:
         finally:
             self._reset()
 
+    def abandon(self) -> int:
+        left = len(self.gradients) + 1 - len(self._sent)
+        self._reset()
+        return left
+
+    def settle(self) -> None:
+        pass  # what travels is not what gradients lie in
+
     def missing(self) -> list[int]:
         return [i for i in range(len(self.gradients)) if i not in self._ready]
 

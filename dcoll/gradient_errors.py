@@ -1,6 +1,8 @@
 """What can be wrong with a gradient, in words."""
 
-from dcoll.errors import DcollError
+import torch
+
+from dcoll.errors import ArgumentError, DcollError
 
 
 def ready_twice(name: str) -> DcollError:
@@ -22,4 +24,16 @@ def sparse_and_dense(name: str, where: str) -> DcollError:
     return DcollError(
         f"parameter {name} has a sparse gradient on {where} and a dense one on another: pass sparse_as_dense=True to "
         "DistributedOptimizer"
+    )
+
+
+def strange_layout(name: str, layout: torch.layout) -> ArgumentError:
+    return ArgumentError(f"parameter {name} has a gradient with layout {layout}: pass sparse_as_dense=True")
+
+
+def converted(name: str, before: torch.Tensor, now: torch.Tensor) -> DcollError:
+    return DcollError(
+        f"parameter {name} was {before.dtype} {list(before.shape)} on cpu when DistributedOptimizer was made; its "
+        f"gradient is now {now.dtype} {list(now.shape)} on {now.device}: convert or move the model first, then make "
+        "the optimizer"
     )

@@ -14,19 +14,21 @@ from typing import Any
 import torch
 
 from dcoll import _C, collective, gradient_errors, sparse
-from dcoll.backward import NO_TASK, graph_task, is_nested, untraced, watch
+from dcoll.backward import NO_TASK, graph_task, is_nested, running, untraced, watch
 from dcoll.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
 from dcoll.compression import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError
+from dcoll.failed_rounds import NO_END, FailedRounds
 from dcoll.late_gradients import LateGradients, late_ones
-from dcoll.ops import Average, ReduceOp, Sum, wrong_op
+from dcoll.ops import Average, ReduceOp, Sum
+from dcoll.optimizer_arguments import check_options, check_passes
 from dcoll.owners import check, take_over
 from dcoll.sparse import SparseGradients
 
 _NO_BACKWARD = -2  # no graph task has this number
 
 
-class GradientSync:
+class GradientSync(FailedRounds):
     """Keeps the gradients of `params` equal on all ranks of `comm`."""
 
     _reducer: AnyReducer  # made by _build(), anew when the set of parameters changes
@@ -53,15 +55,7 @@ class GradientSync:
         any_thread: backward may run on other threads than this one; not where ranks are threads.
         present_comm: the job's communicator now, which changes when the job is left (None) and joined again.
         """
-        if op is not Average and op is not Sum:
-            raise wrong_op(op, (Average, Sum))
-        if passes < 1:
-            raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
-        if predivide <= 0 or (predivide != 1.0 and op is not Average):
-            raise ArgumentError(
-                f"gradient_predivide_factor is {predivide} with op={op.name}, but must be positive, and needs "
-                "op=Average"
-            )
+        check_options(op, passes, predivide)
         self.comm = comm
         self._present_comm = present_comm
         self.name_of = name_of
@@ -89,6 +83,7 @@ class GradientSync:
         self._local = 0  # no_sync() contexts that are open
         self._set_idle()
         self._begun = False  # a backward ran since the last finish()
+        self._began_in = self._ended_in = 0  # the backward, as running() numbers them, that a hook noticed; that ended
         self._reduced = False  # finish() ran since the last step() or zero_grad()
         self._ordered = False
         self._waited_before = 0.0  # by Reducers that were replaced
@@ -123,7 +118,7 @@ class GradientSync:
             for i, view in enumerate(self._views)
         ]
         late = late_ones(self.params, self._late_bytes)
-        if (late or self._frozen) and not watch(self):
+        if (late or self._frozen or self.comm.size > 1) and not watch(self):
             late = []
         without = set(late)
         self._late.set([self.params[i] for i in late], [hooks[i] for i in late])
@@ -229,18 +224,11 @@ class GradientSync:
         if grad.layout is not torch.strided:
             if not self._sparse_as_dense:
                 if not grad.is_sparse:
-                    raise ArgumentError(
-                        f"parameter {self.name_of(p)} has a gradient with layout {grad.layout}: pass "
-                        "sparse_as_dense=True"
-                    )
+                    raise gradient_errors.strange_layout(self.name_of(p), grad.layout)
                 return False
             grad = grad.to_dense()
         if grad.shape != view.shape or grad.dtype != view.dtype or not grad.is_cpu:
-            raise DcollError(
-                f"parameter {self.name_of(p)} was {view.dtype} {list(view.shape)} on cpu when DistributedOptimizer "
-                f"was made; its gradient is now {grad.dtype} {list(grad.shape)} on {grad.device}: convert or "
-                "move the model first, then make the optimizer"
-            )
+            raise gradient_errors.converted(self.name_of(p), view, grad)
         view.copy_(grad.detach())
         p.grad = view
         return True
@@ -249,6 +237,7 @@ class GradientSync:
     def begin_backward(self) -> None:
         """The first hook of a backward: see to it that its end is noticed."""
         self._follow_job()
+        self._began_in = running()
         self._state.task = task = graph_task()
         if is_nested():
             # A backward inside a backward (reentrant checkpoint). Only the outer one's end is the end; if no hook of
@@ -257,7 +246,7 @@ class GradientSync:
             self._begun = self._nested = True
         elif task != self._outer_task:
             if self._outer_task != _NO_BACKWARD:
-                self.discard()  # the last backward never ended: it raised
+                self.throw_away(NO_END, forget=False)
             self._outer_task = task
             self._state.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
@@ -291,6 +280,7 @@ class GradientSync:
     @untraced
     def _end(self) -> None:
         self._state.task = self._outer_task = _NO_BACKWARD
+        self._ended_in = running()
         if self._local:
             return
         if self._passes_left:
@@ -303,6 +293,7 @@ class GradientSync:
     def _end_nested(self) -> None:
         self._state.task = _NO_BACKWARD
         if self._outer_task == _NO_BACKWARD and not self._state.idle and not self._reducer.missing():
+            self._ended_in = running()
             self.finish()
 
     def _set_idle(self) -> None:
@@ -318,35 +309,44 @@ class GradientSync:
         """Send what has not been sent, wait for all, and give every parameter its reduced gradient. Collective."""
         self._gradients.leave_kept(self._reducer, self.params)
         self._end_round()
-        params, reducer = self.params, self._reducer
-        self._late.take()
-        missing = reducer.missing()
-        for i in missing:
-            # Not in this backward, but an earlier one left a gradient, which counts: without it, ranks that did compute
-            # one now would average with zeros.
-            if params[i].grad is not None and self._in_bucket(i):
-                reducer.mark_ready(i)
-        if self._state.sums_again:
-            self.sparse.refuse_sums(self.name_of)
-        began_empty = not self._ordered and len(reducer.missing()) == len(params)
-        unused = reducer.finish()
+        try:
+            missing = self._bring_in_all()
+            began_empty = not self._ordered and len(self._reducer.missing()) == len(self.params)
+        except BaseException as error:
+            self.throw_away(f"reducing its gradients raised {type(error).__name__}: {error}")
+            raise
+        try:
+            self._reduce(missing, began_empty)
+        except DcollError:
+            self._forget()
+            raise
+        if self._frozen:
+            self._thaw()
+
+    def _reduce(self, missing: Sequence[int], began_empty: bool) -> None:
+        unused = self._reducer.finish()
         without = set(unused)
         for i in missing:
             if i not in without:
                 self._expect_dense(i)
-                params[i].grad = self._views[i]
+                self.params[i].grad = self._views[i]
         self._reduced = True
         self._state.sums_again = self.op is Sum and self.comm.size > 1
         if not self._finish_sparse(unused):
             self._agree_on_order(began_empty)
-        if self._frozen:
-            self._thaw()
 
-    def discard(self) -> None:
-        """End a round that was begun and will not be used. Collective if any gradient was reported."""
-        self._end_round()
-        if len(self._reducer.missing()) < len(self.params):
-            self._reducer.finish()
+    def _bring_in_all(self) -> list[int]:
+        """Have the Reducer take what is there, and tell what was not in this backward."""
+        self._late.take()
+        missing = self._reducer.missing()
+        for i in missing:
+            # An earlier backward left a gradient, which counts: without it, ranks that did compute one now would
+            # average with zeros.
+            if self.params[i].grad is not None and self._in_bucket(i):
+                self._reducer.mark_ready(i)
+        if self._state.sums_again:
+            self.sparse.refuse_sums(self.name_of)
+        return missing
 
     def _agree_on_order(self, knows_none: bool) -> None:
         """After the first backward: fill the buckets in the order in which rank 0's gradients became ready."""
@@ -385,6 +385,8 @@ class GradientSync:
         there was no backward, as other ranks had one: its share is what is there. A closure may still bring one.
         """
         self._follow_job()
+        if self._outer_task != _NO_BACKWARD and graph_task() == NO_TASK:
+            self.throw_away(NO_END)
         if self._begun or not (self._reduced or (closure_follows and not self._set_by_hand())):
             self.finish()
 
@@ -413,7 +415,9 @@ class GradientSync:
                 "call it after backward() or before"
             )
         if self._begun:
-            self.discard()
+            if len(self._reducer.missing()) < len(self.params):
+                self.throw_away(NO_END)
+            self._end_round()
         self._reduced = self._state.sums_again = False
         if self._frozen:
             self._thaw()
@@ -421,8 +425,7 @@ class GradientSync:
 
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes per step; takes effect with the next round."""
-        if passes < 1:
-            raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
+        check_passes(passes)
         if self._begun:
             raise ArgumentError("backward_passes_per_step cannot change between backward() and step()")
         self.passes = passes

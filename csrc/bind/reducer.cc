@@ -26,8 +26,8 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
                                                   postscale, wire_dtype, std::move(groups), std::move(label)});
 }
 
-std::vector<size_t> finish(Reducer& reducer) {
-  return reducer.finish([&](Operation& operation) { wait_interruptibly(reducer.communicator(), operation, -1); });
+auto waiting_in(Reducer& reducer) {
+  return [&](Operation& operation) { wait_interruptibly(reducer.communicator(), operation, -1); };
 }
 
 std::vector<size_t> bucket_params(const Reducer& reducer, size_t index) {
@@ -58,7 +58,9 @@ void bind_reducer(py::module_& m) {
             return self.mark_ready(param, reinterpret_cast<const void*>(gradient));
           },
           "param"_a, "gradient_ptr"_a = 0)
-      .def("finish", &finish)
+      .def("finish", [](Reducer& self) { return self.finish(waiting_in(self)); })
+      .def("abandon", &Reducer::abandon)
+      .def("settle", [](Reducer& self) { self.settle(waiting_in(self)); })
       .def("missing", &Reducer::missing)
       .def("order", &Reducer::order)
       .def("rebuild", &Reducer::rebuild, "order"_a)

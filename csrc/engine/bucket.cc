@@ -211,12 +211,19 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
   return true;
 }
 
+void Reducer::settle(const std::function<void(Operation&)>& wait) const {
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.operation == nullptr || bucket.operation->done.load(std::memory_order_acquire)) continue;
+    try {
+      wait(*bucket.operation);
+    } catch (const Error&) {  // of a round that came to nothing
+    }
+  }
+}
+
 // The first gradient of a backward.
 void Reducer::note_backward() {
-  // Ctrl-C ends a wait, not what was waited for: peers may still read the buckets of the last backward.
-  for (const Bucket& bucket : buckets_) {
-    if (bucket.operation != nullptr) comm_->wait_for(*bucket.operation, -1);
-  }
+  settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
   ++backwards_;
   Timeline& timeline = comm_->timeline();
   if (timeline.marks_cycles()) [[unlikely]]
@@ -244,7 +251,8 @@ void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
 }
 
 void Reducer::submit_full() {
-  while (next_ < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size()) submit(buckets_[next_++]);
+  while (next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size())
+    submit(buckets_[next_++]);
 }
 
 void Reducer::submit(Bucket& bucket) {
@@ -318,6 +326,12 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
   wait_seconds_ += seconds_between(begin, end);
   if (comm_->timeline().on()) comm_->timeline().span("waiting in backward", "wait", ns_of(begin), ns_of(end));
   if (failure) std::rethrow_exception(failure);
+}
+
+size_t Reducer::abandon() {
+  const size_t left = buckets_.size() - next_;
+  reset();
+  return left;
 }
 
 std::vector<size_t> Reducer::unused_anywhere() const {

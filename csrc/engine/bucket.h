@@ -101,6 +101,13 @@ class Reducer {
   // also when it throws, no bucket is in flight (unless `wait` threw something that is no Error) and the next backward
   // may begin.
   std::vector<size_t> finish(const std::function<void(Operation&)>& wait);
+  // In place of finish(): this rank cannot go on. Returns how many buckets are not submitted, which other ranks wait
+  // for: at least one, because the last one is left to finish(), so that a backward that fails behind its last gradient
+  // is no success on the others. That costs nothing: the end of backward is near when the last bucket is full.
+  size_t abandon();
+  // Before a round: Ctrl-C ends a wait, and abandon() does not wait, so peers may still read the buckets of the last
+  // one.
+  void settle(const std::function<void(Operation&)>& wait) const;
   std::vector<size_t> missing() const;
   // Between backwards: the memory of these gradients is somebody else's from now on. Returns the parameters whose
   // gradients lie elsewhere now, these among them, with nothing in it.

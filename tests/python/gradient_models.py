@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dcoll import _C
+from dcoll.compression import Compressor
 from dcoll.gradients import GradientSync
 
 LATE = {"bytes": 0}
@@ -19,6 +20,18 @@ def hooked_and_late(request: pytest.FixtureRequest) -> Iterator[int]:
     LATE["bytes"] = request.param
     yield request.param
     LATE["bytes"] = 0
+
+
+class Halved(Compressor):
+    """A compressor in Python."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return tensor.half(), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx)
 
 
 class Toy(nn.Module):
@@ -37,13 +50,11 @@ class Toy(nn.Module):
 
 def sync_of(comm: _C.Communicator, model: nn.Module, **options: object) -> GradientSync:
     names = {id(p): name for name, p in model.named_parameters()}
-    options.setdefault("late_bytes", LATE["bytes"])
+    options = {"late_bytes": LATE["bytes"], "bucket_bytes": 40, "first_bucket_bytes": 20} | options
     sync = GradientSync(
         comm,
         model.parameters(),
         lambda p: names.get(id(p), "?"),
-        bucket_bytes=40,
-        first_bucket_bytes=20,
         **options,  # type: ignore[arg-type]
     )
     object.__setattr__(model, "sync", sync)  # as long as the model: hooks would keep it, but late gradients have none

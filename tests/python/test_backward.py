@@ -19,6 +19,9 @@ class Watcher:
     def after_backward(self) -> None:
         self.told.append(("after", self.number))
 
+    def backward_failed(self, failure: backward.Failure) -> None:
+        self.told.append(("failed", self.number))
+
 
 def run_backward() -> None:
     torch.zeros(1, requires_grad=True).sum().backward()

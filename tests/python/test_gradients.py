@@ -5,27 +5,14 @@ import io
 import gradient_models
 import pytest
 import torch
-from gradient_models import Toy, clear, sync_of
+from gradient_models import Halved, Toy, clear, sync_of
 from local_ranks import run_ranks
 from torch import nn
 
 from dcoll import _C, Compression, DcollError, Sum
-from dcoll.compression import Compressor
 from dcoll.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
-
-
-class Halved(Compressor):
-    """A compressor in Python."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        return tensor.half(), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
-        return tensor.to(ctx)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
