@@ -10,6 +10,7 @@
 // algorithms have no form for n sources and m destinations in place.
 #include <cuda_runtime.h>
 
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -74,7 +75,10 @@ __device__ T scaled(T value, const Scale& scale) {
   if constexpr (std::is_floating_point_v<T>) {
     return scale.divisor == 1 ? value * static_cast<T>(scale.factor) : value / static_cast<T>(scale.divisor);
   } else {
-    return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
+    if (scale.divisor != 1) return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
+    constexpr T kMost = std::numeric_limits<T>::max(), kLeast = std::numeric_limits<T>::min();
+    const double x = static_cast<double>(value) * scale.factor;
+    return x <= static_cast<double>(kLeast) ? kLeast : x >= static_cast<double>(kMost) ? kMost : static_cast<T>(x);
   }
 }
 
@@ -181,6 +185,10 @@ void launch_dtype(DType dtype, ReduceOp op, const Pointers& p, size_t count, con
       // 0 or 1 in a byte: OR is max, which sum becomes (1 + 1 must stay 1); AND is min, and product.
       return launch_op<uint8_t>(op == ReduceOp::kSum || op == ReduceOp::kAverage ? ReduceOp::kMax : op, p, count, scale,
                                 stream);
+    case DType::kInt16:
+      return launch_op<int16_t>(op, p, count, scale, stream);
+    case DType::kUInt16:
+      return launch_op<uint16_t>(op, p, count, scale, stream);
   }
 }
 
