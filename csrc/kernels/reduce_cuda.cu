@@ -10,7 +10,6 @@
 // algorithms have no form for n sources and m destinations in place.
 #include <cuda_runtime.h>
 
-#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -41,7 +40,7 @@ struct Product {
       return a * b;
     } else {
       using U = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<U>(static_cast<U>(a) * static_cast<U>(b)));
+      return static_cast<T>(static_cast<U>(1u * static_cast<U>(a) * static_cast<U>(b)));  // of 16 bits not as int
     }
   }
 };
@@ -76,7 +75,9 @@ __device__ T scaled(T value, const Scale& scale) {
     return scale.divisor == 1 ? value * static_cast<T>(scale.factor) : value / static_cast<T>(scale.divisor);
   } else {
     if (scale.divisor != 1) return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
-    constexpr T kMost = std::numeric_limits<T>::max(), kLeast = std::numeric_limits<T>::min();
+    constexpr bool kSigned = std::is_signed_v<T>;
+    constexpr T kLeast = kSigned ? static_cast<T>(uint64_t{1} << (8 * sizeof(T) - 1)) : T{0};
+    constexpr T kMost = static_cast<T>(~kLeast);
     const double x = static_cast<double>(value) * scale.factor;
     return x <= static_cast<double>(kLeast) ? kLeast : x >= static_cast<double>(kMost) ? kMost : static_cast<T>(x);
   }
