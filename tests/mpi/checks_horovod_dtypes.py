@@ -1,6 +1,7 @@
 """Checks of every collective by dtype and number of dimensions, with the factors, errors and handles that Horovod's
-documentation promises; with 2 and 3 ranks."""
+documentation promises, and of torch's every optimizer; with 2 and 3 ranks."""
 
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -228,3 +229,49 @@ def check_join_beside_integers() -> None:
             assert hvd.synchronize(handle).tolist() == [7 * (n - 1) // n] * 5
             assert hvd.allreduce(torch.full((5,), 6, dtype=dtype), op=hvd.Max, prescale_factor=0.5).tolist() == [3] * 5
         assert 0 <= hvd.join() < n
+
+
+OPTIONS = (
+    {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.2, "nesterov": True, "betas": (0.9, 0.999), "etas": (0.8, 2.4)},
+    {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.1, "nesterov": False, "betas": (0.8, 0.9), "etas": (0.25, 1.75)},
+)
+
+
+def optimizer_classes() -> list[type[torch.optim.Optimizer]]:
+    """torch's own that DistributedOptimizer takes and dense parameters of one dimension suit, in one order."""
+    unsuitable = {"LBFGS", "SparseAdam", "Muon"}
+    found = {cls.__name__: cls for cls in torch.optim.Optimizer.__subclasses__() if cls.__module__.startswith("torch.")}
+    return [found[name] for name in sorted(found) if name not in unsuitable]
+
+
+def described(value: object) -> object:
+    """Nested values with tensors as bytes, and the type of each."""
+    if isinstance(value, dict):
+        return {key: described(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [described(one) for one in value]
+    return (str(value.dtype), value.tolist()) if isinstance(value, torch.Tensor) else (type(value), value)
+
+
+def check_the_state_of_every_optimizer_comes_from_the_root() -> None:
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 5)).sum().backward()
+        optimizer.step()
+
+    for cls in optimizer_classes():
+        taken = inspect.signature(cls).parameters
+        options = {key: value for key, value in OPTIONS[hvd.rank() % 2].items() if key in taken}
+        model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        optimizer = hvd.DistributedOptimizer(cls(model.parameters(), **options), model.named_parameters())
+        step(model, optimizer)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        states = hvd.allgather_object((described(optimizer.state_dict()), described(model.state_dict())))
+        assert all(state == states[0] for state in states), cls
+        for key, value in OPTIONS[0].items():
+            assert key not in options or optimizer.param_groups[0][key] == value, (cls, key)
+            assert key not in options or type(optimizer.param_groups[0][key]) is type(value), (cls, key)
+        step(model, optimizer)
+        weights = hvd.allgather_object([p.tolist() for p in model.parameters()])
+        assert all(one == weights[0] for one in weights), cls
