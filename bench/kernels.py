@@ -30,6 +30,8 @@ DTYPES = {
     "float64": (_C.FLOAT64, 8),
     "int8": (_C.INT8, 1),
     "uint8": (_C.UINT8, 1),
+    "int16": (_C.INT16, 2),
+    "uint16": (_C.UINT16, 2),
     "int32": (_C.INT32, 4),
     "int64": (_C.INT64, 8),
     "bool": (_C.BOOL, 1),

@@ -29,6 +29,8 @@ UINT8: int
 INT32: int
 INT64: int
 BOOL: int
+INT16: int
+UINT16: int
 # reduce op codes
 AVERAGE: int
 SUM: int

@@ -103,18 +103,19 @@ _NEEDS_TORCH = {
     "SyncBatchNorm": "dcoll.sync_batch_norm",
     "broadcast_optimizer_state": "dcoll.functions",
     "broadcast_parameters": "dcoll.functions",
-    "elastic": "dcoll.elastic",
 }
+_MODULES = ("common", "elastic", "functions", "mpi_ops", "optimizer", "sync_batch_norm")
+"""Modules that scripts name as attributes, hvd.mpi_ops say, without importing them."""
 
 
 def __getattr__(name: str) -> Any:
-    module = _NEEDS_TORCH.get(name)
-    if module is None:
-        raise AttributeError(f"module 'dcoll' has no attribute {name!r}")
     import importlib
 
-    found = importlib.import_module(module)
-    value = found if name == "elastic" else getattr(found, name)
+    if name in _MODULES:
+        return importlib.import_module(f"dcoll.{name}")
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'dcoll' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
     globals()[name] = value
     return value
 

@@ -284,7 +284,13 @@ def splits_of(comm: Lane, rows: int, splits: Iterable[int] | None) -> list[int]:
                 f"alltoall without splits got {rows} rows, which {comm.size} ranks cannot share evenly: pass splits="
             )
         return [rows // comm.size] * comm.size
-    send = [operator.index(split) for split in splits]
+    try:
+        send = [operator.index(split) for split in splits]
+    except TypeError:
+        raise ArgumentError(
+            f"alltoall got splits {splits!r}, but takes {comm.size} whole numbers, one per rank: a sequence, or a "
+            "tensor or array of an integer dtype"
+        ) from None
     if len(send) != comm.size or min(send) < 0 or sum(send) != rows:
         raise ArgumentError(
             f"alltoall got splits {send}, but needs {comm.size} numbers, one per rank, none negative, that sum to the "

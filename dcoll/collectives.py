@@ -252,7 +252,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a grouped_allreduce_(). The tensors are overwritten when the handle is waited for."""
+    """Start a grouped_allreduce_(). The tensors are overwritten by wait(), or by the poll() that says it is done."""
     comm = _lane(process_set, name)
     options = (_op(average, op), name or "", prescale_factor, postscale_factor)
     return grouped.start_allreduce(comm, tensors, *options, in_place=True)

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 
 from dcoll import _C, collective, objects, world
+from dcoll.collectives import allgather_object, broadcast_object
 from dcoll.errors import ArgumentError
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 _PACK_BYTES = 4 << 20
 """Tensors up to a quarter of this travel together, in packs of about this size; larger ones by themselves, in place."""

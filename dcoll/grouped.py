@@ -124,7 +124,7 @@ def allreduce_sync_(
 def start_allreduce(
     comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
 ) -> Handle:
-    """A handle whose result is the list. In place, the tensors are written to when it is waited for."""
+    """A handle whose result is the list. In place, the tensors are written to by wait(), or poll() that says True."""
     _checked(op)
     listed = _listed(tensors, "grouped_allreduce")
     dense = _dense(listed, in_place)

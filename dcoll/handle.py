@@ -1,10 +1,11 @@
 """What an asynchronous collective returns."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from dcoll import _C
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 
 
 class Handle:
@@ -21,8 +22,14 @@ class Handle:
         self._waited = False
 
     def poll(self) -> bool:
-        """True when finished, successfully or not: wait() then returns, or raises, at once."""
-        return self._core.poll()
+        """True when finished, successfully or not: the result is where it belongs, and wait() returns or raises at
+        once."""
+        if not self._core.poll():
+            return False
+        if self._finish is not None:
+            with contextlib.suppress(DcollError):  # wait() raises it
+                self.wait()
+        return True
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until finished and return the result; raise what the collective failed with.

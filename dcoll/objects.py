@@ -38,6 +38,22 @@ def allgather_bytes(comm: _C.Communicator, data: bytearray, name: str) -> list[b
     return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
+def _pickled_or_why(obj: Any) -> tuple[bytes, Exception | None]:
+    """The pickled object; or what pickling raised and its text, because the others wait for something and must hear."""
+    try:
+        return dumps(obj), None
+    except Exception as error:
+        try:
+            text = f"{type(error).__name__}: {error}"
+        except Exception:  # of a class whose __str__ fails
+            text = type(error).__name__
+        return text.encode(errors="backslashreplace"), error
+
+
+def _could_not_pickle(what: str, rank: int, text: bytes | bytearray) -> DcollError:
+    return DcollError(f"{what}: rank {rank} could not pickle its object: {text.decode()}")
+
+
 _HEADER_BYTES = 9  # whether pickling failed, and how many bytes follow
 _FIRST_BYTES = 4096  # of the header and, if it fits, the object: a small one needs one broadcast
 
@@ -47,11 +63,8 @@ def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> A
     failure: Exception | None = None
     data = bytearray()
     if comm.rank == root:
-        try:
-            data = bytearray(dumps(obj))
-        except Exception as error:  # whatever pickling raised, the others are waiting and must hear of it
-            failure = error
-            data = bytearray(f"{type(error).__name__}: {error}".encode())
+        packed, failure = _pickled_or_why(obj)
+        data = bytearray(packed)
     first = bytearray(_FIRST_BYTES)
     first[:_HEADER_BYTES] = bytes([failure is not None]) + len(data).to_bytes(_HEADER_BYTES - 1, "little")
     room = _FIRST_BYTES - _HEADER_BYTES
@@ -66,13 +79,20 @@ def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> A
     if failure is not None:
         raise failure
     if first[0]:
-        raise DcollError(f"broadcast_object: rank {comm.job_ranks[root]} could not pickle its object: {data.decode()}")
+        raise _could_not_pickle("broadcast_object", comm.job_ranks[root], data)
     return obj if comm.rank == root else pickle.loads(data)
 
 
 def allgather_object(comm: _C.Communicator, obj: Any, name: str) -> list[Any]:
     """Every rank's object, in rank order."""
-    return [pickle.loads(data) for data in allgather_bytes(comm, bytearray(dumps(obj)), name)]
+    packed, failure = _pickled_or_why(obj)
+    everybodys = allgather_bytes(comm, bytearray([failure is not None]) + packed, name)
+    if failure is not None:
+        raise failure
+    for rank, data in zip(comm.job_ranks, everybodys, strict=True):
+        if data[0]:
+            raise _could_not_pickle("allgather_object", rank, data[1:])
+    return [pickle.loads(memoryview(data)[1:]) for data in everybodys]
 
 
 def agree(comm: _C.Communicator, lines: Sequence[str], what: str, remedy: str) -> None:

@@ -175,6 +175,20 @@ class Registry:
                 other._open(number, list(one), None)
                 self._by_id[number] = [other]
 
+    def adopt(self, process_sets: Sequence[ProcessSet]) -> None:
+        """Have the sets stand for those of the job that have the same ranks; ArgumentError where there is none."""
+        for one in process_sets:
+            if one.process_set_id is not None:
+                continue
+            number = self._find(tuple(one.ranks or ()))
+            if number is None:
+                raise ArgumentError(
+                    f"init() was called before, without {one}, and calling it again changes nothing: pass the set to "
+                    "dcoll.add_process_set()"
+                )
+            one._open(number, list(one.ranks or ()), self._by_id[number][0].comm)
+            self._by_id[number].append(one)
+
     def _find(self, ranks: tuple[int, ...]) -> int | None:
         return next((number for number, sets in self._by_id.items() if tuple(sets[0].ranks or ()) == ranks), None)
 

@@ -24,6 +24,8 @@ DTYPE_NAMES = {
     "float64": _C.FLOAT64,
     "int8": _C.INT8,
     "uint8": _C.UINT8,
+    "int16": _C.INT16,
+    "uint16": _C.UINT16,
     "int32": _C.INT32,
     "int64": _C.INT64,
     "bool": _C.BOOL,

@@ -11,7 +11,7 @@ from dcoll import _C, launch
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.launcher import find_launcher
 from dcoll.lifecycle import Lifecycle
-from dcoll.process_sets import REGISTRY, ProcessSet, ranks_in_world
+from dcoll.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ WORLD = World()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing.
+    """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing; process
+    sets that it is given then must be of the job, or it is an ArgumentError.
 
     TimeoutError names the ranks that have not called it within DCOLL_TIMEOUT; calling it again waits for them again.
 
@@ -49,6 +50,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     process_sets: the sets to begin with. "dynamic" is accepted and changes nothing: sets can always be added.
     """
     if WORLD.comm is not None:
+        REGISTRY.adopt(_initial_sets(None, process_sets))
         return
     ranks, sets = _members(comm), _initial_sets(comm, process_sets)
     if WORLD.lifecycle is not None and WORLD.lifecycle.belongs_to_parent():
@@ -67,6 +69,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     WORLD.comm = connected
     _C.set_job(connected)
     REGISTRY.open(connected, mpi)
+    global_process_set.mpi_comm = _mpi_comm(comm)
     for process_set in sets:
         REGISTRY.add(process_set, may_exist=True)
     from dcoll import environment, timeline  # which need this module
@@ -79,10 +82,8 @@ def _members(comm: Any) -> list[int] | None:
     """The ranks of MPI_COMM_WORLD that are in the job; None: all."""
     if comm is None:
         return None
-    if isinstance(comm, (list, tuple)) and comm and hasattr(comm[0], "Get_group"):
-        comm = comm[0]
-    if hasattr(comm, "Get_group"):
-        return ranks_in_world(comm)
+    if (given := _mpi_comm(comm)) is not None:
+        return ranks_in_world(given)
     try:
         ranks = [operator.index(rank) for rank in comm]
     except TypeError:
@@ -90,6 +91,12 @@ def _members(comm: Any) -> list[int] | None:
             f"init got comm={comm!r}, but takes a list of ranks, an mpi4py communicator or a list of those"
         ) from None
     return ranks or None  # as Horovod: an empty list is everybody
+
+
+def _mpi_comm(comm: Any) -> Any:
+    """The mpi4py communicator that was given, or was the first of several."""
+    first = comm[0] if isinstance(comm, (list, tuple)) and comm else comm
+    return first if hasattr(first, "Get_group") else None
 
 
 def _initial_sets(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
@@ -102,6 +109,10 @@ def _initial_sets(comm: Any, process_sets: Sequence[ProcessSet] | str | None) ->
         raise ArgumentError(
             f'init got process_sets={process_sets!r}, but takes a list of dcoll.ProcessSet or "dynamic"'
         )
+    by_ranks = [one.ranks for one in process_sets if one.ranks]
+    for number, listed in enumerate(by_ranks):
+        if listed in by_ranks[:number]:
+            raise ArgumentError(f"init got process_sets with the ranks {listed} twice: pass every set once")
     return [*sets, *process_sets]
 
 
@@ -195,8 +206,8 @@ def mpi_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """True when dcoll was built with its CUDA kernels."""
-    return _C.cuda_built
+    """Always False: collectives take CPU tensors, whether or not the CUDA kernels were built."""
+    return False
 
 
 def nccl_built() -> int:

@@ -22,6 +22,10 @@ std::string_view dtype_name(DType dtype) {
       return "int64";
     case DType::kBool:
       return "bool";
+    case DType::kInt16:
+      return "int16";
+    case DType::kUInt16:
+      return "uint16";
   }
   return "?";
 }

@@ -18,8 +18,10 @@ enum class DType : uint8_t {
   kInt32 = 6,
   kInt64 = 7,
   kBool = 8,
+  kInt16 = 9,
+  kUInt16 = 10,
 };
-inline constexpr int kNumDTypes = 9;
+inline constexpr int kNumDTypes = 11;
 
 // The values are Horovod's. Average is a sum whose last reduction is scaled by 1/size; it is not a separate kernel.
 // Adasum combines vectors rather than elements (engine/adasum.h): an operator of all-reduce alone.
@@ -37,6 +39,8 @@ constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
+    case DType::kInt16:
+    case DType::kUInt16:
       return 2;
     case DType::kFloat32:
     case DType::kInt32:

@@ -9,6 +9,7 @@
 #include "bind/bind.h"
 #include "bind/by_name.h"
 #include "bind/constants.h"
+#include "bind/inline_call.h"
 
 namespace py = pybind11;
 
@@ -178,7 +179,13 @@ auto starts(Request (*make)(Args...)) {
 }
 
 std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
-  auto operation = comm->run_or_submit(std::move(request));
+  std::shared_ptr<Operation> operation;
+  if (std::max(request.bytes(), request.out_bytes) <= kKeepLockBytes) {
+    operation = comm->run_or_submit(std::move(request));
+  } else {
+    const py::gil_scoped_release unlocked;  // peers that are there already are copied from on the spot
+    operation = comm->run_or_submit(std::move(request));
+  }
   if (operation != nullptr) wait_interruptibly(*comm, *operation, -1);
   return operation;
 }

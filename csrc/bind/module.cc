@@ -32,7 +32,8 @@ PYBIND11_MODULE(_C, m) {
   const std::pair<const char*, DType> dtypes[] = {
       {"FLOAT16", DType::kFloat16}, {"BFLOAT16", DType::kBFloat16}, {"FLOAT32", DType::kFloat32},
       {"FLOAT64", DType::kFloat64}, {"INT8", DType::kInt8},         {"UINT8", DType::kUInt8},
-      {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool}};
+      {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool},
+      {"INT16", DType::kInt16},     {"UINT16", DType::kUInt16}};
   for (const auto& [name, dtype] : dtypes) m.attr(name) = static_cast<int>(dtype);
   using dcoll::ReduceOp;
   const std::pair<const char*, ReduceOp> ops[] = {{"AVERAGE", ReduceOp::kAverage}, {"SUM", ReduceOp::kSum},

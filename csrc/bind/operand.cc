@@ -68,7 +68,8 @@ constexpr TypeRow kTypes[] = {
     {dlpack::kFloat, 16, DType::kFloat16}, {dlpack::kFloat, 64, DType::kFloat64},
     {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
     {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
-    {dlpack::kBool, 8, DType::kBool},
+    {dlpack::kBool, 8, DType::kBool},      {dlpack::kInt, 16, DType::kInt16},
+    {dlpack::kUInt, 16, DType::kUInt16},
 };
 
 bool find_dtype(uint8_t code, uint8_t bits, DType& dtype) {
@@ -190,6 +191,12 @@ bool find_format(const char* format, DType& dtype) {
       return true;
     case 'B':
       dtype = DType::kUInt8;
+      return true;
+    case 'h':
+      dtype = DType::kInt16;
+      return true;
+    case 'H':
+      dtype = DType::kUInt16;
       return true;
     case 'i':
       dtype = DType::kInt32;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/log.h"
 #include "kernels/cast.h"
@@ -30,17 +31,18 @@ double neutral(ReduceOp op, double prescale) {
 }
 
 template <typename T>
-void fill_integers(std::byte* to, size_t count, ReduceOp op, T least, T greatest) {
-  const T value = op == ReduceOp::kMin       ? greatest
-                  : op == ReduceOp::kMax     ? least
-                  : op == ReduceOp::kProduct ? T{1}
-                                             : T{};
-  for (size_t i = 0; i < count; ++i) std::memcpy(to + i * sizeof value, &value, sizeof value);
+void fill_integers(std::byte* to, const Call& call, T least, T greatest) {
+  if (call.prescale < 0) std::swap(least, greatest);
+  const T value = call.op == ReduceOp::kMin       ? greatest
+                  : call.op == ReduceOp::kMax     ? least
+                  : call.op == ReduceOp::kProduct ? T{1}
+                                                  : T{};
+  for (size_t i = 0; i < call.count; ++i) std::memcpy(to + i * sizeof value, &value, sizeof value);
 }
 
 template <typename T>
-void fill_integers(std::byte* to, size_t count, ReduceOp op) {
-  fill_integers(to, count, op, std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
+void fill_integers(std::byte* to, const Call& call) {
+  fill_integers(to, call, std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
 }
 
 void fill_neutral(std::byte* to, const Call& call) {
@@ -56,15 +58,19 @@ void fill_neutral(std::byte* to, const Call& call) {
       return;
     }
     case DType::kInt8:
-      return fill_integers<int8_t>(to, call.count, call.op);
+      return fill_integers<int8_t>(to, call);
     case DType::kUInt8:
-      return fill_integers<uint8_t>(to, call.count, call.op);
+      return fill_integers<uint8_t>(to, call);
     case DType::kInt32:
-      return fill_integers<int32_t>(to, call.count, call.op);
+      return fill_integers<int32_t>(to, call);
     case DType::kInt64:
-      return fill_integers<int64_t>(to, call.count, call.op);
+      return fill_integers<int64_t>(to, call);
     case DType::kBool:
-      return fill_integers<uint8_t>(to, call.count, call.op, 0, 1);
+      return fill_integers<uint8_t>(to, call, 0, 1);
+    case DType::kInt16:
+      return fill_integers<int16_t>(to, call);
+    case DType::kUInt16:
+      return fill_integers<uint16_t>(to, call);
   }
 }
 
@@ -73,6 +79,12 @@ bool is_zero(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAver
 }  // namespace
 
 Task nothing_to_do() { co_return; }
+
+bool has_neutral(const Call& call) {
+  // Adasum's would be one per tensor, and the ranks that go on would no longer be a power of two.
+  if (call.op == ReduceOp::kAdasum) return false;
+  return call.op != ReduceOp::kProduct || call.prescale == 1.0 || is_floating(call.dtype);
+}
 
 Task contribute_nothing(Fabric& f, Call call) {
   const size_t bytes = call.count * dtype_bytes(call.dtype);

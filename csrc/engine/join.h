@@ -23,6 +23,8 @@ inline constexpr size_t kOneRound = 1;
 // operation's counts[0]. On a rank that others outlast, operation.note is logged once.
 Task run_join(Fabric& fabric, Operation& operation);
 
+// Whether a joined rank has something to bring to this all-reduce that does not change it.
+bool has_neutral(const Call& call);
 // A joined rank's part in an all-reduce of the others.
 Task contribute_nothing(Fabric& fabric, Call call);
 Task nothing_to_do();

@@ -108,15 +108,15 @@ Task Mismatch::resolve(Fabric& fabric, Operation& operation) const {
     }
   }
   const Call call = call_of(example);
-  // Adasum has no neutral element per tensor, and the ranks that go on would no longer be a power of two.
-  const bool all_reduce = call.kind == Kind::kAllReduce && call.op != ReduceOp::kAdasum;
+  const bool all_reduce = call.kind == Kind::kAllReduce && has_neutral(call);
   if (!joined.empty() && alike && all_reduce) {
     return in_join ? contribute_nothing(fabric, call) : run_collective(fabric, operation);
   }
   if (in_join) return nothing_to_do();  // the others' error, not this rank's
   if (!joined.empty() && alike) {
     throw JoinedError("The ranks cannot do this while some have joined: " + text() +
-                      ". A rank that joined contributes to allreduce alone, but not with op=Adasum. Nothing was moved "
+                      ". A rank that joined contributes to allreduce alone, but not with op=Adasum, nor to a product "
+                      "of integers with a prescale factor. Nothing was moved "
                       "and the job can go on; "
                       "call the others before dcoll.join(), or after it.");
   }

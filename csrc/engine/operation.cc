@@ -63,10 +63,10 @@ void validate_scale(const Request& r) {
                         ": the average of bool is not defined. Use sum (or), product (and), min or max, "
                         "or convert to a number type first.");
   }
-  if (!is_floating(r.dtype) && (r.prescale != 1.0 || r.postscale != 1.0)) {
+  if (!can_scale(r.dtype, r.prescale) || !can_scale(r.dtype, r.postscale)) {
     throw ArgumentError(r.describe() +
-                        ": prescale and postscale factors need a floating dtype (float16, bfloat16, "
-                        "float32, float64). Leave them at 1.0 or convert first.");
+                        ": prescale and postscale factors need a number type, and of integers finite factors. Leave "
+                        "them at 1.0 or convert first.");
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -32,6 +33,11 @@ inline double final_scale(ReduceOp op, double postscale, int size) {
   return op == ReduceOp::kAverage ? postscale / size : postscale;
 }
 
+// Whether the elements can be multiplied by it.
+inline bool can_scale(DType dtype, double factor) {
+  return factor == 1.0 || is_floating(dtype) || (dtype != DType::kBool && std::isfinite(factor));
+}
+
 // The arguments of an all-reduce, without anything that needs allocating: what a synchronous call starts from.
 struct ReduceCall {
   const void* in = nullptr;
@@ -51,9 +57,9 @@ struct ReduceCall {
 
   // Whether Request::validate certainly has nothing against it.
   bool plainly_valid() const {
-    const bool scaled = prescale != 1.0 || postscale != 1.0;
     return op != ReduceOp::kAdasum && (algo.empty() || algo == "auto" || algo == "direct" || algo == "hierarchical") &&
-           (!scaled || is_floating(dtype)) && (dtype != DType::kBool || op != ReduceOp::kAverage);
+           can_scale(dtype, prescale) && can_scale(dtype, postscale) &&
+           (dtype != DType::kBool || op != ReduceOp::kAverage);
   }
   uint64_t fingerprint() const;  // equals Request's
 };

@@ -52,8 +52,7 @@ bool PullCall::plainly_valid(int size) const {
     case Kind::kBroadcast:
       return root >= 0 && root < size;
     case Kind::kReduceScatter:
-      return splits.empty() && op != ReduceOp::kAdasum &&
-             ((prescale == 1.0 && postscale == 1.0) || is_floating(dtype)) &&
+      return splits.empty() && op != ReduceOp::kAdasum && can_scale(dtype, prescale) && can_scale(dtype, postscale) &&
              (dtype != DType::kBool || op != ReduceOp::kAverage);
     case Kind::kAllToAll:
       return splits.empty() && count % static_cast<size_t>(size) == 0;

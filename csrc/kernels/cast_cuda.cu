@@ -71,6 +71,8 @@ void launch_from(void* dst, DType dst_type, const void* src, size_t count, cudaS
     case DType::kInt32:
     case DType::kInt64:
     case DType::kBool:
+    case DType::kInt16:
+    case DType::kUInt16:
       refuse(dst_type);
   }
 }
@@ -102,6 +104,8 @@ void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t cou
     case DType::kInt32:
     case DType::kInt64:
     case DType::kBool:
+    case DType::kInt16:
+    case DType::kUInt16:
       refuse(src_type);
   }
 }

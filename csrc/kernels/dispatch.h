@@ -16,8 +16,8 @@ namespace dcoll::kernels {
 // `scale` of the public contract, already checked and prepared for the dtype.
 struct Scale {
   bool active;      // false: leave the value untouched
-  double factor;    // floating types multiply by this when divisor is 1
-  int64_t divisor;  // >= 1: integers divide by this, and floating types too when it is not 1
+  double factor;    // multiply by this when divisor is 1; integers in float64
+  int64_t divisor;  // >= 1: divide by this when it is not 1
 };
 
 // Reduces n_srcs (>= 1) sources into n_dsts (>= 1) destinations.

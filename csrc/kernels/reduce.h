@@ -8,8 +8,9 @@
 //   - Min and max propagate NaN.
 //   - `scale` multiplies the combined value just before it is rounded to the element type; 1.0 leaves it untouched.
 //     float16/bfloat16/float32 multiply in float32, float64 in float64; a scale of 1.0/n divides by n, correctly
-//     rounded. Integers: the value is divided by 1/scale rounded to an integer, truncating toward zero (this is how
-//     average is defined for them). Bool requires scale 1.0.
+//     rounded. Integers: a scale of 1.0/n divides by n, truncating toward zero (this is how average is defined for
+//     them); by any other, finite scale they are multiplied in float64, truncated and kept within their type. Bool
+//     requires scale 1.0.
 //   - kAverage is treated as kSum: the caller passes scale = 1/size with the last reduction.
 //   - Sources are combined in the order given, ((s0 op s1) op s2)..., so ranks that pass them in rank order get the
 //     same bits.

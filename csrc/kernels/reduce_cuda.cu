@@ -40,7 +40,7 @@ struct Product {
       return a * b;
     } else {
       using U = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<U>(static_cast<U>(a) * static_cast<U>(b)));
+      return static_cast<T>(static_cast<U>(1u * static_cast<U>(a) * static_cast<U>(b)));  // of 16 bits not as int
     }
   }
 };
@@ -74,7 +74,12 @@ __device__ T scaled(T value, const Scale& scale) {
   if constexpr (std::is_floating_point_v<T>) {
     return scale.divisor == 1 ? value * static_cast<T>(scale.factor) : value / static_cast<T>(scale.divisor);
   } else {
-    return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
+    if (scale.divisor != 1) return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
+    constexpr bool kSigned = std::is_signed_v<T>;
+    constexpr T kLeast = kSigned ? static_cast<T>(uint64_t{1} << (8 * sizeof(T) - 1)) : T{0};
+    constexpr T kMost = static_cast<T>(~kLeast);
+    const double x = static_cast<double>(value) * scale.factor;
+    return x <= static_cast<double>(kLeast) ? kLeast : x >= static_cast<double>(kMost) ? kMost : static_cast<T>(x);
   }
 }
 
@@ -181,6 +186,10 @@ void launch_dtype(DType dtype, ReduceOp op, const Pointers& p, size_t count, con
       // 0 or 1 in a byte: OR is max, which sum becomes (1 + 1 must stay 1); AND is min, and product.
       return launch_op<uint8_t>(op == ReduceOp::kSum || op == ReduceOp::kAverage ? ReduceOp::kMax : op, p, count, scale,
                                 stream);
+    case DType::kInt16:
+      return launch_op<int16_t>(op, p, count, scale, stream);
+    case DType::kUInt16:
+      return launch_op<uint16_t>(op, p, count, scale, stream);
   }
 }
 

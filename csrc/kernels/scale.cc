@@ -34,14 +34,16 @@ Scale prepare_scale(DType dtype, double scale) {
     throw ArgumentError("bool cannot be scaled or averaged (got scale " + std::to_string(scale) +
                         ", allowed is 1): use min, max or sum");
   }
-  // Beyond 2^62 the divisor is larger than nearly every value; nothing that is meant asks for it.
-  if (!(scale > 0.0 && scale < 1.0) || 1.0 / scale > 0x1p62) {
-    throw ArgumentError(std::string(dtype_name(dtype)) +
-                        " can only be scaled by 1/n for an integer n >= 1 (got scale " + std::to_string(scale) +
-                        "): reduce in a floating type to scale by other factors");
+  if (!std::isfinite(scale)) {
+    throw ArgumentError(std::string(dtype_name(dtype)) + " can only be scaled by a finite factor (got " +
+                        std::to_string(scale) + ")");
   }
-  const auto divisor = static_cast<int64_t>(std::llround(1.0 / scale));
-  return {divisor != 1, 1.0, divisor};
+  // 1/n divides: the product with the rounded 1/n can lie just below a whole number.
+  if (scale > 0x1p-52 && scale < 1.0) {
+    const auto divisor = static_cast<int64_t>(std::llround(1.0 / scale));
+    if (1.0 / static_cast<double>(divisor) == scale) return {true, 1.0, divisor};
+  }
+  return {true, scale, 1};
 }
 
 }  // namespace dcoll::kernels

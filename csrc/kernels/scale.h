@@ -6,7 +6,8 @@
 
 namespace dcoll::kernels {
 
-// Throws ArgumentError when the dtype cannot be scaled like that: bool by anything but 1, integers by anything but 1/n.
+// Throws ArgumentError when the dtype cannot be scaled like that: bool by anything but 1, integers by what is not
+// finite.
 Scale prepare_scale(DType dtype, double scale);
 
 }  // namespace dcoll::kernels

@@ -66,13 +66,13 @@ struct And {
 
 // Truncating division of integers. Up to 32 bits it is done in floating point, which vectorises, and is exact: a
 // quotient that is no integer differs from the nearest integer by more than the type's rounding error (float for 8
-// bits, double for 32).
+// and 16 bits, double for 32).
 template <class T>
 DCOLL_INLINE Wide<Vec<T>> divide(const Wide<Vec<T>>& w, int64_t divisor) {
   constexpr size_t kLanes = sizeof(w) / sizeof(T);
   T lanes[kLanes];
   __builtin_memcpy(lanes, &w, sizeof(w));
-  if constexpr (sizeof(T) == 1) {
+  if constexpr (sizeof(T) <= 2) {
     const float d = (float)divisor;
     for (size_t i = 0; i < kLanes; ++i) lanes[i] = (T)(int32_t)((float)lanes[i] / d);
   } else if constexpr (sizeof(T) == 4) {
@@ -86,15 +86,32 @@ DCOLL_INLINE Wide<Vec<T>> divide(const Wide<Vec<T>>& w, int64_t divisor) {
   return out;
 }
 
+// Multiplies integers in double and truncates, kept within T. Out of line: it is rare, and long in every loop.
+template <class T>
+__attribute__((noinline)) void multiply(Wide<Vec<T>>& w, double factor) {
+  constexpr bool kSigned = (T)-1 < (T)0;
+  constexpr T kLeast = kSigned ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : (T)0;
+  constexpr T kMost = (T)~kLeast;
+  constexpr size_t kLanes = sizeof(w) / sizeof(T);
+  T lanes[kLanes];
+  __builtin_memcpy(lanes, &w, sizeof(w));
+  for (size_t i = 0; i < kLanes; ++i) {
+    const double x = (double)lanes[i] * factor;
+    lanes[i] = x <= (double)kLeast ? kLeast : x >= (double)kMost ? kMost : (T)x;
+  }
+  __builtin_memcpy(&w, lanes, sizeof(w));
+}
+
 // A Scale made ready for vectors once per call. In the loop, converting it would cost as much as the multiplication.
 template <class Lane>
 struct VectorScale {
   bool active, divides;
-  int64_t divisor;  // integers
+  int64_t divisor;  // integers divide by this,
+  double factor;    // or are multiplied by this
   Vec<Lane> by;     // floating types multiply or divide by this
 
   DCOLL_INLINE explicit VectorScale(const Scale& scale)
-      : active(scale.active), divides(scale.divisor != 1), divisor(scale.divisor), by{} {
+      : active(scale.active), divides(scale.divisor != 1), divisor(scale.divisor), factor(scale.factor), by{} {
     if constexpr (std::is_floating_point_v<Lane>) {
       for (size_t i = 0; i < kVectorBytes / sizeof(Lane); ++i) by[i] = divides ? (Lane)divisor : (Lane)scale.factor;
     }
@@ -104,7 +121,11 @@ struct VectorScale {
 template <class Lane>
 DCOLL_INLINE void apply_scale(Wide<Vec<Lane>>& w, const VectorScale<Lane>& scale) {
   if constexpr (!std::is_floating_point_v<Lane>) {
-    w = divide<Lane>(w, scale.divisor);
+    if (scale.divides) {
+      w = divide<Lane>(w, scale.divisor);
+    } else {
+      multiply<Lane>(w, scale.factor);
+    }
   } else if (scale.divides) {
 #pragma GCC unroll 8
     for (size_t u = 0; u < kUnroll; ++u) w.v[u] /= scale.by;
@@ -301,6 +322,8 @@ constexpr Kernels make_table(const char* isa) {
           DCOLL_REDUCE_ROW(Plain<int32_t>),
           DCOLL_REDUCE_ROW(Plain<int64_t>),
           {reduce<Bool, Or>, reduce<Bool, Or>, nullptr, reduce<Bool, And>, reduce<Bool, Or>, reduce<Bool, And>},
+          DCOLL_REDUCE_ROW(Plain<int16_t>),
+          DCOLL_REDUCE_ROW(Plain<uint16_t>),
       },
       {
           {nullptr, cast_loop<Float16, BFloat16>, cast_loop<Float16, Plain<float>>, cast_loop<Float16, Plain<double>>},

@@ -33,13 +33,14 @@ class State:
     returns it; `get_rank` returns this process's rank.
     """
 
+    _commits_made = 0  # run() looks whether a failure let any happen
+
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], Any]] = []
-        self.commits = 0  # how many there were; run() looks whether a failure let any happen
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call these after every reset, in this order: to scale the learning rate to the new size(), for example."""
@@ -59,7 +60,7 @@ class State:
     def commit(self) -> None:
         """save(), then check_host_updates(). Collective. Costs a copy of the state in memory: not after every batch."""
         self.save()
-        self.commits += 1
+        self._commits_made += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:

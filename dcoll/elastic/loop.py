@@ -57,8 +57,8 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
                         state.sync()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
-                    failures_in_a_row = 1 if state.commits > commits_before else failures_in_a_row + 1
-                    commits_before = state.commits
+                    failures_in_a_row = 1 if state._commits_made > commits_before else failures_in_a_row + 1
+                    commits_before = state._commits_made
                     if failures_in_a_row > MAX_RESETS_WITHOUT_COMMIT:
                         raise
                     _tell(error)

@@ -1,6 +1,8 @@
 // All-reduce of the engine against gather + reduce, exactly: every dtype, operator, algorithm, memory and awkward
 // count.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "plan/algorithms.h"
@@ -13,8 +15,6 @@ using namespace dcoll::test;
 
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
-                             DType::kUInt8,   DType::kInt32,    DType::kInt64,   DType::kBool};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
 // Small enough for products and 8-bit sums of 8 ranks; a multiple of the rank count where an average must be exact.
@@ -258,6 +258,34 @@ TEST(scaling) {
   }
 }
 
+// 0.3 of each, truncated, then 1.7 of their sum, truncated: in float64, as Horovod does it.
+TEST(integers_are_scaled_too) {
+  for (const std::string& algo : algorithms_and({""})) {
+    run_ranks(3, [algo](Communicator& comm) {
+      for (size_t count : {size_t{5}, size_t{40000}}) {
+        for (const DType dtype : {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64}) {
+          std::vector<double> values(count), want(count);
+          for (size_t i = 0; i < count; ++i) {
+            values[i] = static_cast<double>(i % 41) - 20;
+            want[i] = std::trunc(std::trunc(values[i] * 0.3) * 3 * 1.7);
+          }
+          std::vector<std::byte> data = encode(values, dtype);
+          run(comm, {.kind = Kind::kAllReduce,
+                     .in = data.data(),
+                     .out = data.data(),
+                     .count = count,
+                     .dtype = dtype,
+                     .op = ReduceOp::kSum,
+                     .prescale = 0.3,
+                     .postscale = 1.7,
+                     .algo = algo});
+          CHECK(decode(data.data(), count, dtype) == want);
+        }
+      }
+    });
+  }
+}
+
 TEST(arguments_are_checked) {
   run_ranks(2, [](Communicator& comm) {
     float x = 1;
@@ -271,8 +299,11 @@ TEST(arguments_are_checked) {
     CHECK_THROWS(comm.submit(request), ArgumentError, "average of bool");
     request = good;
     request.dtype = DType::kInt32;
+    request.prescale = std::numeric_limits<double>::infinity();
+    CHECK_THROWS(comm.submit(request), ArgumentError, "of integers finite factors");
+    request.dtype = DType::kBool;
     request.prescale = 0.5;
-    CHECK_THROWS(comm.submit(request), ArgumentError, "need a floating dtype");
+    CHECK_THROWS(comm.submit(request), ArgumentError, "factors need a number type");
     CHECK_THROWS(comm.submit({.kind = Kind::kBroadcast, .in = &x, .out = &x, .count = 4, .root = 2}), ArgumentError,
                  "root rank 2 does not exist; allowed are 0 to 1");
     run(comm, good);

@@ -190,8 +190,6 @@ TEST(rows_of_no_bytes) {
 
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
-                             DType::kUInt8,   DType::kInt32,    DType::kInt64,   DType::kBool};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
 struct ReduceCase {
@@ -275,7 +273,7 @@ TEST(reduce_scatter_every_dtype_and_op) {
           for (size_t rows : {size_t{37}, size_t{kSanitized ? 3011 : 30011}}) {
             for (Where where : {Where::kPlain, Where::kMapped}) {
               check_reduce_scatter(comm, where, How::kNow, {.dtype = dtype, .op = op, .rows = rows});
-              if (!is_floating(dtype)) continue;
+              if (dtype == DType::kBool) continue;
               check_reduce_scatter(comm, where, How::kNow, {dtype, op, rows, 0.5, 4.0});
             }
           }

@@ -106,8 +106,6 @@ void check(Communicator& comm, const Case& c) {
   if (!c.in_place && bytes > 0) CHECK(std::memcmp(in->data(), mine.data(), bytes) == 0);  // the operand is untouched
 }
 
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
-                             DType::kUInt8,   DType::kInt32,    DType::kInt64,   DType::kBool};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
 }  // namespace
@@ -205,6 +203,12 @@ TEST(factors_apply_once) {
                          .mapped = mapped,
                          .in_place = in_place,
                          .prescale = 4.0,
+                         .postscale = 2.0});
+            check(comm, {.count = count,
+                         .dtype = DType::kInt16,
+                         .mapped = mapped,
+                         .in_place = in_place,
+                         .prescale = -3.0,
                          .postscale = 2.0});
           }
         }

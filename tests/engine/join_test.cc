@@ -84,6 +84,9 @@ TEST(no_operator_is_changed) {
         std::vector<int32_t> ints(3, -5);
         reduce(comm, ints, DType::kInt32, op, false);
         CHECK_EQ(ints[2], -5);
+        std::vector<uint16_t> unsigned_ints(3, 5);
+        reduce(comm, unsigned_ints, DType::kUInt16, op, false);
+        CHECK_EQ(unsigned_ints[2], uint16_t{5});
         std::vector<double> doubles(3, -5);
         reduce(comm, doubles, DType::kFloat64, op, false);
         CHECK_EQ(doubles[2], -5.0);
@@ -93,6 +96,31 @@ TEST(no_operator_is_changed) {
       }
       join(comm);
     }
+  });
+}
+
+TEST(scaled_integers_beside_a_joined_rank) {
+  run_ranks(2, [](Communicator& comm) {
+    if (comm.rank() == 0) {
+      for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+        for (const double prescale : {0.5, -2.0}) {
+          int16_t x = 6;
+          const Request request{.kind = Kind::kAllReduce,
+                                .in = &x,
+                                .out = &x,
+                                .count = 1,
+                                .dtype = DType::kInt16,
+                                .op = op,
+                                .prescale = prescale};
+          run(comm, request);
+          CHECK_EQ(x, static_cast<int16_t>(6 * prescale));
+          Request product = request;
+          product.op = ReduceOp::kProduct;
+          CHECK_THROWS(run(comm, product), JoinedError, "product of integers");
+        }
+      }
+    }
+    join(comm);
   });
 }
 

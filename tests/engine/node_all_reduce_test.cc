@@ -269,8 +269,8 @@ TEST(arguments_are_checked) {
     call.algo = "bogus";
     CHECK_THROWS(comm.run_or_submit(call), ArgumentError, "no algorithm 'bogus'");
     call = buffers.call(0.5);
-    call.dtype = DType::kInt32;
-    CHECK_THROWS(comm.run_or_submit(call), ArgumentError, "need a floating dtype");
+    call.dtype = DType::kBool;
+    CHECK_THROWS(comm.run_or_submit(call), ArgumentError, "factors need a number type");
     call = buffers.call();
     call.dtype = DType::kBool;
     call.op = ReduceOp::kAverage;

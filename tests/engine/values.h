@@ -9,6 +9,10 @@
 
 namespace dcoll::test {
 
+inline constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64,
+                                    DType::kInt8,    DType::kUInt8,    DType::kInt32,   DType::kInt64,
+                                    DType::kBool,    DType::kInt16,    DType::kUInt16};
+
 inline std::vector<std::byte> encode(const std::vector<double>& values, DType dtype) {
   std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
   if (is_floating(dtype)) {
@@ -41,6 +45,18 @@ inline std::vector<double> decode(const std::byte* bytes, size_t count, DType dt
       case DType::kBool: {
         uint8_t v;
         std::memcpy(&v, at, 1);
+        values[i] = v;
+        break;
+      }
+      case DType::kInt16: {
+        int16_t v;
+        std::memcpy(&v, at, 2);
+        values[i] = v;
+        break;
+      }
+      case DType::kUInt16: {
+        uint16_t v;
+        std::memcpy(&v, at, 2);
         values[i] = v;
         break;
       }

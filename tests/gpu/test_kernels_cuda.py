@@ -27,6 +27,8 @@ DTYPES = {
     _C.FLOAT64: torch.float64,
     _C.INT8: torch.int8,
     _C.UINT8: torch.uint8,
+    _C.INT16: torch.int16,
+    _C.UINT16: torch.uint16,
     _C.INT32: torch.int32,
     _C.INT64: torch.int64,
     _C.BOOL: torch.bool,
@@ -131,7 +133,7 @@ def test_reduce_n(dtype: int, op: int, p: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != _C.BOOL])
-@pytest.mark.parametrize("scale", [1.0, 0.5, 1.0 / 3, 1.0 / 1000])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 1.0 / 3, 1.0 / 1000, 0.3, -2.5])
 def test_scale(dtype: int, scale: float) -> None:
     for count in SIZES:
         (source,) = operands(dtype, count, 1, width(dtype))

@@ -178,6 +178,48 @@ TEST(integer_average_truncates_toward_zero) {
   });
 }
 
+template <class T>
+std::vector<T> scale_values(DType dtype, const std::vector<T>& values, double factor) {
+  return reduce_values<T>(dtype, ReduceOp::kSum, {values}, factor);
+}
+
+TEST(integers_are_multiplied_in_double_and_kept_within_their_type) {
+  for_each_isa([] {
+    CHECK(
+        (scale_values<int8_t>(DType::kInt8, {10, -10, 7, -128, 127}, 0.39) == std::vector<int8_t>{3, -3, 2, -49, 49}));
+    CHECK((scale_values<int8_t>(DType::kInt8, {100, -100, 3}, -2.5) == std::vector<int8_t>{-128, 127, -7}));
+    CHECK((scale_values<uint8_t>(DType::kUInt8, {100, 200, 1}, 1.5) == std::vector<uint8_t>{150, 255, 1}));
+    CHECK((scale_values<uint16_t>(DType::kUInt16, {1, 65535}, -1.0) == std::vector<uint16_t>{0, 0}));
+    CHECK((scale_values<int16_t>(DType::kInt16, {32767, -5}, 0.999) == std::vector<int16_t>{32734, -4}));
+    CHECK((scale_values<int32_t>(DType::kInt32, {INT32_MAX, INT32_MIN}, 1e30) ==
+           std::vector<int32_t>{INT32_MAX, INT32_MIN}));
+    CHECK((scale_values<int64_t>(DType::kInt64, {INT64_MAX, INT64_MIN, 3}, 1.0000001) ==
+           std::vector<int64_t>{INT64_MAX, INT64_MIN, 3}));
+    CHECK((scale_values<int64_t>(DType::kInt64, {49, 48, -49}, 1.0 / 49) == std::vector<int64_t>{1, 0, -1}));
+  });
+}
+
+// What the reference says, of any bits and every integer type.
+TEST(integer_scales_of_any_bits) {
+  std::mt19937_64 random(3);
+  for (const DType dtype : test::kDTypes) {
+    if (is_floating(dtype) || dtype == DType::kBool) continue;
+    const size_t width = dtype_bytes(dtype), count = 1000;
+    std::vector<char> in(count * width), out(count * width), want(count * width);
+    test::fill_random(dtype, in.data(), count, random);
+    for (const double factor : {0.3, -0.7, 2.0, 1.0 / 3, 1e-30, -1e30}) {
+      for (size_t i = 0; i < count; ++i) {
+        const test::Number value = test::read(dtype, in.data() + i * width);
+        test::write(dtype, want.data() + i * width, test::scaled(dtype, value, factor));
+      }
+      for_each_isa([&] {
+        kernels::scale(out.data(), in.data(), count, dtype, factor);
+        CHECK(out == want);
+      });
+    }
+  }
+}
+
 // All pairs (value, divisor) of 8 bits: the division goes through float.
 TEST(eight_bit_division_is_exact) {
   for_each_isa([] {
@@ -190,6 +232,25 @@ TEST(eight_bit_division_is_exact) {
       kernels::scale(unsigned_out.data(), unsigned_in.data(), 256, DType::kUInt8, 1.0 / divisor);
       for (int i = 0; i < 256; ++i) {
         CHECK_EQ(signed_out[i], (i - 128) / divisor);
+        CHECK_EQ(unsigned_out[i], i / divisor);
+      }
+    }
+  });
+}
+
+TEST(sixteen_bit_division_is_exact) {
+  std::vector<int16_t> signed_in(65536), signed_out(65536);
+  std::vector<uint16_t> unsigned_in(65536), unsigned_out(65536);
+  for (int i = 0; i < 65536; ++i) {
+    signed_in[i] = static_cast<int16_t>(i - 32768);
+    unsigned_in[i] = static_cast<uint16_t>(i);
+  }
+  for_each_isa([&] {
+    for (const int divisor : {2, 3, 5, 7, 49, 127, 255, 257, 1000, 10007, 32767, 65535, 65537, 1 << 24, 99999999}) {
+      kernels::scale(signed_out.data(), signed_in.data(), 65536, DType::kInt16, 1.0 / divisor);
+      kernels::scale(unsigned_out.data(), unsigned_in.data(), 65536, DType::kUInt16, 1.0 / divisor);
+      for (int i = 0; i < 65536; ++i) {
+        CHECK_EQ(signed_out[i], (i - 32768) / divisor);
         CHECK_EQ(unsigned_out[i], i / divisor);
       }
     }
@@ -340,10 +401,8 @@ TEST(arguments_that_cannot_work_are_refused) {
   bool b = true;
   const std::span<const void* const> none;
   CHECK_THROWS(reduce_n(&out, none, 1, DType::kInt32, ReduceOp::kSum), ArgumentError, "at least one source");
-  CHECK_THROWS(kernels::scale(&out, &a, 1, DType::kInt32, 2.0), ArgumentError, "int32");
-  CHECK_THROWS(kernels::scale(&out, &a, 1, DType::kInt32, -0.5), ArgumentError, "1/n");
-  CHECK_THROWS(kernels::scale(&out, &a, 1, DType::kInt32, 0.0), ArgumentError, "1/n");
-  CHECK_THROWS(kernels::scale(&out, &a, 1, DType::kInt32, std::nan("")), ArgumentError, "1/n");
+  CHECK_THROWS(kernels::scale(&out, &a, 1, DType::kInt32, HUGE_VAL), ArgumentError, "int32 can only");
+  CHECK_THROWS(kernels::scale(&out, &a, 1, DType::kInt32, std::nan("")), ArgumentError, "finite factor");
   CHECK_THROWS(kernels::scale(&b, &b, 1, DType::kBool, 0.5), ArgumentError, "bool");
   CHECK_EQ(out, 0);
 }

@@ -1,6 +1,8 @@
 """Checks of every collective under Horovod's names. The exhaustive ones are in tests/python, on ranks as threads."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
 import dcoll as hvd
+from dcoll import collective, world
 
 
 def check_topology() -> None:
@@ -336,3 +339,28 @@ def check_mpi4py_beside_it() -> None:
     assert MPI.Is_initialized()
     assert MPI.COMM_WORLD.rank == hvd.rank()
     assert MPI.COMM_WORLD.allreduce(1) == hvd.size()
+
+
+def check_large_gathers_let_the_interpreter_lock_go() -> None:
+    """What is not called inline, as strided tensors: another thread gets on while rows are copied from peers that are
+    there already. Making them dense lets it go too, so that is not part of what is measured."""
+    ticks, over, dense = 0, threading.Event(), torch.ones(4 << 20)
+
+    def count() -> None:
+        nonlocal ticks
+        while not over.is_set():
+            ticks += 1
+            time.sleep(0)
+
+    def ticks_of_a_call() -> int:
+        hvd.barrier()
+        before = ticks
+        collective.allgather_sync(world.communicator(), dense, "")
+        return ticks - before
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    calls = sorted(ticks_of_a_call() for _ in range(12))
+    over.set()
+    counter.join()
+    assert calls[3] > 5, f"while the lock is held there are 1 to 3: {calls}"

@@ -151,6 +151,15 @@ def check_sync_takes_everything_from_rank_0() -> None:
     assert state.best == [0]
 
 
+def check_attributes_of_the_script_are_its_own() -> None:
+    state = hvd.elastic.TorchState(commits=0, resets=0, saved=0, handlers=0, rank=0, listeners=0)
+    for _ in range(3):
+        state.commits += 1
+        state.commit()
+    assert (state.commits, state.resets, state.saved, state.handlers, state.rank, state.listeners) == (3, 0, 0, 0, 0, 0)
+    assert {name for name in vars(hvd.elastic.TorchState()) if not name.startswith("_")} == {"model", "optimizer"}
+
+
 def check_the_sampler_shares_out_what_is_left() -> None:
     size, rank = hvd.size(), hvd.rank()
     for count in (0, 1, size - 1, size, size + 1, 41):

@@ -283,7 +283,15 @@ def check_sets_given_to_init() -> None:
     n, r = hvd.size(), hvd.rank()
     left, right, whole = hvd.ProcessSet([0]), hvd.ProcessSet(everyone()[1:]), hvd.ProcessSet(everyone())
     hvd.shutdown()
+    with pytest.raises(ValueError, match=r"process_sets with the ranks \[0\] twice"):
+        hvd.init(process_sets=[left, right, hvd.ProcessSet([0])])
     hvd.init(process_sets=[left, right, whole])
+    again, unknown = hvd.ProcessSet([0]), hvd.ProcessSet([0, n - 1] if n > 2 else [1, 1])
+    hvd.init(process_sets=[again])
+    assert again.process_set_id == left.process_set_id
+    with pytest.raises(ValueError, match=r"init\(\) was called before, without ProcessSet"):
+        hvd.init(process_sets=[unknown])
+    assert again.included() == (r == 0)
     assert whole.process_set_id == 0
     mine = left if r == 0 else right
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=mine).item() == (1 if r == 0 else n - 1)
@@ -329,6 +337,7 @@ def check_communicators_of_mpi4py() -> None:
     parity = MPI.COMM_WORLD.Split(r % 2, r)
     hvd.shutdown()
     hvd.init(comm=turned)
+    assert hvd.global_process_set.mpi_comm is turned
     assert hvd.rank() == n - 1 - r
     assert hvd.allgather_object(r) == everyone()[::-1]
     hvd.shutdown()
@@ -339,7 +348,9 @@ def check_communicators_of_mpi4py() -> None:
     assert by_parity.ranks == alike
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=by_parity).item() == len(alike)
     hvd.shutdown()
+    assert hvd.global_process_set.mpi_comm is None
     hvd.init(comm=[MPI.COMM_WORLD, parity])
+    assert hvd.global_process_set.mpi_comm is MPI.COMM_WORLD
     assert hvd.size() == n
     hvd.shutdown()
     hvd.init()

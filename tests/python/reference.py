@@ -12,6 +12,8 @@ DTYPES = [
     torch.float64,
     torch.int8,
     torch.uint8,
+    torch.int16,
+    torch.uint16,
     torch.int32,
     torch.int64,
     torch.bool,
@@ -25,7 +27,7 @@ def sample(rank: int, count: int, dtype: torch.dtype, op: ReduceOp, n: int) -> t
         # At most 7 ranks have a 2 at any index, the others 1: products up to 128 would not fit int8, 64 does.
         values = 1 + ((index + rank) % max(2, n) < min(n, 6)).to(torch.int64) * (index % 2)
     else:
-        values = (index * 7 + rank * 3) % 11 + (0 if dtype in (torch.uint8, torch.bool) else -5)
+        values = (index * 7 + rank * 3) % 11 + (0 if dtype in (torch.uint8, torch.uint16, torch.bool) else -5)
     if dtype is torch.bool:
         values = values % 3 == 0
     return values.to(dtype)

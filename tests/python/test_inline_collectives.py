@@ -231,7 +231,7 @@ def test_mismatches_are_reported_on_every_rank_and_the_job_goes_on() -> None:
         ("reducescatter", (torch.ones(2),), {"op": dcoll.Adasum}),
         ("reducescatter", (torch.ones(2),), {"compression": Compression.fp16}),
         ("reducescatter", (torch.ones(2, dtype=torch.bool),), {}),
-        ("reducescatter", (torch.ones(2, dtype=torch.int32),), {"op": Sum, "prescale_factor": 0.5}),
+        ("reducescatter", (torch.ones(2, dtype=torch.bool),), {"op": Sum, "prescale_factor": 0.5}),
         ("alltoall", (torch.ones(2),), {"splits": [2]}),
         ("alltoall", (torch.tensor(1.0),), {}),
         ("barrier", (1, 2), {}),

@@ -1,5 +1,6 @@
 """Broadcast, all-gather, reduce-scatter, all-to-all and barrier on 1 to 8 ranks, compared exactly."""
 
+import re
 import threading
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 from reference import DTYPES, layouts, ops_of, reduced, sample
 
-from dcoll import _C, ArgumentError, MismatchError, Sum, collective, objects
+from dcoll import _C, ArgumentError, DcollError, MismatchError, Sum, collective, objects
 
 RANKS = range(1, 9)
 
@@ -183,13 +184,43 @@ def test_objects(n: int) -> None:
     run_ranks(n, body)
 
 
-def test_an_object_that_cannot_be_pickled_fails_on_all_ranks() -> None:
-    def body(comm: _C.Communicator) -> None:
-        with pytest.raises(Exception, match="pickle"):
-            objects.broadcast_object(comm, threading.Lock(), 0, "")
-        assert objects.broadcast_object(comm, comm.rank, 1, "") == 1
+class Unpicklable:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
-    run_ranks(2, body)
+    def __reduce__(self) -> str:
+        raise self.error
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("not this one"), "ValueError: not this one"),
+        (ValueError("a file \udcff"), r"ValueError: a file \\udcff"),  # such text has no UTF-8
+        (Wordless(), "Wordless"),
+    ],
+)
+def test_an_object_that_cannot_be_pickled_fails_on_all_ranks_in_that_call(error: Exception, text: str) -> None:
+    def body(comm: _C.Communicator) -> None:
+        for what, call in (
+            ("broadcast_object", lambda obj: objects.broadcast_object(comm, obj, 1, "")),
+            ("allgather_object", lambda obj: objects.allgather_object(comm, obj, "")),
+        ):
+            with pytest.raises(type(error) if comm.rank == 1 else DcollError) as caught:
+                call(Unpicklable(error) if comm.rank == 1 else "fine")
+            if comm.rank == 1:
+                assert caught.value is error
+            else:
+                assert re.fullmatch(f"{what}: rank 1 could not pickle its object: {text}", str(caught.value))
+            assert objects.allgather_object(comm, comm.rank, "") == [0, 1, 2]
+            assert objects.broadcast_object(comm, comm.rank, 1, "") == 1
+
+    run_ranks(3, body)
 
 
 def test_agreement_names_the_first_difference() -> None:

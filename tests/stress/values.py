@@ -13,7 +13,8 @@ import torch
 from dcoll import Average, Max, Min, Product, ReduceOp, Sum
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-DTYPES = (*FLOATING, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
+DTYPES = (*FLOATING, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.bool)
+UNSIGNED = (torch.uint8, torch.uint16)
 PERIOD = 3 << 20  # elements; no operand is longer than this
 LATEST_START = 1 << 16
 _FACTOR_RANKS = 6  # so many ranks may multiply by 2: 2**6 fits int8
@@ -47,12 +48,12 @@ def integers(dtype: torch.dtype, op: ReduceOp, start: int, count: int, rank: int
     """Rank `rank`'s operand, as int8."""
     if dtype is torch.bool:
         what = "bits"
-    elif op is Product and dtype is torch.uint8:
+    elif op is Product and dtype in UNSIGNED:
         what = "unsigned factors" if rank < _FACTOR_RANKS else "ones"
     elif op is Product:
         what = "factors" if rank < _FACTOR_RANKS else "signs"
     else:
-        what = "unsigned" if dtype is torch.uint8 else "signed"
+        what = "unsigned" if dtype in UNSIGNED else "signed"
     return _pattern(what)[start : start + count]
 
 
