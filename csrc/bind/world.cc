@@ -17,7 +17,6 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "bind/bind.h"
-#include "transport/presence.h"
 
 namespace py = pybind11;
 
@@ -42,13 +41,7 @@ void look_for_signals() {
 }
 
 std::unique_ptr<MpiBackend> load(const std::string& plugin_path) {
-  StartUp start;
-  start.look_around = look_for_signals;
-  try {
-    const auto who = LaunchedAs::from_env();
-    start = start_up(Settings::from_env(), who ? who->rank : 0, look_for_signals);
-  } catch (const ArgumentError&) {  // connect_world will say so, when MPI can end the job
-  }
+  const StartUp start = start_up_from_env(look_for_signals);
   const py::gil_scoped_release unlocked;
   return load_mpi(plugin_path, start);
 }

@@ -19,6 +19,7 @@
 #include "engine/cores.h"
 #include "kernels/reduce.h"
 #include "transport/local.h"
+#include "transport/presence.h"
 #include "transport/router.h"
 #include "transport/shm.h"
 
@@ -298,8 +299,6 @@ std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& star
   return Communicator::make(std::move(members), with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
 }
 
-}  // namespace
-
 StartUp start_up(const Settings& settings, int rank, std::function<void()> look_around) {
   const Log log{log_level_from(settings.log_level), rank, settings.log_hide_time};
   StartUp start;
@@ -309,6 +308,19 @@ StartUp start_up(const Settings& settings, int rank, std::function<void()> look_
   start.report_s = settings.stall_check_time_s;
   start.report = [log](const std::string& text) { log(LogLevel::kWarning, text); };
   return start;
+}
+
+}  // namespace
+
+StartUp start_up_from_env(std::function<void()> look_around) {
+  const auto who = LaunchedAs::from_env();
+  try {
+    return start_up(Settings::from_env(), who ? who->rank : 0, look_around);
+  } catch (const ArgumentError&) {  // connect_world's caller says so, when MPI can end the job
+    StartUp start;
+    start.look_around = look_around;
+    return start;
+  }
 }
 
 std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& given, std::function<void()> look_around) {

@@ -11,8 +11,8 @@
 
 namespace dcoll {
 
-// How long a start-up waits and what it says meanwhile. look_around: see StartUp.
-StartUp start_up(const Settings& settings, int rank, std::function<void()> look_around);
+// How long the start-up of MPI waits, and what it says meanwhile. look_around: see StartUp.
+StartUp start_up_from_env(std::function<void()> look_around);
 
 // All ranks of the MPI job; collective. mpi == nullptr: this process alone.
 std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& settings,

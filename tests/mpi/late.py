@@ -160,9 +160,7 @@ def no_room() -> None:
         used = int(status.split("VmSize:")[1].split()[0]) << 10
         room = used + (int(os.environ["ROOM_MB"]) << 20)
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
-    start = time.monotonic()
-    hvd.init()
-    say(f"began in {time.monotonic() - start:.1f} s")
+    begin()
     work()
 
 

@@ -35,8 +35,6 @@ TEST(arenas_of_all_local_ranks_fit_the_address_space) {
       const size_t bytes = arena_bytes_of_each(wanted, ranks);
       CHECK(bytes <= wanted && ranks * bytes <= 64 * kTiB);
       CHECK(bytes == wanted || 64 * kTiB - ranks * bytes < ranks * kMiB);  // no less than there is room for
-      CHECK_EQ(bytes % kMiB, 0u);
-      RegionLayout(static_cast<int>(ranks), {.arena_bytes = bytes});  // takes it
     }
   }
 }
