@@ -31,7 +31,8 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: help build demo test test-cpp test-python stress fuzz bench peers bench-peers bench-network lint format sanitize clean
+.PHONY: help build demo test test-cpp test-python stress fuzz bench peers bench-peers bench-network lint format sanitize \
+	test-others clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -158,14 +159,33 @@ format: build  ## rewrite the sources as lint wants them
 	$(BIN)/ruff format $(PY_FILES)
 	$(BIN)/clang-format -i $(CPP_FILES)
 
+# The Python module too, in a package of its own under build/$(1), which tests/built.py completes and tests.
+WITH_PYTHON = -DDCOLL_PYTHON=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+	-Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" -DDCOLL_OUTPUT_DIR="$(CURDIR)/build/$(1)/python/dcoll"
+# Those that go through the bindings; the rest of tests/python is about programs around them.
+SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward gradients gradients_special gradients_uneven \
+	grouped grouped_allreduce inline_allreduce inline_collectives inline_functions late_gradients launch lifecycle \
+	local_allreduce local_collectives local_sync reducer shapes stall timeline)) tests/mpi/test_mpi_collectives.py
+
 # ThreadSanitizer has nothing to find in the layers without threads.
-sanitize: build  ## the C++ tests under AddressSanitizer + UBSan, then under ThreadSanitizer
-	$(CMAKE) -B build/asan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined
+sanitize: build  ## the C++ tests and those of the bindings under AddressSanitizer + UBSan, C++ under ThreadSanitizer
+	$(CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
+	$(BIN)/python tests/built.py build/asan -q $(SANITIZED_TESTS)
 	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
+
+# What else users build with: clang, and MPICH beside the Open MPI of the other targets.
+OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives faults names optimizer process_sets startup))
+
+test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warnings are errors), then jobs under MPICH
+	CC=clang CXX=clang++ $(CMAKE) -B build/clang $(call WITH_PYTHON,clang) -DDCOLL_CUDA=0 \
+		-DDCOLL_MPICC="$(CURDIR)/$(PEERS)/mpich/bin/mpicc"
+	$(BIN)/cmake --build build/clang
+	cd build/clang && $(CTEST)
+	$(BIN)/python tests/built.py build/clang -q $(OTHER_TESTS)
 
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist *.egg-info dcoll/*.so dcoll/mpirun.txt

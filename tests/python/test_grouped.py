@@ -217,7 +217,8 @@ def test_wrong_arguments_of_groups() -> None:
             grouped.reducescatter_sync(comm, [torch.ones(2), torch.ones(2, dtype=torch.bool)], Average, "", 1.0, 1.0)
         with pytest.raises(ArgumentError, match="op is"):
             grouped.reducescatter_sync(comm, [torch.ones(2)], 1, "", 1.0, 1.0)  # type: ignore[arg-type]
-        handle = _C.grouped_allgather(comm, [(torch.ones(2).data_ptr(), (2,), 1, _C.FLOAT32)])
+        mine = torch.ones(2)  # the core is given an address: whoever gives it keeps the tensor
+        handle = _C.grouped_allgather(comm, [(mine.data_ptr(), (2,), 1, _C.FLOAT32)])
         assert handle is not None
         handle.wait()
         assert handle.rows() == [4]

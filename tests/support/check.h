@@ -62,8 +62,10 @@ inline unsigned seed() {
 // separated by commas, names it.
 inline void lacks(const std::string& what, const std::string& reason) {
   const char* given = std::getenv("TESTS_NEED");
-  const std::string needed = "," + std::string(given ? given : "") + ",";
-  if (needed.find("," + what + ",") != std::string::npos || needed.find(",all,") != std::string::npos) {
+  std::string needed = ",";
+  needed += given ? given : "";
+  needed += ",";
+  if (needed.find(',' + what + ',') != std::string::npos || needed.find(",all,") != std::string::npos) {
     throw std::runtime_error("TESTS_NEED=" + std::string(given) + ", but: " + reason);
   }
   std::printf("skip %s: %s\n", what.c_str(), reason.c_str());
