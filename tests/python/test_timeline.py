@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_is_said_once(capfd: pytest.CaptureFixture[str]) -> 
     (comm,) = _C.connect_local(1)
     _C.start_timeline(comm, "/dev/full")
     for _ in range(3):
-        collective.allreduce(comm, np.ones(4, np.float32))
+        collective.allreduce_sync(comm, np.ones(4, np.float32), dcoll.Sum, "", 1.0, 1.0)
         time.sleep(0.05)  # longer than the writer's pause
     _C.stop_timeline(comm)
     comm.close()
@@ -215,8 +215,8 @@ def test_a_disk_that_is_full_is_said_once(capfd: pytest.CaptureFixture[str]) -> 
 def test_it_tells_which_copy_a_block_took(tmp_path: Path) -> None:
     def body(comm: _C.Communicator) -> None:
         _C.start_timeline(comm, str(tmp_path / "t.json"))
-        collective.allgather(comm, np.ones(2, np.float32), name="inline")
-        collective.allgather(comm, np.ones(300, np.float32), name="slots")
+        collective.allgather_sync(comm, np.ones(2, np.float32), "inline")
+        collective.allgather_sync(comm, np.ones(300, np.float32), "slots")
         _C.stop_timeline(comm)
 
     local_ranks.run_ranks(2, body)
