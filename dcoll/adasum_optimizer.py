@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from dcoll import _C, collective
+from dcoll.backward import Failure, watch
 from dcoll.buckets import shaped_like
 from dcoll.check_sync import check_tensors
 from dcoll.compression import NoneCompressor, wire_dtype_of
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Adasum
 from dcoll.tensors import CODES, code_of
 
@@ -58,12 +59,14 @@ class DeltaSync:
     def __init__(
         self,
         present_comm: Callable[[], _C.Communicator | None],
+        optimizer: torch.optim.Optimizer,
         name_of: Callable[[torch.Tensor], str],
         compression: Any,
         passes: int,
         label: str,
     ) -> None:
         self._present_comm = present_comm
+        self._optimizer = optimizer
         self.name_of = name_of
         self._compression = compression
         self._label = label
@@ -71,6 +74,30 @@ class DeltaSync:
         self.set_passes(passes)
         self._flats: list[_Flat] = []
         self._flat_params: list[torch.Tensor] = []
+        self._failed = ""  # why this rank cannot take the next step
+        watch(self)
+
+    # A rank whose backward raised has nothing to combine, and refuses the step that the others take. With several
+    # passes to a step only step() tells which step that is.
+
+    def before_backward(self) -> None:
+        if self.passes == 1:
+            self._failed = ""
+
+    def after_backward(self) -> None: ...
+
+    def backward_failed(self, failure: Failure) -> None:
+        if not self._failed and failure.reaches(p for group in self._optimizer.param_groups for p in group["params"]):
+            self._failed = failure.reason
+            if self.passes == 1:
+                self.comm.refuse(self._failed)
+
+    def _check_gradients(self) -> None:
+        why, self._failed = self._failed, ""
+        if why and self.passes > 1:
+            self.comm.refuse(why)
+        if why:
+            raise DcollError(f"step() has half a gradient, {why}: after a backward that raised, call backward() again")
 
     @property
     def comm(self) -> _C.Communicator:
@@ -99,19 +126,36 @@ class DeltaSync:
     @torch.no_grad()
     def step(self, params: list[torch.Tensor], local_step: Callable[[], Any]) -> Any:
         """Take the local step, then combine those of all ranks."""
+        self._check_gradients()
         self._arrange(params)
         comm = self.comm
         for flat in self._flats:
             flat.begin()
-        result = local_step()
+        try:
+            result = local_step()
+        except BaseException as error:
+            if self.passes > 1 or not self._failed:  # it may have been a backward in a closure
+                comm.refuse(f"its step raised {type(error).__name__}: {error}")
+            self._failed = ""
+            self._go_back()
+            raise
         begin = time.perf_counter()
         for flat in self._flats:
             flat.end()
-        for flat in self._flats:
-            self._combine(comm, flat)
-            flat.apply()
+        try:
+            for flat in self._flats:
+                self._combine(comm, flat)
+                flat.apply()
+        except DcollError:
+            self._go_back()
+            raise
         self.seconds += time.perf_counter() - begin
         return result
+
+    def _go_back(self) -> None:
+        """To where all ranks started from: a step that is not combined is none."""
+        for flat in self._flats:
+            torch._foreach_copy_(flat.params, flat.starts)
 
     def _combine(self, comm: _C.Communicator, flat: _Flat) -> None:
         wire_code = wire_dtype_of(self._compression)

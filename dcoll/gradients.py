@@ -23,7 +23,7 @@ from dcoll.late_gradients import LateGradients, late_ones
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.optimizer_arguments import check_options, check_passes
 from dcoll.owners import check, take_over
-from dcoll.sparse import SparseGradients
+from dcoll.sparse import SparseAsDense, SparseGradients
 
 _NO_BACKWARD = -2  # no graph task has this number
 
@@ -62,7 +62,7 @@ class GradientSync(FailedRounds):
         self.op = op
         self.passes = passes
         self._layout = Layout(new_label(comm), op, bucket_bytes, first_bucket_bytes, predivide, compression, group_of)
-        self._sparse_as_dense = sparse_as_dense
+        self._as_dense = SparseAsDense() if sparse_as_dense else None
 
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
         self.sparse = SparseGradients()  # those that are gathered
@@ -174,7 +174,7 @@ class GradientSync(FailedRounds):
 
     def _reduce_now(self, new: Sequence[torch.Tensor]) -> None:
         """Gradients that came before their parameters had hooks, one by one, this once; here or on other ranks."""
-        kinds = sparse.agree_on_kinds(self.comm, [p.grad for p in new], self._sparse_as_dense)
+        kinds = sparse.agree_on_kinds(self.comm, [p.grad for p in new], self._as_dense is not None)
         for p, (dense, dim) in zip(new, kinds, strict=True):
             if dense and dim:
                 raise gradient_errors.sparse_and_dense(self.name_of(p), "one rank")
@@ -222,11 +222,13 @@ class GradientSync(FailedRounds):
                 raise gradient_errors.summed_twice(self.name_of(p))
             return True
         if grad.layout is not torch.strided:
-            if not self._sparse_as_dense:
+            if self._state.sums_again and self.sparse.is_sum(grad):
+                raise gradient_errors.summed_twice(self.name_of(p))
+            if self._as_dense is None:
                 if not grad.is_sparse:
                     raise gradient_errors.strange_layout(self.name_of(p), grad.layout)
                 return False
-            grad = grad.to_dense()
+            grad = self._as_dense.to_dense(p, grad)
         if grad.shape != view.shape or grad.dtype != view.dtype or not grad.is_cpu:
             raise gradient_errors.converted(self.name_of(p), view, grad)
         view.copy_(grad.detach())
@@ -340,8 +342,7 @@ class GradientSync(FailedRounds):
         self._late.take()
         missing = self._reducer.missing()
         for i in missing:
-            # An earlier backward left a gradient, which counts: without it, ranks that did compute one now would
-            # average with zeros.
+            # An earlier backward left a gradient, which counts: ranks that have one now must not average with zeros.
             if self.params[i].grad is not None and self._in_bucket(i):
                 self._reducer.mark_ready(i)
         if self._state.sums_again:
@@ -370,11 +371,13 @@ class GradientSync(FailedRounds):
     def _finish_sparse(self, unused: Sequence[int]) -> bool:
         """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without."""
         found = False
-        if unused and not self._sparse_as_dense:
+        if unused and self._as_dense is None:
             found = self.sparse.find(self.comm, [self.params[i] for i in unused])
             if found:
                 self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
         self.sparse.gather(self.comm, self.op, self._called)
+        if self._as_dense is not None:
+            self.sparse.note(self._as_dense.restore(self.comm, self.params, self._views), self.op)
         return found
 
     # --- between backwards -----------------------------------------------------------------------------------------

@@ -115,6 +115,10 @@ def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return cls.__new__(cls)
 
 
+def _parameter_names(self: Any) -> dict[torch.Tensor, str]:
+    return {p: self._dcoll.name_of(p) for group in self.param_groups for p in group["params"]}
+
+
 _classes: dict[tuple[type, type], type] = {}
 
 
@@ -125,6 +129,8 @@ def _distributed_class(adds: type, base: type[torch.optim.Optimizer]) -> type[to
             "__module__": base.__module__,
             "__reduce__": _Distributed.__reduce__,
             "find_duplicates": staticmethod(find_duplicates),
+            "backward_passes_per_step": property(lambda self: self._dcoll.passes),
+            "_parameter_names": property(_parameter_names),
         }
         _classes[adds, base] = type(base.__name__, (adds, base), attributes)
     return _classes[adds, base]
@@ -160,7 +166,7 @@ def DistributedOptimizer(
     num_groups: deprecated; see groups.
     groups: what is reduced together: a number of groups of consecutive parameters, or lists of parameters, those in
         none being by themselves. By default, what becomes ready one after the other, up to bucket_mb.
-    sparse_as_dense: reduce sparse gradients as dense ones instead of gathering their entries.
+    sparse_as_dense: reduce sparse gradients as dense ones instead of gathering their entries. They stay sparse.
     process_set: the ranks among which gradients are reduced (default: all). On others the optimizer works alone.
     bucket_mb: how much is reduced at once, in MiB (default: DCOLL_BUCKET_MB).
     check_sync: every so many steps, raise an error if parameters differ between ranks, naming the first (0: never).
@@ -172,13 +178,20 @@ def DistributedOptimizer(
     if group_of is not None and bucket_mb is not None:
         raise ArgumentError("got both bucket_mb= and groups=, which say the same thing in two ways: pass one")
     names = Names(optimizer, named_parameters)
+    options = {
+        "op": op,
+        "process_set": process_set,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "sparse_as_dense": sparse_as_dense,
+    }
     comm = communicator_if_included(process_set)
     present = functools.partial(_present, process_set) if comm is not None else _nobody
     if comm is None:  # no member
         comm = _C.connect_local(1)[0]
     if op is Adasum and comm.size > 1:
-        steps = DeltaSync(present, names, compression, backward_passes_per_step, new_label(comm))
-        return _wrap(optimizer, DistributedAdasum, steps, check_sync)
+        label = new_label(comm)
+        steps = DeltaSync(present, optimizer, names, compression, backward_passes_per_step, label)
+        return _wrap(optimizer, DistributedAdasum, steps, check_sync, options)
     default_mb, first_mb = bucket_settings(comm)
     bucket_mb = default_mb if bucket_mb is None else bucket_mb
     sync = GradientSync(
@@ -196,7 +209,7 @@ def DistributedOptimizer(
         group_of or (lambda _: []),
         any_thread=True,
     )
-    wrapper = _wrap(optimizer, _Distributed, sync, check_sync)
+    wrapper = _wrap(optimizer, _Distributed, sync, check_sync, options)
     weakref.finalize(wrapper, sync.release).atexit = False
     return wrapper
 
@@ -212,11 +225,13 @@ def _nobody() -> _C.Communicator | None:
     return None
 
 
-def _wrap(optimizer: torch.optim.Optimizer, adds: type, sync: Any, check_sync: int) -> Any:
+def _wrap(optimizer: torch.optim.Optimizer, adds: type, sync: Any, check_sync: int, options: dict[str, Any]) -> Any:
+    """options: what other libraries look at."""
     cls = _distributed_class(adds, type(optimizer))
     wrapper: Any = cls.__new__(cls)
     # Everything but `step`, which a scheduler made for the wrapped optimizer has replaced in it.
     wrapper.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapper.__dict__.update(options)
     wrapper._dcoll = sync
     wrapper._dcoll_wrapped = optimizer
     wrapper._dcoll_skip = False

@@ -92,8 +92,13 @@ class SparseGradients:
                 if op is Sum:
                     self._sums.append(reduced)
 
+    def note(self, made: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """Gradients that were reduced in another way."""
+        if op is Sum:
+            self._sums += made
+
     def is_sum(self, grad: torch.Tensor | None) -> bool:
-        """Whether this is what gather() made, perhaps with something added by a backward."""
+        """Whether this is a sum over the ranks, perhaps with something added by a backward."""
         return any(grad is one for one in self._sums)
 
     def refuse_sums(self, name_of: Callable[[torch.Tensor], str]) -> None:
@@ -101,6 +106,36 @@ class SparseGradients:
         for p in self.params:
             if self.is_sum(p.grad):
                 raise summed_twice(name_of(p))
+
+
+class SparseAsDense:
+    """sparse_as_dense=True: gradients that are sparse for the program, and dense while they are reduced."""
+
+    def __init__(self) -> None:
+        self._here: dict[int, int] = {}  # by the parameter's id: sparse dimensions of what this rank's backward brought
+        self._dims: dict[int, int] = {}  # ... of its gradient on any rank, 0 where it is dense on all
+
+    def to_dense(self, p: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        if grad.is_sparse:
+            self._here[id(p)] = grad.sparse_dim()
+        return grad.to_dense()
+
+    def restore(
+        self, comm: _C.Communicator, params: Sequence[torch.Tensor], reduced: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return those that are sparse again. Collective until every parameter has had a gradient on any rank."""
+        unknown = [p for p in params if id(p) not in self._dims]
+        if unknown:
+            dims = torch.tensor([-1 if p.grad is None else self._here.get(id(p), 0) for p in unknown])
+            collective.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
+            self._dims.update((id(p), dim) for p, dim in zip(unknown, dims.tolist(), strict=True) if dim >= 0)
+        made = []
+        for p, grad in zip(params, reduced, strict=True):
+            dim = self._dims.get(id(p), 0)
+            if dim and p.grad is grad:
+                p.grad = grad.to_sparse(dim)
+                made.append(p.grad)
+        return made
 
 
 def start_allreduce(comm: collective.Lane, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:

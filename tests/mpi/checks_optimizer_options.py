@@ -165,6 +165,11 @@ def check_arguments_are_where_horovod_has_them() -> None:
         model(x * hvd.rank()).backward()
     assert model.grads() == [6 * mean_of_ranks() + 2 * i for i in range(3)]
     assert optimizer.find_duplicates(["a", "b", "a"]) == {"a"}
+    read = ("op", "backward_passes_per_step", "gradient_predivide_factor", "sparse_as_dense", "process_set")
+    assert [getattr(optimizer, name) for name in read] == [hvd.Average, 2, 2.0, True, hvd.global_process_set]
+    assert optimizer._parameter_names == {p: name for name, p in model.named_parameters()}
+    optimizer.set_backward_passes_per_step(1)
+    assert optimizer.backward_passes_per_step == 1
     with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
         distributed(model, gradient_predivide_factor=2.0, op=hvd.Sum)
     for wrong in (hvd.Max, 0, 2, True, "sum"):
@@ -396,3 +401,43 @@ def check_layouts_and_dtypes_of_gradients() -> None:
     with pytest.raises(hvd.DcollError, match=r"torch\.bfloat16.*its gradient is now torch\.float64"):
         model(1.0).backward()
     optimizer.zero_grad()
+
+
+def boom(_: torch.Tensor) -> None:
+    raise ValueError("boom")
+
+
+def backward_and_step(loss: torch.Tensor, optimizer: Any) -> None:
+    loss.backward()
+    optimizer.step()
+
+
+def check_a_backward_that_raises_on_the_last_rank() -> None:
+    if hvd.size() == 1:
+        return
+    last = hvd.size() - 1
+    ops = [hvd.Average, hvd.Adasum] if hvd.size() & last == 0 else [hvd.Average]
+    members = hvd.add_process_set([0, last]) if hvd.size() > 2 else hvd.global_process_set
+    for options in [*({"op": op} for op in ops), {"process_set": members}, {"bucket_mb": 0}]:
+        model = Toy(3, 1100 if options.get("op") is hvd.Average else 7)  # with hooks, and without
+        optimizer = distributed(model, **options)
+        inside = "process_set" not in options or members.included()
+        for step in range(4):
+            failing = step % 2 == 0
+            loss = model(float(hvd.rank()))
+            if failing and hvd.rank() == last:
+                model.w[1].register_hook(boom)
+            optimizer.zero_grad()
+            if failing and inside:
+                with pytest.raises(ValueError if hvd.rank() == last else hvd.MismatchError, match="boom") as caught:
+                    backward_and_step(loss, optimizer)
+                assert hvd.rank() == last or f"rank {last}" in str(caught.value)
+                model.w[1]._backward_hooks = None
+            else:
+                backward_and_step(loss, optimizer)
+            ranks = [0, last] if "process_set" in options else range(hvd.size())
+            own = [hvd.allgather_object([p.tolist() for p in model.parameters()])[rank] for rank in ranks]
+            assert not inside or own == [own[0]] * len(own)
+            assert not inside or model.w[0].any() == (step > 0)
+    if hvd.size() > 2:
+        hvd.remove_process_set(members)

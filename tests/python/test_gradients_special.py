@@ -28,7 +28,7 @@ def embedding_grads(comm: _C.Communicator, mode: str) -> list[torch.Tensor]:
         rows = torch.tensor([comm.rank, comm.rank, step])
         model["out"](model["table"](rows)).sum().backward()
         grad = model["table"].weight.grad
-        assert grad.is_sparse == (mode == "sparse")
+        assert grad.is_sparse == (mode != "dense")
         found.append(grad.to_dense().clone())
         sync.after_step()
     assert len(sync.sparse.params) == (mode == "sparse")
@@ -43,6 +43,42 @@ def test_sparse_gradients_equal_dense_ones(n: int, mode: str) -> None:
     for rank in range(n):
         for one, other in zip(got[rank], want[rank], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("op", [Average, Sum])
+def test_sparse_as_dense_leaves_gradients_sparse(op: ReduceOp) -> None:
+    """On a rank that had none, too."""
+
+    def body(comm: _C.Communicator) -> None:
+        tables = nn.ModuleList([nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2), nn.Embedding(4, 2, sparse=True)])
+        nn.init.zeros_(tables[0].weight)
+        sync = sync_of(comm, tables, sparse_as_dense=True, op=op)
+        optimizer = torch.optim.SparseAdam([tables[0].weight, tables[2].weight], lr=1.0)
+        one = 1.0 if op is Sum else 0.5
+        for step in range(3):
+            clear(tables, sync)
+            loss = tables[1](torch.tensor([0])).sum()
+            if comm.rank == 1:
+                loss = loss + tables[0](torch.tensor([3])).sum()
+            if step > 0:
+                loss = loss + tables[2](torch.tensor([2 * comm.rank])).sum()
+            loss.backward()
+            assert (tables[2].weight.grad is None) == (step == 0)
+            for table, rows in ((tables[0], [3]), (tables[2], [0, 2]))[: 1 + (step > 0)]:
+                grad = table.weight.grad
+                assert grad.is_sparse
+                assert grad.coalesce().indices().tolist() == [rows]
+                assert grad.to_dense()[rows].eq(one).all()
+            assert not tables[1].weight.grad.is_sparse
+            optimizer.step()
+            if op is Sum:
+                with pytest.raises(DcollError, match="already the sum over all ranks"):
+                    tables[0](torch.tensor([3])).sum().backward()
+            sync.after_step()
+        assert tables[0].weight.data[:3].eq(0).all()
+        assert tables[0].weight.data[3].lt(-2.9).all()
+
+    run_ranks(2, body)
 
 
 def test_sparse_on_some_ranks_only() -> None:
