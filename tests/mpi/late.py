@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 
 def hang() -> None:
-    time.sleep(600)
+    time.sleep(100)  # longer than a job may take
 
 
 def soon(seconds: float, what: signal.Signals) -> None:

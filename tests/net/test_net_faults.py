@@ -12,6 +12,7 @@ from pathlib import Path
 
 import netlab
 import pytest
+from mpirun import HERE, launch
 
 Hosts = Callable[[int], netlab.Lab]
 pytestmark = pytest.mark.mpi
@@ -73,6 +74,17 @@ def job(lab: netlab.Lab) -> Iterator[Job]:
             running.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             running.process.kill()
+
+
+def test_each_host_names_its_ranks_that_do_not_begin(hosts: Hosts, tmp_path: Path) -> None:
+    env = {"DCOLL_TIMEOUT": "3", "FAULT_FOLDER": str(tmp_path), "SURVIVORS": "3"}
+    done = launch(4, str(HERE / "late.py"), "never", timeout=LIMIT_S, launcher=tuple(hosts(2).launcher("2")), **env)
+    assert done.returncode != 0, done.text
+    assert "[0] TimeoutError" in done.stdout, done.text
+    assert "of the 2 ranks of this node rank 0 has called dcoll.init(); the others have not, or" in done.stdout, (
+        done.text
+    )
+    assert done.stdout.count("ranks 2, 3 have called dcoll.init(); ranks of other nodes have not, or") == 2, done.text
 
 
 def test_a_cut_in_the_middle(hosts: Hosts) -> None:
