@@ -329,7 +329,7 @@ void Communicator::watch(Clock::time_point now) {
   try {
     if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
       last_peer_check_ = now;
-      members_.transport->check_peers();
+      check_peers();
     }
     if (!queue_.empty()) watch_operation(*queue_.front(), now);
     if (!named_queue_.empty()) watch_operation(*named_queue_.front(), now);
@@ -341,6 +341,14 @@ void Communicator::watch(Clock::time_point now) {
     step(moved);
     if (!moved) fail_with(error, /*tell_peers=*/true);
   }
+}
+
+void Communicator::check_peers() {
+  members_.transport->check_peers();
+  if (members_.processes == nullptr) return;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < members_.size; ++rank) ranks.push_back(members_.job_rank(rank));
+  members_.processes->check(ranks);
 }
 
 void Communicator::watch_operation(Operation& running, Clock::time_point now) {

@@ -159,6 +159,14 @@ std::vector<bool> own_cores(MpiBackend& mpi) {
   return own;
 }
 
+std::shared_ptr<const Processes> watch_processes(MpiBackend& mpi) {
+  const ProcessId mine = own_process(own_core_claim().machine);
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<ProcessId> of_ranks(static_cast<size_t>(mpi.size()));
+  std::memcpy(of_ranks.data(), all.data(), all.size());
+  return std::make_shared<Processes>(of_ranks, mpi.rank());
+}
+
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers)
 // all fall back to MPI together: `failed` of any of them is everybody's. memory_of_rank: see Members.
 Endpoint connect_node(MpiBackend& mpi, const std::vector<int>& nodes, const std::vector<int>& local_ranks,
@@ -249,6 +257,7 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
   if (mapped && all_local) {
     members.transport = std::move(node.transport);
   } else {
+    members.processes = watch_processes(*mpi);
     auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
         mapped && local_ranks.size() > 1
