@@ -29,7 +29,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: help build demo test test-cpp test-python stress bench peers bench-peers bench-network lint format sanitize clean
+.PHONY: help build demo test test-cpp test-python stress chaos bench peers bench-peers bench-network lint format sanitize clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -85,6 +85,9 @@ test-python: build
 
 stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECONDS=600 in total (ARGS="--seed 1" for more)
 	$(BIN)/python tests/stress/run.py --seconds $(or $(SECONDS),600) $(ARGS)
+
+chaos: build  ## faults at random, start-up and shutdown included, over all transports, for SECONDS=600 (ARGS="--seed 1")
+	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),600) $(ARGS)
 
 bench: build  ## all-reduce on 2 pinned ranks: time, algbw, busbw over sizes (ARGS="-b 8 -e 128M" for more)
 	"$(MPIRUN)" -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)
