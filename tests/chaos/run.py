@@ -37,6 +37,7 @@ def main() -> None:
         while time.monotonic() < end:
             cells = [draw(dice) for _ in range(4 * args.jobs)]
             list(pool.map(one, [cell for cell in cells if phases is None or cell.phase in phases]))
+            print(f"chaos: {counts.total()} faults so far, {len(failed)} not as they should be", flush=True)
     print(f"chaos: seed {seed}: {counts.total()} faults, {dict(counts)}; {len(failed)} not as they should be: {failed}")
     sys.exit(bool(failed))
 
