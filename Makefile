@@ -31,8 +31,8 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
-.PHONY: help build demo test test-cpp test-python stress fuzz bench peers bench-peers bench-network lint format sanitize \
-	test-others clean
+.PHONY: help build demo test test-cpp test-python stress chaos fuzz bench peers bench-peers bench-network lint format \
+	sanitize test-others clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -88,6 +88,9 @@ test-python: build
 
 stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECONDS=600 in total (ARGS="--seed 1" for more)
 	$(BIN)/python tests/stress/run.py --seconds $(or $(SECONDS),600) $(ARGS)
+
+chaos: build  ## faults at random, start-up and shutdown included, over all transports, for SECONDS=600 (ARGS="--seed 1")
+	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),600) $(ARGS)
 
 # Without clang, ctest replays the same fuzzers' corpus (cmake/fuzz.cmake). Findings are written to build/fuzz.
 FUZZERS := settings calibration_cache notes handshake

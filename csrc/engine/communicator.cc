@@ -1,7 +1,6 @@
 #include "engine/communicator.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <new>
 #include <utility>
 
@@ -36,9 +35,6 @@ constexpr double kSocketSpinUs = 50;
 // A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
 // it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
 constexpr double kNudgeSeconds = 30e-6;
-
-// What a failed rank gives messages under way to be done, or cancelled, before the caller has its memory back.
-constexpr auto kLetGo = std::chrono::milliseconds(200);
 
 // A rank that waits in vain says so this long before it gives up, in seconds.
 double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
@@ -259,20 +255,6 @@ void Communicator::take_inbox() {
   pending_.store(!queue_.empty() || !names_idle());
 }
 
-// After a failure: what was submitted meanwhile ends as what is queued does.
-void Communicator::end_inbox() {
-  while (true) {
-    std::shared_ptr<Operation> operation;
-    {
-      const std::lock_guard lock(inbox_mutex_);
-      if (inbox_.empty()) return pending_.store(!queue_.empty() || !names_idle());
-      operation = std::move(inbox_.front());
-      inbox_.pop_front();
-    }
-    if (!operation->done.load()) finish(std::move(operation), failure_);
-  }
-}
-
 // Advances the running operation. True when it ended and the next one may start.
 bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
   const std::shared_ptr<Operation> operation = queue.front();
@@ -342,7 +324,7 @@ void Communicator::watch(Clock::time_point now) {
   try {
     if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
       last_peer_check_ = now;
-      members_.transport->check_peers();
+      check_peers();
     }
     if (!queue_.empty()) watch_operation(*queue_.front(), now);
     if (!named_queue_.empty()) watch_operation(*named_queue_.front(), now);
@@ -354,6 +336,14 @@ void Communicator::watch(Clock::time_point now) {
     step(moved);
     if (!moved) fail_with(error, /*tell_peers=*/true);
   }
+}
+
+void Communicator::check_peers() {
+  members_.transport->check_peers();
+  if (members_.processes == nullptr) return;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < members_.size; ++rank) ranks.push_back(members_.job_rank(rank));
+  members_.processes->check(ranks);
 }
 
 void Communicator::watch_operation(Operation& running, Clock::time_point now) {
@@ -395,64 +385,6 @@ std::string Communicator::timeout_text(const Operation& operation, double second
   return wait_text(operation, seconds, waited_for) +
          " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
          std::to_string(settings_.timeout_s) + ").";
-}
-
-// Drive lock held. The first failure wins; it ends everything that is queued, here and (told_peers) everywhere.
-// Whatever has to happen does without memory, which may be what is missing.
-void Communicator::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    if (failed_.load()) return;
-    failure_ = error;
-    try {
-      failure_text_ = failure_text(error);
-    } catch (const std::bad_alloc&) {
-      failure_text_ = "out of memory";  // no longer than a string is without allocating
-    }
-    failed_.store(true, std::memory_order_release);
-  }
-  if (tell_peers && members_.size > 1) tell_of_failure();
-  try {
-    log_(LogLevel::kDebug, "failed: " + failure_text_);
-    // Before anybody has their memory back.
-    let_go_ = members_.transport->let_go(kLetGo);
-  } catch (const std::exception&) {
-    let_go_ = false;
-  }
-  while (!queue_.empty()) finish(queue_.front(), failure_);
-  while (!named_queue_.empty()) finish(named_queue_.front(), failure_);
-  if (names_ != nullptr) {
-    for (const auto& [id, operation] : names_->abandon()) finish(operation, failure_);
-  }
-  end_inbox();
-}
-
-void Communicator::tell_of_failure() noexcept {
-  try {
-    std::string text;
-    try {
-      text = encode_failure(failure_, members_.job_rank(members_.rank));
-    } catch (const std::bad_alloc&) {
-    }
-    members_.transport->post_failure(text.empty() ? out_of_memory_ : text);
-    members_.transport->progress();
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "[dcoll warning rank %d] could not tell the other ranks of a failure: %s\n",
-                 members_.job_rank(members_.rank), e.what());
-  }
-}
-
-void Communicator::fail(const std::string& text) {
-  if (fork_.in_child()) return;
-  const std::lock_guard lock(drive_mutex_);
-  take_inbox();
-  fail_with(std::make_exception_ptr(PeerError(text)), /*tell_peers=*/true);
-  members_.transport->wake();
-}
-
-std::string Communicator::failure() const {
-  const std::lock_guard lock(inbox_mutex_);
-  return failure_text_;
 }
 
 plan::Topology Communicator::topology() {

@@ -34,6 +34,7 @@
 #include "engine/scratch.h"
 #include "engine/stall_report.h"
 #include "engine/timeline.h"
+#include "transport/processes.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -58,7 +59,8 @@ struct Members {
   // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
   // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
-  std::vector<int> job_ranks{};  // what messages call the ranks; empty: by their numbers here
+  std::vector<int> job_ranks{};                  // what messages call the ranks; empty: by their numbers here
+  std::shared_ptr<const Processes> processes{};  // of the job, where the transport does not see that one ends
   int job_rank(int of) const { return job_ranks.empty() ? of : job_ranks[of]; }
   std::shared_ptr<Timeline> timeline{};    // of the process; null: a new one
   std::shared_ptr<Diagnosis> diagnosis{};  // of the process; null: this communicator makes it
@@ -204,6 +206,7 @@ class Communicator {
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept;
   void end_inbox();
   void watch(Clock::time_point now);
+  void check_peers();
   void fail_with(std::exception_ptr error, bool tell_peers) noexcept;
   void tell_of_failure() noexcept;
   // Whether the background thread goes on at once, or when a peer waits for it.

@@ -62,6 +62,7 @@ Members Subset::describe() const {
   members.diagnosis = all.diagnosis;
   members.may_listen = all.may_listen;
   members.job_ranks = ranks_;
+  members.processes = all.processes;
   std::map<int, int> nodes;  // of the whole -> of the subset, numbered by lowest rank
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const int rank = ranks_[i];

@@ -165,6 +165,14 @@ std::vector<bool> own_cores(MpiBackend& mpi) {
   return own;
 }
 
+std::shared_ptr<const Processes> watch_processes(MpiBackend& mpi) {
+  const ProcessId mine = own_process(own_core_claim().machine);
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<ProcessId> of_ranks(static_cast<size_t>(mpi.size()));
+  std::memcpy(of_ranks.data(), all.data(), all.size());
+  return std::make_shared<Processes>(of_ranks, mpi.rank());
+}
+
 // What is wrong on this rank, told to all; by rank, cut to what has room.
 std::vector<std::string> told_errors(MpiBackend& mpi, const std::string& error) {
   constexpr size_t kRoom = 400;
@@ -285,6 +293,7 @@ std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& star
   if (mapped && all_local) {
     members.transport = std::move(node.transport);
   } else {
+    members.processes = watch_processes(*mpi);
     auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
         mapped && local_ranks.size() > 1

@@ -37,12 +37,21 @@ def test_an_uncaught_exception_ends_the_job_and_is_told_everywhere(kind: str, te
     assert done.stderr.count(f"PeerError: {text}") == n - 1, done.text
 
 
-@pytest.mark.parametrize("kind", ["killed", "killed_while_it_is_read"])
-def test_a_killed_rank_is_named_by_the_others(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [
+        ("killed", {}),
+        ("killed_while_it_is_read", {}),
+        ("killed", {"DCOLL_TRANSPORT": "mpi"}),
+        ("killed", {"DCOLL_NODES": "0,0,1"}),
+        ("killed", {"DCOLL_NODES": "0,1,1"}),
+    ],
+)
+def test_a_killed_rank_is_named_by_the_others(kind: str, env: dict[str, str], tmp_path: Path) -> None:
     # PRRTE ends the whole job when a rank dies by a signal, unless told to go on.
     options = ("--continuous",) if is_open_mpi() else ("-disable-auto-cleanup",)
     start = time.monotonic()
-    done = fault(kind, 3, *options, FAULT_FOLDER=str(tmp_path))
+    done = fault(kind, 3, *options, FAULT_FOLDER=str(tmp_path), **env)
     assert time.monotonic() - start < LIMIT_S
     for rank in (0, 2):
         assert f"[{rank}] PeerError after" in done.stdout, done.text

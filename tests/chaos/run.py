@@ -1,0 +1,46 @@
+"""Random cells of the fault matrix until the time is up (`make chaos SECONDS=600`)."""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from cells import Cell, draw, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="in total")
+    parser.add_argument("--jobs", type=int, default=2, help="at once")
+    parser.add_argument("--seed", type=int, help="of everything that is drawn (default: a new one)")
+    parser.add_argument("--phase", nargs="+", help="only these")
+    args = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    print(f"chaos: seed {seed}", flush=True)
+    dice, end, phases = random.Random(seed), time.monotonic() + args.seconds, args.phase
+    counts: Counter[str] = Counter()
+    failed: list[str] = []
+
+    def one(cell: Cell) -> None:
+        if time.monotonic() >= end:
+            return
+        counts[cell.phase] += 1
+        if problem := run(cell):
+            failed.append(str(cell))
+            print(problem, flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        while time.monotonic() < end:
+            cells = [draw(dice) for _ in range(4 * args.jobs)]
+            list(pool.map(one, [cell for cell in cells if phases is None or cell.phase in phases]))
+            print(f"chaos: {counts.total()} faults so far, {len(failed)} not as they should be", flush=True)
+    print(f"chaos: seed {seed}: {counts.total()} faults, {dict(counts)}; {len(failed)} not as they should be: {failed}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A dozen cells of the fault matrix, and three that are new each time; `make chaos` runs minutes of it."""
+
+import functools
+import random
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mpirun import find_launcher
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))
+
+from cells import Cell, draw, run
+
+pytestmark = pytest.mark.mpi
+
+FIXED = [
+    Cell("KILL", "before_init", "shm"),
+    Cell("exit", "in_init", "mpi"),
+    Cell("KILL", "small", "mpi"),
+    Cell("SEGV", "small", "two_levels"),
+    Cell("TERM", "large", "shm"),
+    Cell("KILL", "large", "two_levels"),
+    Cell("STOP", "large", "mpi"),
+    Cell("INT", "backward", "shm"),
+    Cell("exit", "process_set", "two_levels"),
+    Cell("TERM", "named", "mpi"),
+    Cell("KILL", "elastic", "shm"),
+    Cell("STOP", "shutdown", "shm"),
+]
+SEED = random.SystemRandom().randrange(10**6)
+DICE = random.Random(SEED)
+MOVING = [draw(DICE) for _ in range(3)]
+
+
+@functools.cache
+def jobs() -> dict[Cell, Future[str]]:
+    """All cells, several at once: they mostly wait."""
+    pool = ThreadPoolExecutor(3)
+    return {cell: pool.submit(run, cell) for cell in (*FIXED, *MOVING)}
+
+
+@pytest.mark.parametrize("cell", FIXED, ids=str)
+def test_a_fault_is_noticed_and_named(cell: Cell) -> None:
+    find_launcher()
+    problem = jobs()[cell].result()
+    assert not problem, problem
+
+
+@pytest.mark.parametrize("number", range(len(MOVING)))
+def test_a_fault_drawn_anew(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    find_launcher()
+    with capsys.disabled():
+        print(f"[chaos: {MOVING[number]}, seed {SEED}]", end=" ", flush=True)
+    problem = jobs()[MOVING[number]].result()
+    assert not problem, f"seed {SEED}: {problem}"
