@@ -124,7 +124,9 @@ DCOLL_INLINE void apply_scale(Wide<Vec<Lane>>& w, const VectorScale<Lane>& scale
     if (scale.divides) {
       w = divide<Lane>(w, scale.divisor);
     } else {
-      multiply<Lane>(w, scale.factor);
+      Wide<Vec<Lane>> scaled = w;  // w itself, its address taken, would live in memory
+      multiply<Lane>(scaled, scale.factor);
+      w = scaled;
     }
   } else if (scale.divides) {
 #pragma GCC unroll 8
