@@ -32,7 +32,8 @@ def sanitized(kind: str, reports: Path) -> dict[str, str]:
         "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={reports}/ubsan",
         "TSAN_OPTIONS": f"suppressions={ROOT}/cmake/tsan.supp:second_deadlock_stack=1:log_path={reports}/tsan",
         "LD_PRELOAD": f"{library('libtsan.so' if kind == 'thread' else 'libasan.so')} {library('libstdc++.so')}",
-        "DCOLL_TIMEOUT": "60",  # slower
+        "DCOLL_TIMEOUT": "60",
+        "TESTS_JOB_SECONDS": "400",
     }
     return env | ({} if kind == "thread" else {"PYTHONMALLOC": "malloc"})  # every object's end is seen
 
