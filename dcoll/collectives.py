@@ -7,7 +7,6 @@ the others. Results of synchronous calls on tensors that require a gradient carr
 place and what a handle returns does not.
 """
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +14,14 @@ from typing import Any, TypeVar, cast
 
 from dcoll import _C, collective, grouped, objects
 from dcoll.compression import Compression
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
+from dcoll.inline import in_order, inline_allreduce, inline_other
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, communicator_of, global_process_set, root_in
 from dcoll.world import WORLD, communicator
 
 T = TypeVar("T")
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -53,53 +52,7 @@ def _has_gradient(tensor: Any) -> bool:
     return getattr(tensor, "requires_grad", False) and bool(sys.modules["torch"].is_grad_enabled())
 
 
-def _inline(in_place: bool) -> Callable[[Function], Function]:
-    """The usual calls of the decorated all-reduce are done in C, without Python; all others by the function itself.
-
-    Usual are a dense torch.Tensor that requires no gradient, or a numpy.ndarray, arguments of the types in the
-    signature but for `average`, and no compression.
-    """
-
-    def decorate(function: Function) -> Function:
-        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place, None, Compression.none)
-        functools.update_wrapper(inline, function)
-        return cast(Function, inline)
-
-    return decorate
-
-
-def _inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Function]:
-    """_inline() for the other collectives."""
-
-    def decorate(function: Function) -> Function:
-        inline: Any = _C.InlineCollective(
-            function, kind, tuple(ReduceOp), in_place, None, Compression.none, collective.wrap_rows
-        )
-        functools.update_wrapper(inline, function)
-        return cast(Function, inline)
-
-    return decorate
-
-
-def _in_order(function: Function) -> Function:
-    """Where a call of the decorated function is refused before the other ranks hear of it, they may have made it: the
-    core keeps the reason for them, as it does itself for calls that are done in C."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            process_set = kwargs.get("process_set", global_process_set)
-            comm = WORLD.comm if process_set is global_process_set else getattr(process_set, "comm", None)
-            if comm is not None and (isinstance(error, ArgumentError) or not isinstance(error, DcollError)):
-                comm.note_refused(f"{type(error).__name__}: {error}")
-            raise
-
-    return cast(Function, call)
-
-
-@_inline(in_place=False)
+@inline_allreduce(in_place=False)
 def allreduce(
     tensor: T,
     average: bool | None = None,
@@ -131,7 +84,7 @@ def allreduce(
     return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
-@_inline(in_place=True)
+@inline_allreduce(in_place=True)
 def allreduce_(
     tensor: T,
     average: bool | None = None,
@@ -179,7 +132,7 @@ def allreduce_async_(
     return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
 
 
-@_in_order
+@in_order
 def grouped_allreduce(
     tensors: Sequence[T],
     average: bool | None = None,
@@ -213,7 +166,7 @@ def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, options: tupl
     return grouped.allreduce_sync(_comm(process_set), tensors, *options) if results is None else results
 
 
-@_in_order
+@in_order
 def grouped_allreduce_(
     tensors: Sequence[T],
     average: bool | None = None,
@@ -267,7 +220,7 @@ def sparse_allreduce_async(
     return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
 
 
-@_inline_other("broadcast")
+@inline_other("broadcast")
 def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
 
@@ -283,7 +236,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     return out
 
 
-@_inline_other("broadcast", in_place=True)
+@inline_other("broadcast", in_place=True)
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = _comm(process_set), root_in(process_set, root_rank)
@@ -305,7 +258,7 @@ def broadcast_async_(
     return collective.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
-@_inline_other("allgather")
+@inline_other("allgather")
 def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
 
@@ -325,7 +278,7 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
     return collective.allgather(_lane(process_set, name), tensor, name or "")
 
 
-@_in_order
+@in_order
 def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
@@ -344,7 +297,7 @@ def grouped_allgather_async(
     return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
-@_inline_other("reducescatter")
+@inline_other("reducescatter")
 def reducescatter(
     tensor: T,
     name: str | None = None,
@@ -385,7 +338,7 @@ def reducescatter_async(
     return collective.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
 
 
-@_in_order
+@in_order
 def grouped_reducescatter(
     tensors: Sequence[T],
     name: str | None = None,
@@ -421,7 +374,7 @@ def grouped_reducescatter_async(
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 
 
-@_inline_other("alltoall")
+@inline_other("alltoall")
 def alltoall(
     tensor: Any,
     splits: Iterable[int] | None = None,
@@ -453,7 +406,7 @@ def alltoall_async(
     return collective.alltoall(_lane(process_set, name), tensor, splits, name or "")
 
 
-@_inline_other("barrier")
+@inline_other("barrier")
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the set is here."""
     _comm(process_set).barrier_sync()
