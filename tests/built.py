@@ -26,16 +26,16 @@ def sanitized(kind: str, reports: Path) -> dict[str, str]:
     """Python itself is not built with the sanitizer, so the runtime is loaded before it."""
     if not kind:
         return {}
+    assert "address" in kind, f"the Python tests run under AddressSanitizer, not {kind}"
     # Python and torch keep memory until the end. What torch's and MPI's libraries do among themselves is theirs.
-    env = {
+    return {
         "ASAN_OPTIONS": f"detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1:log_path={reports}/asan",
         "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={reports}/ubsan",
-        "TSAN_OPTIONS": f"suppressions={ROOT}/cmake/tsan.supp:second_deadlock_stack=1:log_path={reports}/tsan",
-        "LD_PRELOAD": f"{library('libtsan.so' if kind == 'thread' else 'libasan.so')} {library('libstdc++.so')}",
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')}",
+        "PYTHONMALLOC": "malloc",  # every object's end is seen
         "DCOLL_TIMEOUT": "60",
         "TESTS_JOB_SECONDS": "400",
     }
-    return env | ({} if kind == "thread" else {"PYTHONMALLOC": "malloc"})  # every object's end is seen
 
 
 def main() -> int:

@@ -71,9 +71,9 @@ PyObject* call_all_reduce(PyObject* object, PyObject* const* args, size_t nargsf
     const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
     bool plain = ranks.core != nullptr;
     PyObject* result = plain ? reduce(self, *ranks.core, arguments, plain) : nullptr;
-    return plain ? note_if_refused(result, ranks.core) : hand_on(self, ranks.core, args, nargsf, names);
+    if (plain) return note_if_refused(result, ranks.core);
   }
-  return hand_on(self, nullptr, args, nargsf, names);
+  return hand_on(self, args, nargsf, names);
 }
 
 }  // namespace dcoll::bind

@@ -102,8 +102,16 @@ bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation
   return false;
 }
 
-PyObject* hand_on(InlineCall& self, Communicator* core, PyObject* const* args, size_t nargsf, PyObject* names) {
-  return note_if_refused(PyObject_Vectorcall(self.otherwise, args, nargsf, names), core);
+PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names) {
+  PyObject* result = PyObject_Vectorcall(self.otherwise, args, nargsf, names);
+  if (result != nullptr) return result;
+  PyObject* process_set = nullptr;
+  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    if (PyTuple_GET_ITEM(names, i) == interned[kProcessSet]) process_set = args[PyVectorcall_NARGS(nargsf) + i];
+  }
+  const Ranks ranks = find_ranks(self, process_set);
+  const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
+  return note_if_refused(result, ranks.core);
 }
 
 PyObject* note_if_refused(PyObject* result, Communicator* core) {

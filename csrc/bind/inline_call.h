@@ -99,7 +99,7 @@ bool run_call(Communicator& core, const Call& call, size_t bytes, std::initializ
 }
 
 // Hands a call to the Python function it stands for.
-PyObject* hand_on(InlineCall& self, Communicator* core, PyObject* const* args, size_t nargsf, PyObject* names);
+PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names);
 // After a call that may have failed: where it did before the other ranks heard of it, `core` keeps the reason for them.
 PyObject* note_if_refused(PyObject* result, Communicator* core);
 

@@ -193,9 +193,8 @@ PyObject* call_collective(PyObject* object, PyObject* const* args, size_t nargsf
       if (call.read()) return note_if_refused(call.run(), ranks.core);
       if (PyErr_Occurred() != nullptr) return note_if_refused(nullptr, ranks.core);
     }
-    return hand_on(self, ranks.core, args, nargsf, names);
   }
-  return hand_on(self, nullptr, args, nargsf, names);
+  return hand_on(self, args, nargsf, names);
 }
 
 }  // namespace dcoll::bind
