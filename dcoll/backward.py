@@ -103,6 +103,7 @@ def _node_of(root: Any) -> Any:
 # on addresses, as the order of a set does.
 _watchers: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+_installing = threading.Lock()  # two threads would each take the other's probe for a failure of their own
 _engine: list[Any] = []  # torch's function, once watch() has put _run_and_tell in its place; None: that did not work
 
 
@@ -111,8 +112,9 @@ def watch(watcher: Watcher) -> bool:
 
     torch has a hook for the end of one backward, to be called while it runs, but none for all of them.
     """
-    if not _engine:
-        _install()
+    with _installing:
+        if not _engine:
+            _install()
     if _engine[0] is None:
         return False
     if all(one is not watcher for one in _alive()):
@@ -143,12 +145,17 @@ def _install() -> None:
 class _Probe:
     def __init__(self) -> None:
         self.told: list[str] = []
+        self._thread = threading.get_ident()
 
     def before_backward(self) -> None:
-        self.told.append("before")
+        self._note("before")
 
     def after_backward(self) -> None:
-        self.told.append("after")
+        self._note("after")
+
+    def _note(self, what: str) -> None:
+        if threading.get_ident() == self._thread:
+            self.told.append(what)
 
     def backward_failed(self, failure: Failure) -> None:
         pass

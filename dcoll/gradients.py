@@ -167,8 +167,7 @@ class GradientSync(FailedRounds):
 
     def _thaw(self) -> None:
         """Parameters that began to require a gradient."""
-        thawed = [p for p in self._frozen if p.requires_grad]
-        if thawed:
+        if thawed := [p for p in self._frozen if p.requires_grad]:
             self._frozen = [p for p in self._frozen if not p.requires_grad]
             self.extend(thawed)
 
@@ -268,6 +267,8 @@ class GradientSync(FailedRounds):
             self._late.before_backward()
 
     def after_backward(self) -> None:
+        if self._outer_task != _NO_BACKWARD and self._began_in == running():
+            self._end()  # compiled autograd has left the callback out
         if self._noticed or not (self._told or self._frozen) or threading.get_ident() != self._thread:
             return
         if (self._told and (self._told.changed() or self._nested)) or self._thawed_alone():
@@ -373,8 +374,8 @@ class GradientSync(FailedRounds):
         found = False
         if unused and self._as_dense is None:
             found = self.sparse.find(self.comm, [self.params[i] for i in unused])
-            if found:
-                self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
+        if found:
+            self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
         self.sparse.gather(self.comm, self.op, self._called)
         if self._as_dense is not None:
             self.sparse.note(self._as_dense.restore(self.comm, self.params, self._views), self.op)
