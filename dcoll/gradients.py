@@ -286,11 +286,10 @@ class GradientSync(FailedRounds):
         self._ended_in = running()
         if self._local:
             return
-        if self._passes_left:
-            self._passes_left -= 1
-            self._set_idle()
-        else:
-            self.finish()
+        if not self._passes_left:
+            return self.finish()
+        self._passes_left -= 1
+        self._set_idle()
 
     @untraced
     def _end_nested(self) -> None:
