@@ -43,6 +43,13 @@ void* take_memory(size_t bytes, size_t alignment) {
 }  // namespace
 
 void* operator new(size_t bytes) { return take_memory(bytes, 0); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return take_memory(bytes, 0);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void* operator new[](size_t bytes) { return take_memory(bytes, 0); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
   return take_memory(bytes, static_cast<size_t>(alignment));
