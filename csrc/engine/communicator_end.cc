@@ -3,6 +3,24 @@
 #include "engine/communicator.h"
 
 namespace dcoll {
+namespace {
+
+// Never freed: a transport may still need memory of theirs. Takes no memory itself.
+void keep_for_good(std::shared_ptr<Operation> abandoned) {
+  static std::mutex mutex;
+  static union Kept {
+    std::shared_ptr<Operation> first;
+    Kept() : first() {}
+    ~Kept() {}
+  } kept;
+  const std::lock_guard lock(mutex);
+  Operation* last = abandoned.get();
+  while (last->next_abandoned != nullptr) last = last->next_abandoned.get();
+  last->next_abandoned = std::move(kept.first);
+  kept.first = std::move(abandoned);
+}
+
+}  // namespace
 
 std::shared_ptr<Communicator> Communicator::make(Members members, const Settings& settings) {
   const auto destroy = [](Communicator* communicator) {
@@ -21,12 +39,7 @@ void Communicator::throw_forked() const {
 Communicator::~Communicator() {
   stop_listening();
   stop_background();
-  if (!let_go_ && abandoned_ != nullptr) {  // a ring is never freed: the transport may still need memory of theirs
-    Operation* last = abandoned_.get();
-    while (last->next_abandoned != nullptr) last = last->next_abandoned.get();
-    last->next_abandoned = abandoned_;
-    return;
-  }
+  if (!let_go_ && abandoned_ != nullptr) keep_for_good(std::move(abandoned_));
   while (abandoned_ != nullptr) abandoned_ = std::exchange(abandoned_->next_abandoned, nullptr);  // one by one
 }
 
