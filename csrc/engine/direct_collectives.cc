@@ -292,8 +292,8 @@ Pull::Pull(Board& board, PullSlots& slots, Operation& operation, uint64_t ticket
   read_posts();
 }
 
-const char* Pull::form_with(const Block& block, const char* others) {
-  constexpr const char *kSlots = "pull (slots)", *kKernel = "pull (kernel)";
+std::string_view Pull::form_with(const Block& block, std::string_view others) {
+  constexpr std::string_view kSlots = "pull (slots)", kKernel = "pull (kernel)";
   if (block.foreign != 0) return kKernel;
   return block.in_cell && others == kInPlace ? kSlots : others;
 }

@@ -26,6 +26,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "engine/agreement.h"
@@ -197,9 +198,9 @@ class Pull final : public Pollable {
   void waiting_for(std::vector<int>& ranks) const override;
 
   // What the timeline calls it: how the peers' blocks come, and one more beside others.
-  static constexpr const char* kInPlace = "pull";
-  static const char* form_with(const Block& block, const char* others);
-  const char* form() const { return form_; }
+  static constexpr std::string_view kInPlace = "pull";
+  static std::string_view form_with(const Block& block, std::string_view others);
+  std::string_view form() const { return form_; }
 
  private:
   // A block meant for this rank.
@@ -236,7 +237,7 @@ class Pull final : public Pollable {
   size_t rounds_ = 1;
   bool in_place_ = false;       // somebody's operand is read in place, so a barrier ends it
   bool read_in_place_ = false;  // this rank's is
-  const char* form_ = kInPlace;
+  std::string_view form_ = kInPlace;
   bool placed_ = false;  // it is known where blocks are copied to
   size_t next_ = 0;      // source under way
 };

@@ -61,7 +61,7 @@ bool PullNow::take(Operation* operation) {
   if (!board_.fingerprints_equal(ticket_) || !all_at_hand()) return false;
   if (operation != nullptr && call_.kind != Kind::kBarrier) {
     operation->phases.enter(dcoll::Phase::kMove);
-    const char* form = Pull::kInPlace;
+    std::string_view form = Pull::kInPlace;
     for (const Pull::Block& block : blocks_) form = Pull::form_with(block, form);
     operation->phases.name_algorithm(form);
   }
