@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <string_view>
 
 #include "base/hash.h"
@@ -75,25 +76,35 @@ std::string ended_text(const std::vector<int>& ranks) {
 Presence::Presence(std::optional<LaunchedAs> who) : who_(std::move(who)) {
   if (!who_) return;
   const Fingerprint job = Fingerprint().add(who_->job).add(static_cast<uint64_t>(geteuid())).add(pid_namespace());
-  prefix_ = "dcoll-here-" + hex(job.value()) + "-";
-  const std::string name = prefix_ + std::to_string(who_->rank) + "-" + std::to_string(getpid());
+  here_ = "@dcoll-here-" + hex(job.value()) + "-";
+  missed_ = "@dcoll-missed-" + hex(job.value()) + "-";
+  // Without it the others say that this rank is missing, should they have to say anything.
+  socket_ = leave(here_, who_->rank);
+}
+
+// A name that tells of `rank`, for as long as this process lives; none if the kernel has no socket to give.
+Fd Presence::leave(const std::string& prefix, int rank) const {
+  const std::string name = prefix.substr(1) + std::to_string(rank) + "-" + std::to_string(getpid());
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
-  socket_ = Fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Fd made(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  // Without it the others say that this rank is missing, should they have to say anything.
-  if (socket_ && bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) socket_.reset();
+  if (made && bind(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) made.reset();
+  return made;
 }
 
 std::map<int, pid_t> Presence::look() {
   std::map<int, pid_t> found;
+  missed_by_others_.clear();
   if (!who_) return found;
   std::ifstream sockets("/proc/net/unix");
   for (std::string line; std::getline(sockets, line);) {
-    const size_t at = line.find("@" + prefix_);
+    const size_t here = line.find(here_);
+    const bool is_here = here != std::string::npos;
+    const size_t at = is_here ? here : line.find(missed_);
     if (at == std::string::npos) continue;
-    const char* text = line.data() + at + 1 + prefix_.size();
+    const char* text = line.data() + at + (is_here ? here_ : missed_).size();
     const char* end = line.data() + line.size();
     int rank = 0;
     pid_t pid = 0;
@@ -101,7 +112,12 @@ std::map<int, pid_t> Presence::look() {
     if (error != std::errc() || dash == end || std::from_chars(dash + 1, end, pid).ec != std::errc()) continue;
     struct stat owner{};  // anybody can choose such a name
     if (rank < 0 || rank >= who_->size || stat(("/proc/" + std::to_string(pid)).c_str(), &owner) != 0) continue;
-    if (owner.st_uid == geteuid()) found[rank] = pid;
+    if (owner.st_uid != geteuid()) continue;
+    if (is_here) {
+      found[rank] = pid;
+    } else {
+      missed_by_others_.push_back(rank);
+    }
   }
   for (const auto& [rank, pid] : found) seen_[rank] = pid;
   return found;
@@ -109,11 +125,16 @@ std::map<int, pid_t> Presence::look() {
 
 std::vector<int> Presence::ended() {
   const std::map<int, pid_t> now = look();
-  std::vector<int> ranks;
+  std::set<int> ranks;
   for (const auto& [rank, pid] : seen_) {
-    if (!now.contains(rank)) ranks.push_back(rank);
+    if (now.contains(rank)) continue;
+    ranks.insert(rank);
+    if (!told_.contains(rank)) told_[rank] = leave(missed_, rank);
   }
-  return ranks;
+  for (const int rank : missed_by_others_) {
+    if (!now.contains(rank)) ranks.insert(rank);
+  }
+  return {ranks.begin(), ranks.end()};
 }
 
 std::string Presence::missing() {

@@ -1,6 +1,7 @@
 // Which of the job's processes on this machine are in init(), known before there is MPI to ask, and which have ended.
 // Each binds an abstract Unix socket whose name tells its rank and pid; nobody connects to it. The others read the
-// list of names, which the kernel keeps: it has no entry of a process that ended. It serves messages alone.
+// list of names, which the kernel keeps: it has no entry of a process that ended. Who misses one that was there leaves
+// a name that says so, for those that begin later. It serves messages alone.
 #pragma once
 
 #include <sys/types.h>
@@ -34,18 +35,21 @@ class Presence {
 
   // "rank 1 has not called dcoll.init(), or has ended", as far as it can be told. Looks anew.
   std::string missing();
-  // Ranks that were seen and have ended since. Looks anew.
+  // Ranks that this process or another one has seen and that have ended since. Looks anew.
   std::vector<int> ended();
   // Of those present the lowest, which speaks for all.
   bool speaks() const { return !who_ || seen_.empty() || seen_.begin()->first >= who_->rank; }
 
  private:
+  Fd leave(const std::string& prefix, int rank) const;
   std::map<int, pid_t> look();
 
   const std::optional<LaunchedAs> who_;
-  std::string prefix_;
+  std::string here_, missed_;  // what names begin with that tell of ranks that are here, or that somebody misses
   Fd socket_;
   std::map<int, pid_t> seen_;  // ever
+  std::map<int, Fd> told_;     // what this process told of those it misses
+  std::vector<int> missed_by_others_;
 };
 
 }  // namespace dcoll

@@ -80,6 +80,7 @@ bool Aside::done() const {
 bool Aside::wait(const StartUp& start, const std::function<std::string()>& missing,
                  const std::function<void()>& look) const {
   StartWait wait(start);
+  if (look && !done()) look();  // whoever is here now is missed when it ends
   std::unique_lock lock(state_->mutex);
   constexpr std::chrono::milliseconds kLook{100};
   while (!state_->changed.wait_for(lock, kLook, [this] { return state_->done; })) {

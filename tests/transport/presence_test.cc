@@ -1,0 +1,93 @@
+// Who is in init(), and who has ended, as processes of one machine tell each other before there is MPI.
+#include "transport/presence.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "support/check.h"
+
+using namespace dcoll;
+
+namespace {
+
+LaunchedAs as(int rank, const std::string& job) {
+  return {.job = job + std::to_string(getpid()), .rank = rank, .size = 3, .local_size = 3};
+}
+
+// Rank 1 of the job, in a process of its own, from when it is here until end().
+class Other {
+ public:
+  explicit Other(const LaunchedAs& who) {
+    int pipe_ends[2];
+    CHECK(pipe(pipe_ends) == 0);
+    child_ = fork();
+    if (child_ == 0) {
+      const Presence presence(who);
+      const char here = 1;
+      if (write(pipe_ends[1], &here, 1) != 1) _exit(1);
+      for (;;) pause();
+    }
+    char here = 0;
+    CHECK(read(pipe_ends[0], &here, 1) == 1);
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+  }
+  ~Other() { end(); }
+  void end() {
+    if (child_ <= 0) return;
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+    child_ = 0;
+  }
+
+ private:
+  pid_t child_ = 0;
+};
+
+}  // namespace
+
+TEST(who_was_seen_is_missed_when_it_has_ended) {
+  const LaunchedAs who = as(0, "seen");
+  LaunchedAs one = who;
+  one.rank = 1;
+  Presence presence(who);
+  Other other(one);
+  CHECK(presence.ended().empty());
+  other.end();
+  CHECK(presence.ended() == std::vector<int>{1});
+}
+
+TEST(who_begins_later_hears_from_those_that_saw_it) {
+  const LaunchedAs who = as(0, "later");
+  LaunchedAs one = who, two = who;
+  one.rank = 1;
+  two.rank = 2;
+  Presence first(who);
+  Other other(one);
+  CHECK(first.ended().empty());
+  other.end();
+  Presence before(two);
+  CHECK(before.ended().empty());  // nobody has missed it yet
+  CHECK(first.ended() == std::vector<int>{1});
+  CHECK(before.ended() == std::vector<int>{1});
+  const Other again(one);  // as after a restart of that rank
+  CHECK(first.ended().empty());
+  CHECK(before.ended().empty());
+}
+
+TEST(another_job_has_other_names) {
+  const LaunchedAs who = as(0, "this");
+  LaunchedAs one = as(1, "that");
+  Presence presence(who);
+  {
+    const Other other(one);
+    CHECK(presence.ended().empty());
+  }
+  CHECK(presence.ended().empty());
+}
+
+TEST_MAIN
