@@ -12,8 +12,8 @@ if(DCOLL_FUZZ)
   endif()
   # What is parsed, without the rest of the core: clang 14 does not compile its coroutines.
   file(GLOB fuzzed CONFIGURE_DEPENDS csrc/base/*.cc)
-  foreach(parsed engine/calibration_cache engine/failure engine/stall_report transport/bell transport/region
-                 transport/shm_mesh transport/shm_socket)
+  foreach(parsed engine/links/calibration_cache engine/watch/failure engine/watch/stall_report transport/bell
+                 transport/mapped/region transport/mapped/shm_mesh transport/mapped/shm_socket)
     list(APPEND fuzzed csrc/${parsed}.cc)
   endforeach()
   add_library(dcoll_fuzzed STATIC ${fuzzed})

@@ -404,7 +404,7 @@ def connect_local(n: int) -> list[Communicator]:
 
 @final
 class Subset:
-    """A communicator of some of another's ranks, in the making (csrc/engine/subset.h)."""
+    """A communicator of some of another's ranks, in the making (csrc/engine/communicator/subset.h)."""
 
     def __init__(self, whole: Communicator, ranks: Sequence[int]) -> None:
         """ranks: ascending, this one among them. Each of them makes a Subset."""
@@ -496,7 +496,7 @@ def grouped_reducescatter(
 
 @final
 class Reducer:
-    """Fused gradient buckets (csrc/engine/bucket.h).
+    """Fused gradient buckets (csrc/engine/buckets/bucket.h).
 
     Parameters are numbered 0..P-1 in the order given, the same on all ranks. Initially buckets are filled in reverse
     order (gradients become ready back to front); rebuild() re-fills them in the order observed on rank 0.

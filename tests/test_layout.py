@@ -16,6 +16,13 @@ MAY_INCLUDE = {
     "engine": {"base", "plan", "kernels", "transport", "engine"},
     "bind": {"base", "plan", "kernels", "engine", "bind"},
 }
+# Within these layers: a file includes its own folder and those above it. "" is the layer's own folder.
+FOLDERS = {
+    "transport": ["os", "", "mapped", "mpi"],
+    "engine": [
+        *("core", "board", "schedule", "node", "levels", "watch", "links", "collective", "communicator", "buckets"),
+    ],
+}
 LONGEST_FILE = 450
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Environment variables that are read when dcoll is built or tested, not when it runs.
@@ -51,6 +58,87 @@ def test_the_include_rule_can_fail() -> None:
     assert forbidden_includes("plan", '#include "steps.h"\n') == ["steps.h"]
 
 
+def folder_of(path: str) -> str:
+    """engine/core/call.h -> core; transport/window.h -> "" """
+    return path.split("/")[1] if path.count("/") == 2 else ""
+
+
+def includes_upwards(path: str, text: str) -> list[str]:
+    """What this file includes of its layer that lies in a folder which may include it."""
+    layer = path.split("/", maxsplit=1)[0]
+    order = FOLDERS[layer]
+    included = re.findall(rf'^\s*#\s*include\s+"({layer}/[^"]+)"', text, re.MULTILINE)
+    return [one for one in included if order.index(folder_of(one)) > order.index(folder_of(path))]
+
+
+@pytest.mark.parametrize("layer", FOLDERS)
+def test_folders_include_only_those_before_them(layer: str) -> None:
+    files = sources(f"csrc/{layer}", suffixes=CPP)
+    names = {str(path.relative_to(ROOT / "csrc")): path.read_text() for path in files}
+    assert {folder_of(name) for name in names} == set(FOLDERS[layer])
+    broken = {name: includes_upwards(name, text) for name, text in names.items()}
+    assert {name: includes for name, includes in broken.items() if includes} == {}
+
+
+def test_the_order_of_folders_can_fail() -> None:
+    upwards = '#include "engine/core/call.h"\n#include "engine/node/pull.h"\n'
+    assert includes_upwards("engine/board/agreement.h", upwards) == ["engine/node/pull.h"]
+    assert includes_upwards("engine/node/slots.h", upwards) == []
+    assert includes_upwards("transport/window.h", '#include "transport/os/fd.h"\n') == []
+    assert includes_upwards("transport/os/fd.h", '#include "transport/window.h"\n') == ["transport/window.h"]
+
+
+def circle(includes: dict[str, list[str]]) -> list[str]:
+    """A way from a file back to it, if there is one."""
+    done: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        found = next((found for one in includes.get(name, []) if (found := walk(one, [*way, name]))), [])
+        done.add(name)
+        return found
+
+    return next((found for name in includes if (found := walk(name, []))), [])
+
+
+def test_no_headers_include_each_other() -> None:
+    include = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+    headers = {
+        str(path.relative_to(ROOT / "csrc")): include.findall(path.read_text())
+        for path in sources("csrc", suffixes=(".h", ".cuh"))
+    }
+    assert circle(headers) == []
+    assert circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+
+
+def types_of(text: str) -> list[str]:
+    """Every type that a file defines for other files to see, with its namespace. Needs clang-format's indentation."""
+    found, namespace, hidden = [], "", False
+    for line in text.splitlines():
+        if opened := re.match(r"namespace ?([\w:]*) ?\{", line):
+            namespace, hidden = (opened[1] or namespace), not opened[1]
+        elif line == "}  // namespace":
+            hidden = False
+        elif (defined := re.match(r"(?:enum class|enum|class|struct|union) ([\w:]+)[^;]*\{", line)) and not hidden:
+            found.append(f"{namespace}::{defined[1]}")
+    return found
+
+
+def test_no_two_types_have_one_name() -> None:
+    """Two of one name in different files are one to the linker, which takes the members of either for both."""
+    places: dict[str, list[str]] = {}
+    for path in sources("csrc", suffixes=CPP):
+        for name in types_of(path.read_text()):
+            places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 100
+    assert {name: files for name, files in places.items() if len(set(files)) > 1} == {}
+    hidden = "namespace a {\nnamespace {\nstruct B {\n}  // namespace\nclass C final : public D {\nstruct E;\n"
+    assert types_of(hidden) == ["a::C"]
+
+
 def test_the_core_knows_neither_python_nor_torch_nor_mpi() -> None:
     foreign = re.compile(
         r"^\s*#\s*include\s+<((?:pybind11|torch|ATen|c10|numpy)/[^>]*|Python\.h|mpi\.h)>", re.MULTILINE
@@ -62,7 +150,7 @@ def test_the_core_knows_neither_python_nor_torch_nor_mpi() -> None:
         for match in foreign.findall(path.read_text())
     }
     # The MPI plugin's own header is the only door.
-    assert found == {"csrc/transport/mpi_transport.h": "mpi.h"}
+    assert found == {"csrc/transport/mpi/transport.h": "mpi.h"}
 
 
 def test_files_can_be_read_in_one_sitting() -> None:

@@ -24,7 +24,7 @@ enum class DType : uint8_t {
 inline constexpr int kNumDTypes = 11;
 
 // The values are Horovod's. Average is a sum whose last reduction is scaled by 1/size; it is not a separate kernel.
-// Adasum combines vectors rather than elements (engine/adasum.h): an operator of all-reduce alone.
+// Adasum combines vectors rather than elements (engine/collective/adasum.h): an operator of all-reduce alone.
 enum class ReduceOp : uint8_t {
   kAverage = 0,
   kSum = 1,

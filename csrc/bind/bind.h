@@ -5,8 +5,8 @@
 
 #include <exception>
 
-#include "engine/communicator.h"
-#include "engine/memory.h"
+#include "engine/communicator/communicator.h"
+#include "engine/core/memory.h"
 
 namespace dcoll::bind {
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "engine/communicator.h"
+#include "engine/communicator/communicator.h"
 
 namespace dcoll::bind {
 

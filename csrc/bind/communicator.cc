@@ -180,7 +180,7 @@ auto starts(Request (*make)(Args...)) {
 
 std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
   std::shared_ptr<Operation> operation;
-  if (std::max(request.bytes(), request.out_bytes) <= kKeepLockBytes) {
+  if (std::max(request.call().bytes(), request.out_bytes) <= kKeepLockBytes) {
     operation = comm->run_or_submit(std::move(request));
   } else {
     const py::gil_scoped_release unlocked;  // peers that are there already are copied from on the spot

@@ -19,7 +19,7 @@
 #include "base/hash.h"
 #include "bind/bind.h"
 #include "bind/operand.h"
-#include "engine/bucket.h"
+#include "engine/buckets/bucket.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,5 @@
 // Grouped all-reduce of plain tensors (operand.h): pointers are taken, results made and everything packed in one call.
-#include "engine/grouped.h"
+#include "engine/buckets/grouped.h"
 
 #include <pybind11/stl.h>
 
@@ -113,7 +113,7 @@ class GroupHandle {
   std::unique_ptr<GroupedAllReduce> group_;
 };
 
-ReduceCall options_of(int op, const std::string& name, double prescale, double postscale) {
+Call options_of(int op, const std::string& name, double prescale, double postscale) {
   if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
   return {.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
 }
@@ -149,8 +149,7 @@ py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_plac
 
 using Start = void (GroupedAllReduce::*)();
 
-py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_place, const ReduceCall& options,
-                        Start start) {
+py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_place, const Call& options, Start start) {
   std::optional<Group> group = read_group(tensors, in_place, false);
   if (!group || !place_results(*group, in_place)) return py::none();
   auto reduction = std::make_unique<GroupedAllReduce>(comm, group->tensors, options);

@@ -1,6 +1,6 @@
 // Grouped all-gather and reduce-scatter. Tensors are plain ones (operand.h), or come as (address, shape, elements per
 // row, dtype code), so that ranks with other kinds of tensors call the same.
-#include "engine/grouped_rows.h"
+#include "engine/buckets/grouped_rows.h"
 
 #include <pybind11/stl.h>
 
@@ -222,7 +222,7 @@ Group gather(const CommPtr& comm, const py::list& given, const std::string& name
 Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
               double postscale) {
   if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
-  const ReduceCall options{.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
+  const Call options{.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
   auto tensors = read_tensors(given);
   return tensors ? std::make_unique<GroupedReduceScatter>(comm, std::move(*tensors), options) : nullptr;
 }

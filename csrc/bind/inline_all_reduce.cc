@@ -12,7 +12,7 @@ namespace {
 constexpr std::array kParameters{kTensor, kAverage, kName, kCompression, kOp, kPrescale, kPostscale, kProcessSet};
 constexpr std::array kParametersInPlace{kTensor, kAverage, kName, kOp, kPrescale, kPostscale, kProcessSet};
 
-bool read_options(const InlineCall& self, const Arguments& arguments, ReduceCall& call) {
+bool read_options(const InlineCall& self, const Arguments& arguments, Call& call) {
   PyObject* compression = arguments.given[kCompression];
   return absent(arguments.given[kAverage]) && (compression == nullptr || compression == self.no_compression) &&
          read_op(self, arguments.given[kOp], call.op) && read_name(arguments.given[kName], call.name) &&
@@ -32,7 +32,7 @@ PyObject* new_result(PyObject* tensor, const Operand& source, const Shape& shape
 // A new reference to the result; null: a Python error is set. `plain` false: nothing was done.
 PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& arguments, bool& plain) {
   PyObject* const tensor = arguments.given[kTensor];
-  ReduceCall call;
+  Call call;
   Operand source;
   Shape shape;
   plain = read_options(self, arguments, call) && (self.in_place || !requires_grad(tensor)) &&

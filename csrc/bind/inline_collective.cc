@@ -173,7 +173,7 @@ class CollectiveCall {
   Communicator& core_;
   const Arguments& arguments_;
   PyObject* const tensor_;
-  PullCall call_;
+  Call call_;
   Operand source_;
   Shape shape_;
   py::object result_;

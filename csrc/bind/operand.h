@@ -11,7 +11,7 @@
 
 #include "base/types.h"
 #include "bind/dlpack.h"
-#include "engine/dims.h"
+#include "engine/core/dims.h"
 
 namespace dcoll::bind {
 
@@ -57,9 +57,9 @@ PyObject* empty_like(PyObject* plain);
 // The same with another shape.
 PyObject* new_empty(PyObject* plain, const Operand& operand, const Shape& shape);
 
-// Results above this lie in memory of the core, which uses the blocks freed last again (engine/memory.h): above this
-// malloc() gives every block back, and the page faults of a new one take longer than the call. Below, the library's own
-// allocation is cheaper.
+// Results above this lie in memory of the core, which uses the blocks freed last again (engine/core/memory.h): above
+// this malloc() gives every block back, and the page faults of a new one take longer than the call. Below, the
+// library's own allocation is cheaper.
 inline constexpr size_t kMostOwnBytes = 128 << 10;
 
 // The same in memory of the core. Null without a Python error: this version of torch cannot be handed memory.

@@ -1,9 +1,9 @@
-// Reducer: the gradient buckets of engine/bucket.h.
+// Reducer: the gradient buckets of engine/buckets/bucket.h.
 #include <pybind11/stl.h>
 
 #include "base/error.h"
 #include "bind/bind.h"
-#include "engine/bucket.h"
+#include "engine/buckets/bucket.h"
 
 namespace py = pybind11;
 

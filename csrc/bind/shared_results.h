@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "bind/operand.h"
-#include "engine/memory.h"
+#include "engine/core/memory.h"
 
 namespace dcoll::bind {
 

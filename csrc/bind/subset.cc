@@ -1,5 +1,5 @@
 // Communicators of some of the ranks: what process sets are made of.
-#include "engine/subset.h"
+#include "engine/communicator/subset.h"
 
 #include <pybind11/stl.h>
 

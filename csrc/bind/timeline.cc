@@ -1,5 +1,5 @@
-// The timeline of a communicator's process: engine/timeline.h.
-#include "engine/timeline.h"
+// The timeline of a communicator's process: engine/watch/timeline.h.
+#include "engine/watch/timeline.h"
 
 #include "bind/bind.h"
 

@@ -1,5 +1,5 @@
 // Making communicators: from MPI, alone, or as threads.
-#include "engine/world.h"
+#include "engine/communicator/world.h"
 
 #include <pybind11/stl.h>
 

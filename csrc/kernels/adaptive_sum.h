@@ -1,5 +1,5 @@
-// The arithmetic of Adasum (engine/adasum.h): dot products of two vectors, and their weighted sum. Floating dtypes
-// only.
+// The arithmetic of Adasum (engine/collective/adasum.h): dot products of two vectors, and their weighted sum. Floating
+// dtypes only.
 //
 // float16, bfloat16 and float32 are multiplied and added up in float64: squares of small gradients would otherwise
 // underflow, and a long sum lose its low digits. One order of addition whatever the CPU has, so all ranks get the same

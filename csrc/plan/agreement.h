@@ -1,5 +1,5 @@
-// The handshake that a collective between nodes begins with (Dissemination in engine/agreement.h): what may ride on it,
-// and what it costs.
+// The handshake that a collective between nodes begins with (Dissemination in engine/board/agreement.h): what may ride
+// on it, and what it costs.
 #pragma once
 
 #include <cstdint>

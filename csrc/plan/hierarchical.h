@@ -1,5 +1,6 @@
-// What the all-reduce on two levels (engine/hierarchical_all_reduce.h) is predicted to cost. Its upper level is a
-// Schedule and simulated as one; the lower level, in memory that all ranks of a node have mapped, is passes of the CPU.
+// What the all-reduce on two levels (engine/levels/hierarchical_all_reduce.h) is predicted to cost. Its upper level is
+// a Schedule and simulated as one; the lower level, in memory that all ranks of a node have mapped, is passes of the
+// CPU.
 #pragma once
 
 #include <cstdint>

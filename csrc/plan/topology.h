@@ -26,7 +26,7 @@ struct LinkModel {
   bool operator==(const LinkModel&) const = default;
 };
 
-// What is measured on the machines of a job (engine/calibration.h); the rest of a Topology is who sits where.
+// What is measured on the machines of a job (engine/links/calibration.h); the rest of a Topology is who sits where.
 struct Constants {
   // Between ranks of one node (the CPU copies) and of different nodes (the node's network card moves the bytes, one
   // message at a time, while the CPU goes on). The defaults are of the right order for a server and a 100 Gbit/s

@@ -74,7 +74,7 @@ void check_header(const Program& program) {
       throw Violation(who + "cuts input and output into " + text(s.input_chunks) + " and " + text(s.output_chunks) +
                       " chunks, rank 0 into " + text(in) + " and " + text(out));
     }
-    // Lanes of an executor number their channels behind each other's (engine/executor.h).
+    // Lanes of an executor number their channels behind each other's (engine/schedule/executor.h).
     if (s.channels.size() != program.schedules[0].channels.size()) {
       throw Violation(who + "has " + text(static_cast<uint32_t>(s.channels.size())) + " channels, rank 0 has " +
                       text(static_cast<uint32_t>(program.schedules[0].channels.size())));

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "transport/fd.h"
+#include "transport/os/fd.h"
 
 namespace dcoll {
 

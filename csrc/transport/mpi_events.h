@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "transport/bell.h"
-#include "transport/fd.h"
+#include "transport/os/fd.h"
 
 namespace dcoll {
 

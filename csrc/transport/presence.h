@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/fd.h"
+#include "transport/os/fd.h"
 
 namespace dcoll {
 

@@ -48,7 +48,7 @@ struct BoardEntry {
 static_assert(sizeof(BoardEntry::Record) == 128);
 
 // Where some ranks of a node count their arrivals when there are too many ranks for everybody to look at every record:
-// the shared part of engine/arrival_tree.h, which says who writes what when. In memory of the group's first rank.
+// the shared part of engine/board/arrival_tree.h, which says who writes what when. In memory of the group's first rank.
 struct ArrivalGroup {
   // What a group, or everybody, posted.
   struct Summary {

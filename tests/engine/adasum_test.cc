@@ -1,5 +1,5 @@
 // Adasum on 1 to 8 ranks, by shared memory and by messages, against the formula applied along the tree.
-#include "engine/adasum.h"
+#include "engine/collective/adasum.h"
 
 #include <array>
 #include <cmath>

@@ -1,5 +1,5 @@
 // The board's barrier, flat and by the arrival tree, with ranks as threads; and whose core is whose.
-#include "engine/agreement.h"
+#include "engine/board/agreement.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,11 +12,11 @@
 #include <set>
 
 #include "base/error.h"
-#include "engine/cores.h"
+#include "engine/communicator/cores.h"
 #include "rank_threads.h"
 #include "support/check.h"
-#include "transport/local.h"
-#include "transport/mapped.h"
+#include "transport/mapped/local.h"
+#include "transport/mapped/mapped.h"
 
 using namespace dcoll;
 using namespace dcoll::test;

@@ -1,5 +1,5 @@
 // Gradient buckets: layout, readiness, order, unused parameters, rebuilding.
-#include "engine/bucket.h"
+#include "engine/buckets/bucket.h"
 
 #include "base/error.h"
 #include "rank_threads.h"

@@ -1,5 +1,5 @@
 // Measuring the constants of the cost model between ranks as threads, and keeping them in a file.
-#include "engine/calibration.h"
+#include "engine/links/calibration.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,11 +9,11 @@
 #include <fstream>
 #include <thread>
 
-#include "engine/calibration_cache.h"
+#include "engine/links/calibration_cache.h"
 #include "plan/algorithms.h"
 #include "support/check.h"
 #include "support/threads.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 
 using namespace dcoll;
 using dcoll::test::on_threads;

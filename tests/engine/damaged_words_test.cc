@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/hierarchy.h"
+#include "engine/levels/hierarchy.h"
 #include "rank_threads.h"
 #include "support/check.h"
 

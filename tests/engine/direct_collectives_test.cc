@@ -364,15 +364,15 @@ TEST(late_in_both_phases) {
             fill(in[rank]->data() + to * kBlock, kBlock, kind == Kind::kReduceScatter ? 0 : rank, to);
         }
         for (const int rank : {0, 1}) {
-          const PullCall request{.kind = kind,
-                                 .in = in[rank]->data(),
-                                 .out = out[rank]->data(),
-                                 .count = blocks ? 2 * kBlock : kBlock,
-                                 .dtype = DType::kUInt8,
-                                 .op = ReduceOp::kMax,
-                                 .out_bytes = gathers ? 2 * kBlock : 0};
+          const Call request{.kind = kind,
+                             .in = in[rank]->data(),
+                             .out = out[rank]->data(),
+                             .count = blocks ? 2 * kBlock : kBlock,
+                             .dtype = DType::kUInt8,
+                             .op = ReduceOp::kMax,
+                             .out_bytes = gathers ? 2 * kBlock : 0};
           operations.push_back(plainly ? world[rank]->run_or_submit(request)
-                                       : world[rank]->run_or_submit(request.request(2)));
+                                       : world[rank]->run_or_submit(Request::of(request, 2)));
         }
         CHECK(operations[0] != nullptr && !operations[0]->done.load());
         const auto& late = operations[1];  // null: done, by the one barrier of what went through the slots

@@ -1,14 +1,14 @@
 // Every registered algorithm of every collective, executed: ranks take turns in one thread, over real FIFOs, with
 // slices so short that there are many rounds, one slot and two, chunks of unequal length and empty ones, in place and
 // not. Integers, compared exactly.
-#include "engine/executor.h"
+#include "engine/schedule/executor.h"
 
 #include <cstring>
 #include <functional>
 
 #include "plan/algorithms.h"
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 
 using namespace dcoll;
 using plan::Collective;

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "engine/node_map.h"
+#include "engine/levels/node_map.h"
 #include "rank_threads.h"
 #include "support/check.h"
 #include "values.h"

@@ -13,7 +13,7 @@
 #include "faulty_transport.h"
 #include "rank_threads.h"
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 
 using namespace dcoll;
 using namespace dcoll::test;
@@ -103,7 +103,7 @@ class Script {
       case 2:  // on the caller's thread, as far as possible
         if (number < 2) {
           comm_.wait(*comm_.submit(std::move(request)));
-        } else if (const auto operation = comm_.run_or_submit(request.reduce_call())) {
+        } else if (const auto operation = comm_.run_or_submit(request.call())) {
           comm_.wait(*operation);
         }
         return look(count, sum);

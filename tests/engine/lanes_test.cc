@@ -2,12 +2,12 @@
 // stall.
 #include <thread>
 
-#include "engine/executor.h"
-#include "engine/stall.h"
+#include "engine/schedule/executor.h"
+#include "engine/watch/stall.h"
 #include "plan/algorithms.h"
 #include "support/check.h"
 #include "support/threads.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 
 using namespace dcoll;
 using namespace dcoll::test;

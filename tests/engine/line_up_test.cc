@@ -1,6 +1,6 @@
 // A rank that skipped calls the others made, or refused them, gets back into step: the verdicts alone, then whole jobs
 // on every path, with random skips.
-#include "engine/line_up.h"
+#include "engine/collective/line_up.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -51,7 +51,7 @@ struct Script {
     std::vector<float> x(count, static_cast<float>(comm.rank() + 1));
     try {
       if (now) {
-        const auto operation = comm.run_or_submit(ReduceCall{.in = x.data(), .out = x.data(), .count = count});
+        const auto operation = comm.run_or_submit(Call{.in = x.data(), .out = x.data(), .count = count});
         if (operation != nullptr) comm.wait(*operation);
       } else {
         comm.wait(*comm.submit({.kind = Kind::kAllReduce, .in = x.data(), .out = x.data(), .count = count}));

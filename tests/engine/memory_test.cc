@@ -1,5 +1,5 @@
 // The pool of freed blocks that large results are made of: what it keeps, how much at most, and what it hands out.
-#include "engine/memory.h"
+#include "engine/core/memory.h"
 
 #include <cstring>
 #include <vector>

@@ -1,6 +1,6 @@
 // All-reduce on the caller's own thread: every form around its thresholds, peers that are late in every phase, and no
 // allocation.
-#include "engine/node_all_reduce.h"
+#include "engine/node/node_all_reduce.h"
 
 #include <sched.h>
 
@@ -55,7 +55,7 @@ struct Buffers {
     for (size_t i = 0; i < count; ++i) data(in)[i] = operand(rank, i);
   }
   static float* data(const std::shared_ptr<Memory>& memory) { return reinterpret_cast<float*>(memory->data()); }
-  ReduceCall call(double prescale = 1.0) const {
+  Call call(double prescale = 1.0) const {
     return {.in = in->data(), .out = out->data(), .count = count, .prescale = prescale};
   }
   void check_sum(int n, double prescale = 1.0) const {
@@ -71,7 +71,7 @@ struct Buffers {
   std::shared_ptr<Memory> in, out;
 };
 
-void run_now(Communicator& comm, const ReduceCall& call) {
+void run_now(Communicator& comm, const Call& call) {
   if (const auto operation = comm.run_or_submit(call)) comm.wait(*operation);
 }
 
@@ -214,7 +214,7 @@ TEST(mismatch_in_every_form) {
         Buffers buffers(comm, count_of(form) - odd, mapped_in(form, comm.rank()), false);
         CHECK_THROWS(run_now(comm, buffers.call()), MismatchError, "rank 1 called allreduce");
         buffers.check_untouched();
-        ReduceCall named = buffers.call();
+        Call named = buffers.call();
         named.count = count_of(form) - 1;
         named.name = odd ? "a" : "b";
         CHECK_THROWS(run_now(comm, named), MismatchError, "rank 1 called allreduce 'a'");
@@ -237,7 +237,7 @@ TEST(any_path_on_any_rank) {
         const bool same = common() % 2, all_mapped = common() % 2;
         Buffers buffers(comm, count, same ? all_mapped : own() % 2, own() % 2);
         if (own() % 3 == 0) {
-          run(comm, Request::of(buffers.call()));
+          run(comm, Request::of(buffers.call(), comm.size()));
         } else {
           run_now(comm, buffers.call());
         }
@@ -265,10 +265,7 @@ TEST(nothing_is_allocated) {
 TEST(arguments_are_checked) {
   run_ranks(2, inline_settings(), [](Communicator& comm) {
     Buffers buffers(comm, 4, false, true);
-    ReduceCall call = buffers.call();
-    call.algo = "bogus";
-    CHECK_THROWS(comm.run_or_submit(call), ArgumentError, "no algorithm 'bogus'");
-    call = buffers.call(0.5);
+    Call call = buffers.call(0.5);
     call.dtype = DType::kBool;
     CHECK_THROWS(comm.run_or_submit(call), ArgumentError, "factors need a number type");
     call = buffers.call();
@@ -283,9 +280,9 @@ TEST(arguments_are_checked) {
 // A queued and an immediate call of the same thing agree, and every argument counts.
 TEST(fingerprints) {
   float x = 0;
-  const ReduceCall base{.in = &x, .out = &x, .count = 5};
+  const Call base{.in = &x, .out = &x, .count = 5};
   const int64_t wide[] = {1, 5}, tall[] = {5, 1}, flat[] = {5};
-  std::vector<ReduceCall> calls(11, base);
+  std::vector<Call> calls(11, base);
   calls[1].count = 6;
   calls[2].dtype = DType::kInt32;
   calls[3].op = ReduceOp::kMax;
@@ -297,7 +294,7 @@ TEST(fingerprints) {
   calls[9].dims = wide;
   calls[10].dims = tall;
   for (size_t a = 0; a < calls.size(); ++a) {
-    CHECK_EQ(calls[a].fingerprint(), Request::of(calls[a]).fingerprint());
+    CHECK_EQ(calls[a].fingerprint(), Request::of(calls[a], 2).fingerprint());
     for (size_t b = 0; b < a; ++b) CHECK(calls[a].fingerprint() != calls[b].fingerprint());
   }
   calls[0].dims = flat;

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/communicator.h"
-#include "engine/two_shot.h"
+#include "engine/communicator/communicator.h"
+#include "engine/node/two_shot.h"
 #include "kernels/pack.h"
 #include "rank_threads.h"
 #include "support/check.h"
@@ -47,7 +47,7 @@ struct Tensors {
     left_out = own.end - own.begin;
   }
   float* data() const { return reinterpret_cast<float*>(flat->data()); }
-  ReduceCall call() const {
+  Call call() const {
     return {.in = flat->data(),
             .out = flat->data(),
             .count = count,
@@ -80,7 +80,7 @@ struct Tensors {
   size_t left_out = 0;
 };
 
-void run_now(Communicator& comm, const ReduceCall& call) {
+void run_now(Communicator& comm, const Call& call) {
   if (const auto operation = comm.run_or_submit(call)) comm.wait(*operation);
 }
 
@@ -129,7 +129,7 @@ TEST(only_of_packed_and_mapped_memory) {
     for (const size_t count : {size_t{300}, size_t{2000}, size_t{100003}}) {
       const Tensors mine(comm, count, 1.0);
       const auto plain = Memory::plain(count * sizeof(float));
-      ReduceCall call = mine.call();
+      Call call = mine.call();
       call.in = call.out = plain->data();
       const TwoShot::Slice none = comm.own_slice(call);
       CHECK_EQ(none.begin, none.end);

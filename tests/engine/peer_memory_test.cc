@@ -1,6 +1,6 @@
 // Reading the memory of other processes: of one that lives, that died, that gave the memory up; and with a kernel that
 // refuses it, where collectives go through slots.
-#include "engine/peer_memory.h"
+#include "engine/node/peer_memory.h"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -15,10 +15,10 @@
 #include <thread>
 
 #include "base/error.h"
-#include "engine/direct_collectives.h"
+#include "engine/node/pull.h"
 #include "rank_threads.h"
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 
 using namespace dcoll;
 using namespace dcoll::test;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "engine/communicator.h"
-#include "engine/world.h"
+#include "engine/communicator/communicator.h"
+#include "engine/communicator/world.h"
 #include "support/threads.h"
 
 namespace dcoll::test {

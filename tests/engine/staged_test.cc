@@ -1,13 +1,13 @@
 // Staged all-reduce, polled by hand: every rank in one thread, in random order, so that each gets as far ahead of the
 // others as the protocol lets it. What ranks as threads rarely do happens here in every run, and a failure repeats.
-#include "engine/staged.h"
+#include "engine/node/staged.h"
 
 #include <cstring>
 #include <optional>
 #include <random>
 
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 
 using namespace dcoll;
 using namespace dcoll::test;

@@ -1,8 +1,8 @@
 // What ranks ask and answer about a stall, the line that is made of it, and what ranks know of their last operation.
-#include "engine/stall_report.h"
+#include "engine/watch/stall_report.h"
 
-#include "engine/last_operation.h"
-#include "engine/pull_call.h"
+#include "engine/core/call.h"
+#include "engine/watch/last_operation.h"
 #include "support/check.h"
 
 namespace dcoll {
@@ -87,14 +87,14 @@ TEST(texts_are_cut_between_characters) {
 TEST(the_last_operation_is_told_as_it_was_called) {
   LastOperation last;
   CHECK(!last.any());
-  last.note(ReduceCall{.count = 4, .op = ReduceOp::kMax, .name = "x"});
+  last.note(Call{.count = 4, .op = ReduceOp::kMax, .name = "x"});
   CHECK(last.any());
   CHECK_EQ(last.request().describe(), std::string("allreduce 'x' (max of 4 float32)"));
   last.note(Request{.kind = Kind::kBroadcast, .count = 3, .row_elems = 1, .root = 2});
   CHECK_EQ(last.request().describe(), std::string("broadcast (3 bytes of float32 from rank 2)"));
-  last.note(ReduceCall{.count = 5, .dtype = DType::kFloat64});
+  last.note(Call{.count = 5, .dtype = DType::kFloat64});
   CHECK_EQ(last.request().describe(), std::string("allreduce (sum of 5 float64)"));
-  last.note(PullCall{.kind = Kind::kAllGather, .row_elems = 8, .name = "y", .group = "2 tensors"});
+  last.note(Call{.kind = Kind::kAllGather, .row_elems = 8, .name = "y", .group = "2 tensors"});
   CHECK_EQ(last.request().describe(), std::string("allgather 'y' (2 tensors)"));
   last.note(Request{.kind = Kind::kBarrier});
   CHECK_EQ(last.request().describe(), std::string("barrier"));

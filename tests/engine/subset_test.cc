@@ -1,5 +1,5 @@
 // Communicators of some of the ranks: overlapping ones, beside the whole, made and dropped many times.
-#include "engine/subset.h"
+#include "engine/communicator/subset.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/world.h"
+#include "engine/communicator/world.h"
 #include "rank_threads.h"
 #include "support/check.h"
 

@@ -1,5 +1,5 @@
 // The timeline's queue, and starting and stopping while operations run.
-#include "engine/timeline.h"
+#include "engine/watch/timeline.h"
 
 #include <unistd.h>
 
@@ -97,7 +97,7 @@ TEST(started_and_stopped_while_operations_run) {
   constexpr int kOperations = 300;
   run_ranks(2, test_settings(), [&](Communicator& comm) {
     float value[64] = {1};
-    const ReduceCall call{.in = value, .out = value, .count = 64, .op = ReduceOp::kMax, .name = "sync"};
+    const Call call{.in = value, .out = value, .count = 64, .op = ReduceOp::kMax, .name = "sync"};
     std::atomic<bool> done{false};
     std::thread switcher;
     if (comm.rank() == 0) {

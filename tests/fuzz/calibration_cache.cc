@@ -1,6 +1,6 @@
 // The file of measured constants: what is not exactly what dcoll writes is refused with a reason, and what is taken is
 // plausible. A first byte of '#' stands for a right last line, so that the lines before it are reached.
-#include "engine/calibration_cache.h"
+#include "engine/links/calibration_cache.h"
 
 #include <unistd.h>
 

@@ -14,9 +14,9 @@
 
 #include "base/error.h"
 #include "fuzz.h"
-#include "transport/shm_mesh.h"
-#include "transport/shm_socket.h"
-#include "transport/siphash.h"
+#include "transport/mapped/shm_mesh.h"
+#include "transport/mapped/shm_socket.h"
+#include "transport/os/siphash.h"
 
 using namespace dcoll;
 

@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "engine/failure.h"
-#include "engine/stall_report.h"
+#include "engine/watch/failure.h"
+#include "engine/watch/stall_report.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -5,7 +5,7 @@
 #include <poll.h>
 
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 #include "transport/mpi_events.h"
 #include "transport/ranks.h"
 

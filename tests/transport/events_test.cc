@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "support/check.h"
-#include "transport/fd.h"
 #include "transport/mpi_events.h"
+#include "transport/os/fd.h"
 
 using namespace dcoll;
 using std::chrono::microseconds;

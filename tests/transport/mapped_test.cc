@@ -1,5 +1,5 @@
 // The mapped-memory transport and window, with ranks as threads.
-#include "transport/mapped.h"
+#include "transport/mapped/mapped.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 #include "transport/ranks.h"
 
 using namespace dcoll;

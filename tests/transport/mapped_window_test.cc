@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "support/check.h"
-#include "transport/local.h"
-#include "transport/mapped.h"
+#include "transport/mapped/local.h"
+#include "transport/mapped/mapped.h"
 #include "transport/ranks.h"
 
 using namespace dcoll;

@@ -1,5 +1,5 @@
 // Finding a rank's NUMA node from what the system says, and placing memory by it.
-#include "transport/numa.h"
+#include "transport/os/numa.h"
 
 #include <linux/mempolicy.h>
 #include <sys/mman.h>

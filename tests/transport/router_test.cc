@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "support/check.h"
-#include "transport/local.h"
+#include "transport/mapped/local.h"
 #include "transport/ranks.h"
 
 using namespace dcoll;

@@ -1,6 +1,6 @@
 // Shared memory between real processes. Every rank is a forked child that reports by its exit status; the parent
 // never connects, so it never has threads or mappings to inherit.
-#include "transport/shm.h"
+#include "transport/mapped/shm.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -16,9 +16,9 @@
 
 #include "base/error.h"
 #include "support/check.h"
+#include "transport/mapped/shm_mesh.h"
+#include "transport/os/siphash.h"
 #include "transport/ranks.h"
-#include "transport/shm_mesh.h"
-#include "transport/siphash.h"
 
 using namespace dcoll;
 using namespace dcoll::test;

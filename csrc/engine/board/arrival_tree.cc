@@ -1,0 +1,52 @@
+#include "engine/board/arrival_tree.h"
+
+#include <algorithm>
+
+namespace dcoll {
+namespace {
+
+using Summary = ArrivalGroup::Summary;
+
+void merge(Summary& into, const Summary& other) {
+  into.least = std::min(into.least, other.least);
+  into.greatest = std::max(into.greatest, other.greatest);
+  into.mapped += other.mapped;
+}
+
+}  // namespace
+
+ArrivalTree::ArrivalTree(Window& window) : window_(window) {
+  const auto& groups = window.groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups_.push_back(&window.group(static_cast<int>(g)));
+    if (std::find(groups[g].begin(), groups[g].end(), window.local_rank()) == groups[g].end()) continue;
+    members_ = &groups[g];
+    own_ = groups_.back();
+  }
+}
+
+void ArrivalTree::arrive(uint64_t ticket) {
+  const size_t parity = ticket % 2;
+  const uint64_t round = (ticket + 1) / 2;  // posts of this parity so far
+  if (own_->arrived[parity].fetch_add(1, std::memory_order_acq_rel) + 1 != round * members_->size()) return;
+  own_->summary[parity] = summarize_members(ticket);
+  std::atomic<uint64_t>& root = groups_.front()->groups_arrived[parity];
+  if (root.fetch_add(1, std::memory_order_acq_rel) + 1 != round * groups_.size()) return;
+  Summary all;
+  for (const ArrivalGroup* group : groups_) merge(all, group->summary[parity]);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g]->outcome[parity] = all;
+    window_.release_group(static_cast<int>(g), ticket);
+  }
+}
+
+Summary ArrivalTree::summarize_members(uint64_t ticket) {
+  Summary summary;
+  for (const int rank : *members_) {
+    const BoardEntry::Post& post = window_.board(rank).record[ticket % 2].post;
+    merge(summary, {post.fingerprint, post.fingerprint, post.mapped()});
+  }
+  return summary;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,381 @@
+#include "engine/buckets/bucket.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "kernels/cast.h"
+#include "kernels/copy.h"
+
+namespace dcoll {
+namespace {
+
+constexpr size_t align(size_t bytes) {
+  return (bytes + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment;
+}
+
+// 0 or 1 in a floating dtype. Written for each parameter in every step, so by its bits rather than by a cast.
+void write_flag(std::byte* flag, DType dtype, bool value) {
+  constexpr uint16_t kHalf = 0x3c00, kBrain = 0x3f80;
+  constexpr float kSingle = 1;
+  constexpr double kDouble = 1;
+  const void* one = dtype == DType::kFloat16    ? static_cast<const void*>(&kHalf)
+                    : dtype == DType::kBFloat16 ? static_cast<const void*>(&kBrain)
+                    : dtype == DType::kFloat32  ? static_cast<const void*>(&kSingle)
+                                                : static_cast<const void*>(&kDouble);
+  if (value) {
+    std::memcpy(flag, one, dtype_bytes(dtype));
+  } else {
+    std::memset(flag, 0, dtype_bytes(dtype));
+  }
+}
+
+bool is_zero(const std::byte* element, DType dtype) {
+  const std::array<std::byte, sizeof(double)> zero{};
+  return std::memcmp(element, zero.data(), dtype_bytes(dtype)) == 0;
+}
+
+}  // namespace
+
+Reducer::Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options)
+    : comm_(std::move(comm)),
+      params_(std::move(params)),
+      options_(options),
+      place_(params_.size()),
+      ready_(params_.size(), 0) {
+  if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+    throw ArgumentError("Gradients can be reduced with sum or average; got " + std::string(op_name(options.op)) + ".");
+  }
+  for (const ParamInfo& param : params_) {
+    if (!is_floating(param.dtype)) {
+      throw ArgumentError("Parameter '" + param.name + "' is " + std::string(dtype_name(param.dtype)) +
+                          "; gradients are reduced in float16, bfloat16, float32 or float64. Leave it out.");
+    }
+  }
+  if (!options.groups.empty() && options.groups.size() != params_.size()) {
+    throw ArgumentError("Reducer needs a group for each parameter or none at all; got " +
+                        std::to_string(options.groups.size()) + " for " + std::to_string(params_.size()) + ".");
+  }
+  if (options.wire.has_value() && (!is_floating(*options.wire) || dtype_bytes(*options.wire) != 2)) {
+    throw ArgumentError("Gradients can be compressed to float16 or bfloat16; got " +
+                        std::string(dtype_name(*options.wire)) + ".");
+  }
+  std::vector<size_t> order(params_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;  // backward runs from the last layer
+  fill_buckets(order);
+  observed_ = order;
+}
+
+void Reducer::append(Bucket& bucket, size_t param) const {
+  const ParamInfo& info = params_[param];
+  size_t begin = 0;
+  if (!bucket.slots.empty()) {
+    const Bucket::Slot& last = bucket.slots.back();
+    begin = align(last.offset_bytes + params_[last.param].count * dtype_bytes(info.dtype));
+  }
+  bucket.dtype = info.dtype;
+  bucket.slots.push_back({param, begin});
+}
+
+// Fills buckets greedily in the given order, one open bucket per dtype. The first bucket closed is the small one.
+std::vector<Bucket> Reducer::by_size(const std::vector<size_t>& order) const {
+  std::vector<Bucket> filled;
+  std::map<DType, Bucket> open;
+  for (const size_t param : order) {
+    const ParamInfo& info = params_[param];
+    const size_t bytes = info.count * dtype_bytes(info.dtype);
+    const size_t limit = filled.empty() ? options_.first_bucket_bytes : options_.bucket_bytes;
+    Bucket& bucket = open[info.dtype];
+    append(bucket, param);
+    if (bucket.slots.size() > 1 && bucket.slots.back().offset_bytes + bytes > limit) {
+      bucket.slots.pop_back();
+      filled.push_back(std::move(bucket));
+      bucket = Bucket{};
+      append(bucket, param);
+    }
+  }
+  for (auto& [dtype, bucket] : open) filled.push_back(std::move(bucket));
+  return filled;
+}
+
+// A bucket per group and dtype, in the order in which they become full.
+std::vector<Bucket> Reducer::by_group(const std::vector<size_t>& order) const {
+  struct Growing {
+    Bucket bucket;
+    size_t full_at;
+  };
+  std::map<std::pair<size_t, DType>, Growing> groups;
+  for (size_t i = 0; i < order.size(); ++i) {
+    Growing& growing = groups[{options_.groups[order[i]], params_[order[i]].dtype}];
+    append(growing.bucket, order[i]);
+    growing.full_at = i;
+  }
+  std::vector<Growing> filled;
+  for (auto& [key, growing] : groups) filled.push_back(std::move(growing));
+  std::sort(filled.begin(), filled.end(), [](const Growing& a, const Growing& b) { return a.full_at < b.full_at; });
+  std::vector<Bucket> buckets;
+  for (Growing& growing : filled) buckets.push_back(std::move(growing.bucket));
+  return buckets;
+}
+
+void Reducer::fill_buckets(const std::vector<size_t>& order) {
+  buckets_ = options_.groups.empty() ? by_size(order) : by_group(order);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b].name = name_of(buckets_[b], b);
+    close_bucket(buckets_[b]);
+    for (size_t s = 0; s < buckets_[b].slots.size(); ++s) place_[buckets_[b].slots[s].param] = {b, s};
+  }
+}
+
+// Padding makes buckets of different parameters equally long, and a second Reducer has a bucket of each number too: the
+// name is what ranks tell them apart by.
+std::string Reducer::name_of(const Bucket& bucket, size_t index) const {
+  std::string name = "bucket " + std::to_string(index);
+  if (!options_.label.empty()) name += " of " + options_.label;
+  name += ": " + params_[bucket.slots.front().param].name;
+  const size_t more = bucket.slots.size() - 1;
+  if (more > 0) name += " and " + std::to_string(more) + " more";
+  return name;
+}
+
+// All parameters are known: place the flags and allocate.
+void Reducer::close_bucket(Bucket& bucket) {
+  const Bucket::Slot& last = bucket.slots.back();
+  const size_t elem = dtype_bytes(bucket.dtype);
+  bucket.flags_offset = align(last.offset_bytes + params_[last.param].count * elem) / elem;
+  bucket.count = bucket.flags_offset + bucket.slots.size();
+  const bool narrow = options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
+  bucket.wire_dtype = narrow ? *options_.wire : bucket.dtype;
+  allocate(bucket);
+}
+
+void Reducer::allocate(Bucket& bucket) const {
+  bucket.wire = comm_->alloc(bucket.count * dtype_bytes(bucket.wire_dtype));
+  bucket.memory = bucket.compressed() ? Memory::plain(bucket.count * dtype_bytes(bucket.dtype)) : bucket.wire;
+}
+
+size_t Reducer::offset_bytes(size_t param) const {
+  const Place& place = place_.at(param);
+  return buckets_[place.bucket].slots[place.slot].offset_bytes;
+}
+
+std::pair<std::shared_ptr<Memory>, size_t> Reducer::gradient(size_t param) const {
+  const Place& place = place_.at(param);
+  const Bucket& bucket = buckets_[place.bucket];
+  const Bucket::Slot& slot = bucket.slots[place.slot];
+  if (slot.own != nullptr) return {slot.own, 0};
+  return {bucket.memory, slot.offset_bytes};
+}
+
+std::vector<size_t> Reducer::move(const std::vector<size_t>& params) {
+  if (!arrived_.empty()) throw ArgumentError("move: a backward is in progress; call finish() first.");
+  std::vector<uint8_t> leaves(buckets_.size(), 0);  // a bucket some of whose memory is lost
+  std::vector<size_t> moved;
+  for (const size_t param : params) {
+    const Place& place = place_.at(param);
+    Bucket::Slot& slot = buckets_[place.bucket].slots[place.slot];
+    if (slot.own == nullptr) leaves[place.bucket] = 1;
+    slot.own = Memory::uninitialized(params_[param].count * dtype_bytes(params_[param].dtype));
+    moved.push_back(param);
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!leaves[b]) continue;
+    Bucket& bucket = buckets_[b];
+    allocate(bucket);
+    for (size_t s = 0; s < bucket.slots.size(); ++s) {
+      Bucket::Slot& slot = bucket.slots[s];
+      if (slot.own != nullptr) continue;
+      // The old block stays as long as any gradient in it is kept. So that this can happen only twice, all have memory
+      // of their own the second time.
+      const ParamInfo& info = params_[slot.param];
+      if (bucket.moved) slot.own = Memory::uninitialized(info.count * dtype_bytes(info.dtype));
+      moved.push_back(slot.param);
+    }
+    bucket.moved = true;
+  }
+  return moved;
+}
+
+bool Reducer::mark_ready(size_t param, const void* gradient) {
+  if (ready_.at(param)) return false;
+  ready_[param] = 1;
+  arrived_.push_back(param);
+  const Place& place = place_[param];
+  Bucket& bucket = buckets_[place.bucket];
+  if (arrived_.size() == 1) note_backward();
+  pack(bucket, place.slot, gradient);
+  write_flag(bucket.flag(place.slot), bucket.wire_dtype, true);
+  if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
+  return true;
+}
+
+void Reducer::settle(const std::function<void(Operation&)>& wait) const {
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.operation == nullptr || bucket.operation->done.load(std::memory_order_acquire)) continue;
+    try {
+      wait(*bucket.operation);
+    } catch (const Error&) {  // of a round that came to nothing
+    }
+  }
+}
+
+// The first gradient of a backward.
+void Reducer::note_backward() {
+  settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
+  ++backwards_;
+  Timeline& timeline = comm_->timeline();
+  if (timeline.marks_cycles()) [[unlikely]]
+    timeline.mark("backward " + std::to_string(backwards_), now_ns());
+}
+
+// Takes the gradient into its bucket: null where it was made where it belongs, which may be in the bucket.
+void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
+  if (gradient == nullptr) {
+    if (!bucket.compressed() && bucket.slots[slot].own == nullptr) return;
+    gradient = bucket.gradient(slot);
+  }
+  const ParamInfo& param = params_[bucket.slots[slot].param];
+  const size_t bytes = param.count * dtype_bytes(bucket.dtype);
+  Timeline& timeline = comm_->timeline();
+  const bool timed = timeline.on();
+  const int64_t begin = timed ? now_ns() : 0;
+  if (bucket.compressed()) {
+    kernels::cast(bucket.slot_on_wire(slot), bucket.wire_dtype, gradient, bucket.dtype, param.count);
+  } else {
+    kernels::stream_copy(bucket.slot_on_wire(slot), gradient, bytes);
+  }
+  if (timed) [[unlikely]]
+    timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
+}
+
+void Reducer::submit_full() {
+  while (next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size())
+    submit(buckets_[next_++]);
+}
+
+void Reducer::submit(Bucket& bucket) {
+  bucket.operation = comm_->submit({.kind = Kind::kAllReduce,
+                                    .in = bucket.wire->data(),
+                                    .out = bucket.wire->data(),
+                                    .count = bucket.count,
+                                    .dtype = bucket.wire_dtype,
+                                    .op = options_.op,
+                                    .prescale = options_.prescale,
+                                    .postscale = options_.postscale,
+                                    .name = bucket.name},
+                                   Communicator::Start::kInBackground, bucket.wire);
+}
+
+void Reducer::flush() {
+  for (; next_ < buckets_.size(); ++next_) {
+    Bucket& bucket = buckets_[next_];
+    for (size_t s = 0; s < bucket.slots.size(); ++s) {
+      const size_t param = bucket.slots[s].param;
+      if (ready_[param]) continue;
+      std::memset(bucket.slot_on_wire(s), 0, params_[param].count * dtype_bytes(bucket.wire_dtype));
+      write_flag(bucket.flag(s), bucket.wire_dtype, false);
+    }
+    submit(bucket);
+  }
+}
+
+std::vector<size_t> Reducer::finish(const std::function<void(Operation&)>& wait) {
+  try {
+    flush();
+    wait_for_all(wait);
+  } catch (...) {
+    reset();
+    throw;
+  }
+  std::vector<size_t> unused = unused_anywhere();
+  observed_ = arrived_;
+  for (const size_t param : missing()) observed_.push_back(param);
+  reset();
+  return unused;
+}
+
+// Brings gradients that do not lie on the wire from there to where they lie.
+void Reducer::unpack(const Bucket& bucket) const {
+  if (!bucket.compressed() && !bucket.moved) return;
+  const TimelineSpan span(comm_->timeline(), bucket.name, "unpack", bucket.memory->bytes());
+  if (bucket.compressed())
+    kernels::cast(bucket.memory->data(), bucket.dtype, bucket.wire->data(), bucket.wire_dtype, bucket.flags_offset);
+  for (size_t s = 0; bucket.moved && s < bucket.slots.size(); ++s) {
+    const Bucket::Slot& slot = bucket.slots[s];
+    if (slot.own != nullptr)
+      kernels::cast(slot.own->data(), bucket.dtype, bucket.slot_on_wire(s), bucket.wire_dtype,
+                    params_[slot.param].count);
+  }
+}
+
+// All of them even if one fails: their memory is the caller's again only then. Throws the first failure.
+void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
+  const auto begin = Clock::now();
+  std::exception_ptr failure;
+  for (const Bucket& bucket : buckets_) {
+    try {
+      wait(*bucket.operation);
+      unpack(bucket);
+    } catch (const Error&) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  const auto end = Clock::now();
+  wait_seconds_ += seconds_between(begin, end);
+  if (comm_->timeline().on()) comm_->timeline().span("waiting in backward", "wait", ns_of(begin), ns_of(end));
+  if (failure) std::rethrow_exception(failure);
+}
+
+size_t Reducer::abandon() {
+  const size_t left = buckets_.size() - next_;
+  reset();
+  return left;
+}
+
+std::vector<size_t> Reducer::unused_anywhere() const {
+  std::vector<size_t> unused;
+  for (const size_t param : missing()) {
+    const Place& place = place_[param];
+    const Bucket& bucket = buckets_[place.bucket];
+    if (is_zero(bucket.flag(place.slot), bucket.wire_dtype)) unused.push_back(param);
+  }
+  return unused;
+}
+
+void Reducer::reset() {
+  std::fill(ready_.begin(), ready_.end(), uint8_t{0});
+  arrived_.clear();
+  for (Bucket& bucket : buckets_) bucket.ready = 0;
+  next_ = 0;
+}
+
+std::vector<size_t> Reducer::missing() const {
+  std::vector<size_t> params;
+  if (arrived_.size() == params_.size()) return params;
+  for (size_t p = 0; p < params_.size(); ++p) {
+    if (!ready_[p]) params.push_back(p);
+  }
+  return params;
+}
+
+std::vector<size_t> Reducer::order() const { return observed_; }
+
+void Reducer::rebuild(const std::vector<size_t>& order) {
+  std::vector<uint8_t> seen(params_.size(), 0);
+  for (const size_t param : order) {
+    if (param >= params_.size() || seen[param]++) {
+      throw ArgumentError("rebuild: the order must name each parameter 0.." + std::to_string(params_.size()) +
+                          " once; got " + std::to_string(param) + " twice or out of range.");
+    }
+  }
+  if (order.size() != params_.size()) {
+    throw ArgumentError("rebuild: the order names " + std::to_string(order.size()) + " of " +
+                        std::to_string(params_.size()) + " parameters.");
+  }
+  if (!arrived_.empty()) throw ArgumentError("rebuild: a backward is in progress; call finish() first.");
+  fill_buckets(order);
+}
+
+}  // namespace dcoll

@@ -1,0 +1,182 @@
+#include "engine/collective/by_schedule.h"
+
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/collective/learn_constants.h"
+#include "engine/collective/mismatch.h"
+#include "engine/schedule/executor.h"
+#include "kernels/reduce.h"
+
+namespace dcoll {
+namespace {
+
+using plan::Collective;
+
+// The algorithm of an all-reduce: as asked for, else as predicted. One rank on every node: the hierarchy's upper level
+// is all there is.
+Fabric::Fastest choose_algorithm(Fabric& f, const Request& r) {
+  const plan::Algorithm* named = r.algo.or_else(f.algo).named();
+  if (named != nullptr) return {std::string(named->name), f.slice_bytes};
+  return f.fastest(Collective::kAllReduce, r.count * dtype_bytes(r.dtype));
+}
+
+std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
+  const Layout layout = Layout::even(rows, size);
+  std::vector<size_t> lengths;
+  for (int rank = 0; rank < size; ++rank) lengths.push_back(layout.chunk(rank).len * row_elems);
+  return lengths;
+}
+
+// Rows of each rank, as it told them, in bytes.
+std::vector<size_t> scaled(const std::vector<int64_t>& counts, size_t factor) {
+  constexpr size_t kMost = size_t{1} << 47;  // more than any process can address, and sums of it do not overflow
+  std::vector<size_t> lengths;
+  for (const int64_t count : counts) {
+    size_t& length = lengths.emplace_back();
+    const auto rows = static_cast<size_t>(count);
+    if (rows > kMost || __builtin_mul_overflow(rows, factor, &length) || length > kMost) {
+      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) +
+                           " rows of " + std::to_string(factor) +
+                           " bytes, more than any memory holds. Run the same dcoll version on every rank");
+    }
+  }
+  return lengths;
+}
+
+size_t sum(const std::vector<size_t>& values) {
+  size_t total = 0;
+  for (const size_t value : values) total += value;
+  return total;
+}
+
+// The schedule and the buffers of the data phase. Allocates the result of ragged collectives, whose sizes are known
+// now.
+struct DataPhase {
+  std::shared_ptr<const plan::Schedule> schedule;
+  std::string_view algorithm;  // its name in the registry
+  size_t slice_bytes = 0;
+  Binding binding;
+  std::shared_ptr<Memory> prescaled;
+};
+
+DataPhase data_phase(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  DataPhase phase;
+  Binding& b = phase.binding;
+  b.input = static_cast<const std::byte*>(r.in);
+  b.output = static_cast<std::byte*>(r.out);
+  auto use = [&](Collective collective, const Fabric::Fastest& choice, int root) {
+    phase.schedule = f.schedule(collective, choice.algorithm, root);
+    phase.algorithm = plan::find_algorithm(collective, choice.algorithm)->name;
+    phase.slice_bytes = choice.slice_bytes;
+  };
+  switch (r.kind) {
+    case Kind::kAllReduce:
+      use(Collective::kAllReduce, choose_algorithm(f, r), 0);
+      b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
+      break;
+    case Kind::kReduceScatter: {
+      use(Collective::kReduceScatter,
+          f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)), 0);
+      const std::vector<size_t> lengths = r.splits.empty() ? split_rows(r.count, f.size, r.row_elems) : r.splits;
+      b.input_layout = Layout::of(lengths);
+      b.output_layout = Layout::of({lengths[f.rank]});
+      break;
+    }
+    case Kind::kBroadcast:
+      use(Collective::kBroadcast, f.fastest(Collective::kBroadcast, r.count), r.root);
+      b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
+      break;
+    case Kind::kAllGather: {
+      const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      use(Collective::kAllGather, f.fastest(Collective::kAllGather, sum(lengths)), 0);
+      b.output = op.place_output(sum(lengths));
+      b.input_layout = Layout::of({lengths[f.rank]});
+      b.output_layout = Layout::of(lengths);
+      break;
+    }
+    case Kind::kAllToAll: {
+      use(Collective::kAllToAll, {"pairwise", f.slice_bytes}, 0);
+      const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      b.output = op.place_output(sum(lengths));
+      b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
+      b.output_layout = Layout::of(lengths);
+      break;
+    }
+    case Kind::kBarrier:
+    case Kind::kShutdown:
+    case Kind::kJoin:
+      break;
+  }
+  if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
+    b.dtype = r.dtype;
+    b.op = r.op;
+    b.postscale = final_scale(r.op, r.postscale, f.size);
+    if (r.prescale != 1.0) {
+      const size_t count = r.count * (r.kind == Kind::kReduceScatter ? r.row_elems : 1);
+      phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
+      kernels::scale(phase.prescaled->data(), r.in, count, r.dtype, r.prescale);
+      b.input = phase.prescaled->data();
+    }
+  }
+  return phase;
+}
+
+// Of a ragged collective: how many rows come from whom.
+Task exchange_counts(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  op.counts.resize(static_cast<size_t>(f.size));
+  if (r.kind == Kind::kAllGather) {
+    const auto rows = static_cast<int64_t>(r.count);
+    RecordExchange sizes(f, &rows, sizeof rows);
+    co_await sizes.executor;
+    std::memcpy(op.counts.data(), sizes.all.data(), sizes.all.size());
+    co_return;
+  }
+  const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
+  const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
+  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, "pairwise", 0),
+                 {.input = reinterpret_cast<const std::byte*>(mine.data()),
+                  .output = reinterpret_cast<std::byte*>(op.counts.data()),
+                  .input_layout = one_each,
+                  .output_layout = one_each},
+                 f.slice_bytes);
+  co_await sizes;
+}
+
+}  // namespace
+
+// All ranks answer alike: the call is the same everywhere, but for the sizes of ragged collectives.
+bool wants_constants(const Fabric& f, const Call& call) {
+  if (f.links.use == LinkConstants::Use::kBuiltIn || f.links.learnt) return false;
+  if (call.kind == Kind::kAllReduce) return call.algo.or_else(f.algo).takes_levels();
+  return call.kind == Kind::kReduceScatter || call.kind == Kind::kBroadcast || call.kind == Kind::kAllGather;
+}
+
+Task move_by_schedule(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  // Schedules work in the output.
+  if (r.kind == Kind::kBroadcast && f.rank == r.root && r.in != r.out && r.count > 0) std::memcpy(r.out, r.in, r.count);
+  const bool ragged = r.kind == Kind::kAllGather || r.kind == Kind::kAllToAll;
+  if (ragged && op.counts.empty()) {  // else they came with the handshake
+    Nested counts(exchange_counts(f, op));
+    co_await counts;
+  }
+  if (wants_constants(f, r.call())) {
+    Nested learnt(learn_constants(f));
+    co_await learnt;
+  }
+  op.phases.enter(Phase::kPack);
+  DataPhase phase = data_phase(f, op);
+  op.phases.enter(Phase::kMove);
+  op.phases.name_algorithm(phase.algorithm);
+  // Over shared memory a slice is there at once; on a network several must be under way.
+  const size_t lanes = f.board != nullptr ? 1 : Executor::most_lanes(*phase.schedule);
+  Executor executor(*f.transport, phase.schedule, phase.binding, phase.slice_bytes, lanes);
+  co_await executor;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,16 @@
+// A collective as messages, in the order that a schedule of plan/ gives.
+#pragma once
+
+#include "engine/collective/fabric.h"
+#include "engine/core/operation.h"
+#include "engine/core/task.h"
+
+namespace dcoll {
+
+// Whether the constants of the cost model are wanted for this call, which is the first then.
+bool wants_constants(const Fabric& fabric, const Call& call);
+
+// What follows the handshake. `operation.counts` are exchanged unless they are there.
+Task move_by_schedule(Fabric& fabric, Operation& operation);
+
+}  // namespace dcoll

@@ -1,0 +1,45 @@
+#include "engine/collective/choose_path.h"
+
+#include "plan/agreement.h"
+
+namespace dcoll {
+
+std::string_view path_text(Path path) {
+  switch (path) {
+    case Path::kMeeting:
+      return "the handshake alone";
+    case Path::kNodeDirect:
+      return "a direct all-reduce in the memory that all ranks share";
+    case Path::kPull:
+      return "every rank reads what is for it in the memory that all ranks share";
+    case Path::kRide:
+      return "with the handshake, whose messages have room for the operands";
+    case Path::kTwoLevels:
+      return "two levels: shared memory inside each node, a schedule of messages between nodes";
+    case Path::kAdasum:
+      return "Adasum's tree of pairs";
+    case Path::kSchedule:
+      return "a schedule of messages";
+  }
+  return "?";
+}
+
+Path choose_path(const Fabric& f, const Call& call) {
+  if (call.kind >= Kind::kBarrier) return Path::kMeeting;
+  // The others have no algorithm of their own to choose: the configured one says whether they may read peers' memory.
+  if (call.kind != Kind::kAllReduce) {
+    return f.board != nullptr && f.algo.takes_direct() ? Path::kPull : Path::kSchedule;
+  }
+  if (call.op == ReduceOp::kAdasum) return Path::kAdasum;
+  const Algo algo = call.algo.or_else(f.algo);
+  if (f.all_reduce != nullptr && algo.takes_direct()) return Path::kNodeDirect;
+  if (f.hierarchy != nullptr && algo.takes_levels()) return Path::kTwoLevels;
+  const bool dissemination = f.size > 1 && f.board == nullptr && f.hierarchy == nullptr;
+  if (dissemination && algo.is_one_to_all() &&
+      plan::rides_on_agreement(call.bytes(), static_cast<uint32_t>(f.size), f.slice_bytes)) {
+    return Path::kRide;
+  }
+  return Path::kSchedule;
+}
+
+}  // namespace dcoll

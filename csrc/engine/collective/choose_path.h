@@ -1,0 +1,28 @@
+// How a collective goes, decided in one place.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "engine/collective/fabric.h"
+#include "engine/core/call.h"
+
+namespace dcoll {
+
+enum class Path : uint8_t {
+  kMeeting,     // a barrier, a shutdown or a join: the handshake is all of it
+  kNodeDirect,  // an all-reduce over memory that all ranks share (node/node_all_reduce.h)
+  kPull,        // any other collective over such memory (node/pull.h)
+  kRide,        // a small all-reduce between nodes that rides on the handshake (rider.h)
+  kTwoLevels,   // an all-reduce inside the nodes and between them (levels/hierarchical_all_reduce.h)
+  kAdasum,      // adasum.h
+  kSchedule,    // messages, as a schedule of plan/ says (by_schedule.h)
+};
+
+// For people: "over shared memory", "a schedule of messages".
+std::string_view path_text(Path path);
+
+// The same on every rank for calls with equal fingerprints.
+Path choose_path(const Fabric& fabric, const Call& call);
+
+}  // namespace dcoll

@@ -1,0 +1,49 @@
+#include "engine/collective/fabric.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "plan/select.h"
+
+namespace dcoll {
+
+using plan::Collective;
+
+std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, const std::string& algorithm, int root) {
+  for (const Cached& entry : cache_) {
+    if (entry.collective == collective && entry.algorithm == algorithm && entry.root == root) return entry.schedule;
+  }
+  const plan::Algorithm* found = plan::find_algorithm(collective, algorithm);
+  if (found == nullptr) {
+    throw ArgumentError("No algorithm '" + algorithm + "' for this collective; allowed are " +
+                        plan::algorithm_names(collective) + ".");
+  }
+  auto built = std::make_shared<const plan::Schedule>(
+      found->build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
+  cache_.push_back({collective, algorithm, root, built});
+  return built;
+}
+
+// Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
+const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
+  const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
+  Fastest& known = fastest_[static_cast<size_t>(collective)][std::countr_zero(rounded)];
+  if (known.algorithm.empty()) {
+    const plan::Choice choice = plan::select(collective, rounded, topology, slice_bytes);
+    known = {std::string(choice.algorithm->name), static_cast<size_t>(choice.slice_bytes)};
+  }
+  return known;
+}
+
+// All ranks share memory: every rank learns where the others' slots are, as the first post on the board.
+void Fabric::connect_slots() {
+  board = std::make_unique<Board>(*window);
+  slots = std::make_unique<Slots>(window, *board, topology.shared_cores);
+  all_reduce = std::make_unique<NodeAllReduce>(*board, *slots);
+  pull_slots = std::make_unique<PullSlots>(window, *board, topology.shared_cores);
+  pull_now = std::make_unique<PullNow>(*board, *pull_slots);
+  slots_posted = board->post({.offset_in = pull_slots->own_offset(), .value = slots->own_offset()});
+}
+
+}  // namespace dcoll

@@ -1,0 +1,72 @@
+// What the collectives of a communicator work with.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "engine/board/agreement.h"
+#include "engine/collective/line_up.h"
+#include "engine/core/algo.h"
+#include "engine/levels/hierarchy.h"
+#include "engine/links/link_constants.h"
+#include "engine/node/node_all_reduce.h"
+#include "engine/node/pull_inline.h"
+#include "engine/node/slots.h"
+#include "plan/algorithms.h"
+#include "plan/schedule.h"
+#include "plan/topology.h"
+#include "transport/transport.h"
+
+namespace dcoll {
+
+// Board, slots and the direct all-reduce exist where all ranks
+// share mapped memory; the hierarchy where some do, on several nodes.
+struct Fabric {
+  Transport* transport = nullptr;
+  std::shared_ptr<Window> window;
+  std::unique_ptr<Board> board;
+  std::unique_ptr<Slots> slots;
+  std::unique_ptr<NodeAllReduce> all_reduce;
+  std::unique_ptr<PullSlots> pull_slots;
+  std::unique_ptr<PullNow> pull_now;  // of synchronous calls
+  std::unique_ptr<Hierarchy> hierarchy;
+  uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
+  plan::Topology topology;
+  LinkConstants links;  // where the topology's constants are from, or are to come from
+  int rank = 0;
+  int job_rank = 0;  // what messages call this rank
+  int size = 1;
+  size_t slice_bytes = 64 << 10;
+  Algo algo = "auto";  // configured
+  const Log* log = nullptr;
+  OutOfStep out_of_step;
+
+  // Where all ranks share memory: board, slots and the direct forms.
+  void connect_slots();
+
+  // The schedule of this rank, built once per (collective, algorithm, root).
+  std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
+  // What the cost model predicts to be fastest, for a buffer of so many bytes (the larger of input and output).
+  struct Fastest {
+    std::string algorithm;  // empty: not asked yet
+    size_t slice_bytes = 0;
+  };
+  const Fastest& fastest(plan::Collective collective, size_t bytes);
+  // After the topology's constants have changed.
+  void forget_choices() { fastest_ = {}; }
+
+ private:
+  struct Cached {
+    plan::Collective collective;
+    std::string algorithm;
+    int root;
+    std::shared_ptr<const plan::Schedule> schedule;
+  };
+  std::vector<Cached> cache_;
+  std::array<std::array<Fastest, 64>, 5> fastest_;  // per collective and power of two
+};
+
+}  // namespace dcoll

@@ -1,0 +1,92 @@
+#include "engine/collective/learn_constants.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/levels/hierarchical_agreement.h"
+#include "engine/links/calibration.h"
+
+namespace dcoll {
+namespace {
+
+// As the ranks of a job make them, one behind the other.
+Task measure_handshake(Fabric& f, double& us) {
+  constexpr int kFirst = 4, kTimes = 16;
+  constexpr uint64_t kFingerprint = 0x68616e647368616b;  // every rank's, so they agree
+  std::vector<double> times;
+  for (int again = 0; again < kFirst + kTimes; ++again) {
+    const auto begin = Clock::now();
+    if (f.hierarchy != nullptr) {
+      HierarchicalAgreement everybody(*f.hierarchy, kFingerprint, nullptr);
+      co_await everybody;
+    } else {
+      Dissemination everybody(*f.transport, kFingerprint);
+      co_await everybody;
+    }
+    if (again >= kFirst) times.push_back(1e6 * seconds_between(begin, Clock::now()));
+  }
+  std::ranges::nth_element(times, times.begin() + kTimes / 2);
+  us = times[kTimes / 2];
+}
+
+}  // namespace
+
+Task learn_constants(Fabric& f) {
+  LinkConstants& links = f.links;
+  const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
+                             f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
+  // Rank 0 alone looks: what others have may be of another time.
+  enum Where : uint64_t { kNowhere, kOfTheJob, kInTheCache };
+  struct Known {
+    uint64_t found = kNowhere;
+    plan::Constants constants;
+  } known;
+  std::string complaint;
+  if (f.rank == 0) {
+    if (const auto mine = links.known->get()) {
+      known = {kOfTheJob, *mine};
+    } else if (const auto measured = links.of_the_job->get()) {
+      known = {kOfTheJob, *measured};
+    }
+  }
+  if (f.rank == 0 && known.found == kNowhere && links.use == LinkConstants::Use::kCacheOrMeasure) {
+    if (const auto cached = links.cache.load(complaint)) known = {kInTheCache, *cached};
+    if (!complaint.empty()) links.log(LogLevel::kWarning, complaint);
+  }
+  std::vector<std::byte> record(sizeof known);
+  std::memcpy(record.data(), &known, sizeof known);
+  Nested told(tell_everybody(site, record));
+  co_await told;
+  std::memcpy(static_cast<void*>(&known), record.data(), sizeof known);
+  if (known.found == kOfTheJob) {
+    links.source = "the job's";
+  } else if (known.found == kInTheCache) {
+    links.source = links.cache.path();
+  } else if (!links.may_measure) {
+    co_return;
+  } else {
+    const auto begin = Clock::now();
+    known.constants = f.topology;
+    Nested agreed(measure_handshake(f, known.constants.handshake_us));
+    co_await agreed;
+    Nested measured(measure_constants(site, known.constants));
+    co_await measured;
+    links.source = "measured in ";
+    links.source += std::to_string(static_cast<int>(1e3 * seconds_between(begin, Clock::now()))) + " ms";
+    complaint.clear();
+    if (f.rank == 0 && !links.cache.store(known.constants, complaint) && !complaint.empty()) {
+      links.log(LogLevel::kInfo, complaint);
+    }
+  }
+  known.constants.shared_cores = f.topology.shared_cores;  // nothing to measure, and bindings may have changed
+  static_cast<plan::Constants&>(f.topology) = known.constants;
+  links.known->set(known.constants);
+  f.forget_choices();
+  if (f.hierarchy != nullptr) f.hierarchy->use(known.constants);
+  links.learnt = true;
+  if (f.rank == 0) links.log(LogLevel::kInfo, "link constants: " + links.source);
+}
+
+}  // namespace dcoll

@@ -1,0 +1,198 @@
+#include "engine/collective/run_collective.h"
+
+#include "engine/collective/adasum.h"
+#include "engine/collective/by_schedule.h"
+#include "engine/collective/choose_path.h"
+#include "engine/collective/join.h"
+#include "engine/collective/learn_constants.h"
+#include "engine/collective/mismatch.h"
+#include "engine/collective/rider.h"
+#include "engine/levels/hierarchical_agreement.h"
+#include "engine/levels/hierarchical_all_reduce.h"
+
+namespace dcoll {
+namespace {
+
+ReduceJob job_of(const Call& call, int size) {
+  return {static_cast<const std::byte*>(call.in),
+          static_cast<std::byte*>(call.out),
+          call.count,
+          call.dtype,
+          call.op,
+          call.prescale,
+          final_scale(call.op, call.postscale, size),
+          false,
+          call.tensors,
+          call.into_tensors};
+}
+
+// Shows the others the all-reduce, with the operand where it is small or staged.
+void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phases& phases) {
+  job.timed = phases.on;
+  phases.enter(Phase::kPack);
+  all_reduce.enter(job, fingerprint);
+  phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
+}
+
+// Once: where everybody's slots are, and whether all ranks can read each other's memory.
+Task learn_slots(Fabric& f) {
+  BoardWait everybody(*f.board, f.slots_posted);
+  co_await everybody;
+  f.slots->learn(f.slots_posted);
+  f.pull_slots->learn(f.slots_posted);
+  const uint64_t tried = f.board->post({.value = f.pull_slots->can_read_peers() ? 1u : 0u});
+  BoardWait everybody_tried(*f.board, tried);
+  co_await everybody_tried;
+  f.pull_slots->agree_on_reading(tried);
+  if (f.log != nullptr && f.size > 1) {
+    (*f.log)(LogLevel::kInfo, f.pull_slots->reads_peers()
+                                  ? "large tensors of peers are read by the kernel (process_vm_readv), in one copy"
+                                  : "all tensors of peers but mapped ones are read through slots, in two copies: the "
+                                    "kernel does not let every rank read every other's memory (python -m dcoll doctor "
+                                    "says why)");
+  }
+  f.slots_posted = 0;
+}
+
+// On two levels, where constants have been learnt after the handshake: it told where the operands are, and is made
+// anew.
+Task move_on_two_levels(Fabric& f, Operation& op, ReduceJob job, uint64_t ticket) {
+  if (wants_constants(f, op.request.call())) {
+    Nested learnt(learn_constants(f));
+    co_await learnt;
+    HierarchicalAgreement everybody(*f.hierarchy, op.request.fingerprint(), &job);
+    co_await everybody;
+    ticket = everybody.ticket();
+  }
+  op.phases.enter(Phase::kMove);
+  op.phases.name_algorithm("hierarchical");
+  HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
+  co_await levels;
+}
+
+}  // namespace
+
+void note_agreement(const NodeAllReduce& all_reduce, Phases& phases) {
+  if (!phases.on) return;
+  phases.enter_at(Phase::kMove, all_reduce.agreed_ns());
+  phases.name_algorithm(all_reduce.form());
+}
+
+Task run_collective(Fabric& f, Operation& op, Entry entry) {
+  const Request& r = op.request;
+  const Call call = r.call();
+  const Path path = choose_path(f, call);
+  const bool reduces_here = path == Path::kNodeDirect || path == Path::kTwoLevels;
+  const ReduceJob job = reduces_here ? job_of(call, f.size) : ReduceJob{};
+  if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
+  if (f.slots_posted != 0) {
+    Nested learnt(learn_slots(f));
+    co_await learnt;
+  }
+  if (entry.taken) {
+    BoardWait everybody(*f.board, entry.ticket);
+    co_await everybody;
+    co_return;
+  }
+
+  // Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
+  uint64_t ticket = entry.ticket;
+  bool equal = true;
+  if (path == Path::kNodeDirect) {
+    if (!entry.all_reduce) enter(*f.all_reduce, job, r.fingerprint(), op.phases);
+    co_await *f.all_reduce;
+    note_agreement(*f.all_reduce, op.phases);
+    equal = f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone;
+  } else if (f.size > 1 && f.board != nullptr) {
+    if (ticket == 0) {
+      ticket = path == Path::kPull ? Pull::enter(*f.board, *f.pull_slots, call)
+                                   : f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
+    }
+    BoardWait everybody(*f.board, ticket);
+    co_await everybody;
+    equal = f.board->fingerprints_equal(ticket);
+  } else if (f.hierarchy != nullptr) {
+    HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), path == Path::kTwoLevels ? &job : nullptr);
+    co_await everybody;
+    if (everybody.reduced()) {  // it rode along with the agreement
+      op.phases.name_algorithm("hierarchical");
+      op.phases.enter(Phase::kMove);
+      co_return;
+    }
+    equal = everybody.equal();
+    ticket = everybody.ticket();
+  } else if (f.size > 1) {
+    const Rider rider(call, path, f.size, f.slice_bytes);
+    Dissemination everybody(*f.transport, r.fingerprint(), rider.operand());
+    co_await everybody;
+    equal = everybody.equal();
+    if (equal) rider.arrive(everybody, op);
+  }
+  if (!equal) {
+    Mismatch calls(f, op);
+    co_await calls.exchange();
+    Nested rest(calls.resolve(f, op));
+    co_await rest;
+    co_return;
+  }
+
+  switch (path) {
+    case Path::kNodeDirect:
+    case Path::kRide:
+      break;  // that was all
+    case Path::kMeeting:
+      if (r.kind == Kind::kShutdown && f.hierarchy != nullptr) {
+        NodeBarrier everybody(*f.hierarchy, r.fingerprint());
+        co_await everybody;
+      }
+      if (r.kind == Kind::kJoin) op.counts = {f.size};  // all have joined
+      break;
+    case Path::kPull: {
+      op.phases.enter(Phase::kMove);
+      Pull pull(*f.board, *f.pull_slots, op, ticket);
+      op.phases.name_algorithm(pull.form());
+      co_await pull;
+      break;
+    }
+    case Path::kTwoLevels: {
+      Nested levels(move_on_two_levels(f, op, job, ticket));
+      co_await levels;
+      break;
+    }
+    case Path::kAdasum: {
+      op.phases.enter(Phase::kMove);
+      op.phases.name_algorithm("adasum");
+      Adasum adasum(f, r);
+      co_await adasum;
+      break;
+    }
+    case Path::kSchedule: {
+      Nested messages(move_by_schedule(f, op));
+      co_await messages;
+      break;
+    }
+  }
+}
+
+Task start_collective(Fabric& fabric, Operation& operation) {
+  const Request& r = operation.request;
+  return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
+                                                       : run_collective(fabric, operation);
+}
+
+bool enters_inline(const Fabric& fabric, const Call& call) {
+  if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
+  const Path path = choose_path(fabric, call);
+  return path == Path::kNodeDirect || path == Path::kPull || call.kind == Kind::kBarrier;
+}
+
+TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {
+  if (choose_path(fabric, call) != Path::kNodeDirect) return {};
+  return fabric.all_reduce->own_slice(call);
+}
+
+void enter_all_reduce(Fabric& fabric, const Call& call, Phases& phases) {
+  enter(*fabric.all_reduce, job_of(call, fabric.size), call.fingerprint(), phases);
+}
+
+}  // namespace dcoll

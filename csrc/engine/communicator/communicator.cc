@@ -1,0 +1,417 @@
+#include "engine/communicator/communicator.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "base/ranks_text.h"
+#include "engine/communicator/cores.h"
+#include "engine/watch/failure.h"
+#include "engine/watch/stall.h"
+
+namespace dcoll {
+namespace {
+
+constexpr auto kLongestSleep = std::chrono::milliseconds(20);
+constexpr double kPeerCheckSeconds = 0.1;
+constexpr double kWatchSeconds = 0.02;  // between two looks at deadlines and peers, while a wait does not sleep yet
+// Where the numbers of operations by name begin in the timeline: a sequence beside that of the ordered ones.
+constexpr uint64_t kFirstNamed = uint64_t{1} << 40;
+// How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
+constexpr double kMostGraceSeconds = 5;
+
+// How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
+// outnumber cores, a yield hands the core to a rank that is awake and costs one context switch, while sleeping costs
+// two, a system call of the waker and, on a core gone idle, an interrupt (measured on 2 cores: a barrier of 4 takes 4
+// us by yielding, 25 to 40 us by sleeping). But yielding keeps a core looking busy, so a rank that computes longer than
+// this gets all of the core.
+constexpr double kSpinUs = 2000;
+constexpr double kYieldUs = 1000;
+// Where a sleep ends with the message and looking takes the core from the kernel that brings it
+// (Transport::sleeps_well).
+constexpr double kSocketSpinUs = 50;
+
+// A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
+// it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
+constexpr double kNudgeSeconds = 30e-6;
+
+// A rank that waits in vain says so this long before it gives up, in seconds.
+double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
+
+}  // namespace
+
+Communicator::Communicator(Members members, const Settings& settings)
+    : members_(std::move(members)),
+      settings_(settings),
+      log_{log_level_from(settings.log_level), members_.job_rank(members_.rank), settings.log_hide_time},
+      spin_s_((settings.spin_us >= 0 ? settings.spin_us
+               : members_.own_core   ? kSpinUs
+                                     : kYieldUs) *
+              1e-6),
+      timeline_(members_.timeline != nullptr ? members_.timeline
+                                             : std::make_shared<Timeline>(members_.rank, node(), 0, log_)),
+      number_(timeline_->add_communicator()),
+      failure_flag_(members_.transport->failure_flag()),
+      out_of_memory_(encode_failure(std::make_exception_ptr(std::bad_alloc()), members_.job_rank(members_.rank))) {
+  members_.timeline = timeline_;
+  fabric_.transport = members_.transport.get();
+  fabric_.window = members_.window;
+  fabric_.rank = members_.rank;
+  fabric_.job_rank = members_.job_rank(members_.rank);
+  fabric_.size = members_.size;
+  fabric_.algo = settings.algo;
+  fabric_.links = std::move(members_.links);
+  fabric_.log = &log_;
+  fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());
+  fabric_.topology.num_ranks = static_cast<uint32_t>(members_.size);
+  fabric_.topology.node_of_rank.assign(members_.node_of_rank.begin(), members_.node_of_rank.end());
+  fabric_.topology.shared_cores = members_.shared_cores;
+  if (members_.window != nullptr && members_.window->local_size() == members_.size && members_.size > 1)
+    fabric_.connect_slots();
+  if (!members_.memory_of_rank.empty()) connect_levels();
+  listen_for_stalls();
+}
+
+// Some ranks share memory, on several nodes.
+void Communicator::connect_levels() {
+  NodeMap map = NodeMap::of(members_.memory_of_rank, members_.rank);
+  if (!map.has_two_levels()) return;
+  constexpr int64_t kLittleMb = 128;
+  const bool little_memory = settings_.arena_mb > 0 && settings_.arena_mb < kLittleMb;
+  fabric_.hierarchy = std::make_unique<Hierarchy>(*members_.transport, members_.window, std::move(map),
+                                                  fabric_.topology, fabric_.slice_bytes, little_memory);
+  // On shared cores a rank that waits sleeps at once, not for long (router.cc). It is woken on a core that is free;
+  // ranks that yield make a core look as busy as one full of ranks that work, and those are not moved to it.
+  if (settings_.spin_us < 0 && !members_.own_core) spin_s_ = 0;
+}
+
+void Communicator::check_open() const {
+  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(failure_);
+  if (closing_) {
+    throw Error(
+        "This communicator was closed, by dcoll.shutdown() or, where it is a process set's, by remove_process_set(); "
+        "no collective can be started on it.");
+  }
+}
+
+void Communicator::accept(Request& request) const {
+  request.validate(members_.size);
+  request.root_in_job = members_.job_rank(request.root);
+}
+
+std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
+  check_process();
+  accept(request);
+  auto operation = std::make_shared<Operation>(std::move(request));
+  operation->keep = std::move(keep);
+  bool had_work = false;
+  operation->phases.on = timeline_->on();
+  operation->phases.enter(Phase::kQueue);
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    check_open();
+    had_work = pending_.load();
+    inbox_.push_back(operation);
+    pending_.store(true);
+  }
+  if (start == Start::kInBackground || (start == Start::kSoon && !operation->request.call().is_small())) {
+    hand_over(Wake::kNow);
+  } else if (start == Start::kSoon && !had_work) {
+    begin_here();
+  }  // what comes behind other operations begins when they end: somebody sees to them already
+  return operation;
+}
+
+void Communicator::refuse(const std::string& why) {
+  submit({.kind = Kind::kBarrier, .refusal = why.empty() ? "no reason was given" : why});
+}
+
+void Communicator::note_refused(const std::string& why) {
+  if (fork_.in_child()) return;
+  const std::lock_guard lock(drive_mutex_);
+  take_inbox();
+  const auto waiting = std::ranges::count(queue_, false, [](const auto& operation) { return operation->started; });
+  fabric_.out_of_step.refuse(started_ + static_cast<uint64_t>(waiting) + 1, why);
+}
+
+void Communicator::wait(Operation& operation, double timeout_s) {
+  if (!wait_for(operation, timeout_s)) {
+    throw TimeoutError(operation.request.describe() + " is not finished after " + std::to_string(timeout_s) +
+                       " s. It goes on: wait again, or raise the timeout.");
+  }
+  if (operation.error) std::rethrow_exception(operation.error);
+}
+
+bool Communicator::wait_for(Operation& operation, double timeout_s) {
+  if (!operation.done.load(std::memory_order_acquire)) {
+    check_process();
+    struct Waiter {  // tells the background thread to stand back, and gives it its work back
+      // It is not woken for that: should it be asleep in the middle of an operation, it sees it when that moves.
+      explicit Waiter(Communicator& c) : comm(c) {
+        comm.waiters_.fetch_add(1);
+        comm.stand_back();
+      }
+      ~Waiter() {
+        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.begin_here();
+      }
+      Communicator& comm;
+    } waiter(*this);
+    const auto deadline =
+        timeout_s < 0
+            ? Clock::time_point::max()
+            : Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    drive(operation.done, Spin::kAllowed, deadline);
+  }
+  return operation.done.load(std::memory_order_acquire);
+}
+
+// Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
+void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
+  double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
+  if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
+  Clock::time_point idle_since = Clock::now();
+  double next_nudge_s = 0, next_watch_s = 0;
+  bool idle = false;
+  while (!done.load(std::memory_order_acquire)) {
+    // In the background there is only something to do while nobody else drives.
+    if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load() || !background_turn_.load())) return;
+    const auto now = idle ? Clock::now() : idle_since;
+    if (idle && now >= deadline) return;
+    const double idle_s = idle ? seconds_between(idle_since, now) : 0;
+    const bool sleepy = idle && idle_s >= spin_s;
+    const bool watches = sleepy || idle_s >= next_watch_s;  // however long it looks before it sleeps
+    if (idle && (sleepy || idle_s >= next_nudge_s)) {
+      members_.transport->nudge();
+      next_nudge_s = 2 * idle_s;
+    }
+    // The ticket is drawn before the last look, so whatever happens after that look ends the sleep at once.
+    const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
+    bool moved = false;
+    {
+      const std::lock_guard lock(drive_mutex_);
+      step(moved);
+      if (idle && watches && !moved) {
+        watch(now);
+        next_watch_s = idle_s + kWatchSeconds;
+      }
+    }
+    if (moved || done.load(std::memory_order_acquire)) {
+      idle = false;
+      continue;
+    }
+    if (!idle) {
+      idle = true;
+      idle_since = Clock::now();
+      next_nudge_s = kNudgeSeconds;
+      next_watch_s = kWatchSeconds;
+    }
+    if (!sleepy) {
+      pause_between_looks();
+      continue;
+    }
+    const auto limit = std::min<Clock::duration>(kLongestSleep, deadline - now);
+    members_.transport->wait(
+        ticket, std::chrono::duration_cast<std::chrono::microseconds>(limit) + std::chrono::microseconds(1));
+  }
+}
+
+// One look at everything. Drive lock held. Throws nothing: failures end in the operations.
+void Communicator::step(bool& moved) noexcept {
+  const bool listens = members_.size > 1 && !failed_.load(std::memory_order_relaxed);
+  try {
+    take_inbox();
+    if (listens) members_.transport->progress();
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
+  bool advanced = false;
+  while (!queue_.empty() && advance_front(queue_, fabric_, advanced)) {
+  }
+  if (names_ != nullptr) advance_names(advanced);
+  moved |= advanced;
+  // A peer's failure counts once nothing moves any more: what that peer did before it failed is still completed.
+  if (!listens || advanced) return;
+  try {
+    const std::string notice = members_.transport->poll_failure();
+    if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
+}
+
+void Communicator::take_inbox() {
+  if (!pending_.load(std::memory_order_acquire)) return;
+  if (failed_.load()) return end_inbox();
+  const std::lock_guard lock(inbox_mutex_);
+  for (; !inbox_.empty(); inbox_.pop_front()) {  // without memory, what was not taken is still there
+    const std::shared_ptr<Operation>& operation = inbox_.front();
+    if (operation->by_name) {
+      names_->submit(operation);
+    } else {
+      queue_.push_back(operation);
+    }
+  }
+  pending_.store(!queue_.empty() || !names_idle());
+}
+
+// Advances the running operation. True when it ended and the next one may start.
+bool Communicator::advance_front(Queue& queue, Fabric& fabric, bool& moved) {
+  const std::shared_ptr<Operation> operation = queue.front();
+  if (failed_.load(std::memory_order_acquire)) {
+    finish(operation, failure_);
+    return true;
+  }
+  try {
+    if (!operation->started) {
+      if (given_up()) {
+        fail_with(decode_failure(members_.transport->poll_failure()), /*tell_peers=*/false);
+        return moved = true;
+      }
+      if (&queue == &named_queue_) {
+        operation->phases.number = kFirstNamed + named_started_++;
+        if (operation->request.kind == Kind::kJoin) count_named_round();
+      } else {
+        operation->phases.number = ++started_;
+      }
+      operation->task = start_collective(fabric, *operation);
+      operation->started = true;
+      operation->last_moved = Clock::now();
+    }
+    bool advanced = false;
+    const bool ended = operation->task.advance(advanced);
+    if (advanced) {
+      moved = true;
+      operation->last_moved = Clock::now();
+    }
+    if (!ended) return false;
+    if (operation->request.kind == Kind::kJoin && &queue == &queue_) {
+      names_->join_ended();
+      started_ += operation->rounds;  // what the others did meanwhile
+    }
+    finish(operation, nullptr);
+  } catch (const MismatchError&) {
+    if (!operation->counts_in_order) --started_;
+    finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+  }
+  moved = true;
+  return true;
+}
+
+void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept {
+  if (failed_.load() && operation->started) {
+    operation->next_abandoned = std::exchange(abandoned_, operation);
+    operation->in_use = !let_go_;
+  }
+  for (Queue* queue : {&queue_, &named_queue_}) {
+    if (!queue->empty() && queue->front() == operation) queue->pop_front();
+  }
+  operation->error = error;
+  if (error == nullptr) last_.note(operation->request);
+  if (operation->phases.on) [[unlikely]]
+    timeline_->record(number_, *operation);
+  if (operation->by_name) forget_name(*operation);
+  operation->done.store(true, std::memory_order_release);
+  if (queue_.empty()) update_pending();
+  if (waiters_.load() > 1) members_.transport->wake();
+}
+
+// The watchdog, called when a look brought nothing and the driver is about to sleep. Drive lock held.
+void Communicator::watch(Clock::time_point now) {
+  if ((queue_.empty() && names_idle()) || failed_.load() || members_.size == 1) return;
+  try {
+    if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
+      last_peer_check_ = now;
+      check_peers();
+    }
+    if (!queue_.empty()) watch_operation(*queue_.front(), now);
+    if (!named_queue_.empty()) watch_operation(*named_queue_.front(), now);
+    if (names_ != nullptr) watch_names(now);
+  } catch (...) {
+    // A peer that left may have done its part first: one more look decides.
+    const std::exception_ptr error = std::current_exception();
+    bool moved = false;
+    step(moved);
+    if (!moved) fail_with(error, /*tell_peers=*/true);
+  }
+}
+
+void Communicator::check_peers() {
+  members_.transport->check_peers();
+  if (members_.processes == nullptr) return;
+  members_.processes->check(job_ranks());
+}
+
+void Communicator::watch_operation(Operation& running, Clock::time_point now) {
+  if (!running.started) return;
+  // Ranks that trickle in are movement, though a barrier of many is looked at as a whole (arrival_tree.h).
+  std::vector<int> missing = running.task.waiting_for();
+  if (missing.size() < running.missing) running.last_moved = now;
+  running.missing = missing.size();
+  const double idle = seconds_between(running.last_moved, now);
+  watch_stall(running, idle, missing);
+  if (idle > settings_.timeout_s - grace(settings_.timeout_s) && stall_told_ < running.last_moved) {
+    stall_told_ = now;
+    members_.transport->post_stall(missing);
+  }
+  if (idle > settings_.timeout_s + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
+}
+
+// Beyond the limit, so that those speak first that see who is missing.
+double Communicator::patience(const Operation& operation) const {
+  return operation.started && operation.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4)
+                                                                : 0;
+}
+
+std::string Communicator::wait_text(const Operation& operation, double seconds,
+                                    const std::vector<int>& waited_for) const {
+  const double recent = 2 * grace(settings_.timeout_s) + patience(operation);
+  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
+  std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
+  // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
+  const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
+  for (int& rank : missing) rank = members_.job_rank(rank);
+  return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
+         " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
+         std::to_string(members_.size) + (for_names ? ", which keeps the list of names." : ".");
+}
+
+std::string Communicator::timeout_text(const Operation& operation, double seconds,
+                                       const std::vector<int>& waited_for) const {
+  return wait_text(operation, seconds, waited_for) +
+         " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
+         std::to_string(settings_.timeout_s) + ").";
+}
+
+plan::Topology Communicator::topology() {
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.topology;
+}
+
+std::string Communicator::constants_source() {
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.links.source;
+}
+
+std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
+  check_process();
+  if (members_.window != nullptr && members_.window->local_size() > 1) return Memory::mapped(members_.window, bytes);
+  return Memory::plain(bytes);
+}
+
+int Communicator::local_rank() const {
+  const auto begin = members_.node_of_rank.begin();
+  return static_cast<int>(std::count(begin, begin + members_.rank, node()));
+}
+
+int Communicator::local_size() const {
+  return static_cast<int>(std::count(members_.node_of_rank.begin(), members_.node_of_rank.end(), node()));
+}
+
+int Communicator::num_nodes() const {
+  return 1 + *std::max_element(members_.node_of_rank.begin(), members_.node_of_rank.end());
+}
+
+}  // namespace dcoll

@@ -1,0 +1,276 @@
+// An ordered set of ranks and the collectives between them. Many can exist at once; nothing here is global.
+//
+// Threads: any thread may submit and wait. Operations run one after the other in the order submitted, which must be the
+// same on every rank; those submitted by name have a sequence of their own (named_lane.h). Whoever waits drives: a
+// thread inside wait() polls the operations itself (spinning while its core is its own, yielding it between looks while
+// other ranks need it), and the background thread stands back; while nobody waits, the background thread drives and
+// sleeps on a futex whenever there is nothing to do, so that it takes no time from the thread that computes.
+//
+// Failure: the first failure is kept for good. It is sent to every peer (so all ranks fail with the same cause), every
+// pending operation ends with it, and every later call throws it at once.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/settings.h"
+#include "engine/collective/run_collective.h"
+#include "engine/communicator/named_lane.h"
+#include "engine/core/call.h"
+#include "engine/core/operation.h"
+#include "engine/core/scratch.h"
+#include "engine/watch/diagnosis.h"
+#include "engine/watch/last_operation.h"
+#include "engine/watch/stall_report.h"
+#include "engine/watch/timeline.h"
+#include "transport/os/processes.h"
+#include "transport/transport.h"
+#include "transport/window.h"
+
+namespace dcoll {
+
+// Who is in a communicator and how they are reached.
+struct Members {
+  int rank = 0;
+  int size = 1;
+  std::vector<int> node_of_rank{0};
+  std::vector<std::string> transport_of_rank{"self"};
+  std::unique_ptr<Transport> transport;
+  std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
+  LinkConstants links{};           // how the constants of the cost model are found
+  // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
+  // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
+  std::vector<int> memory_of_rank{};
+  std::vector<int> job_ranks{};                  // what messages call the ranks; empty: by their numbers here
+  std::shared_ptr<const Processes> processes{};  // of the job, where the transport does not see that one ends
+  int job_rank(int of) const { return job_ranks.empty() ? of : job_ranks[of]; }
+  std::shared_ptr<Timeline> timeline{};    // of the process; null: a new one
+  std::shared_ptr<Diagnosis> diagnosis{};  // of the process; null: this communicator makes it
+  bool may_listen = true;     // whether a thread of its own may call the transport at any time, under the lock
+  bool own_core = true;       // no other rank needs the core this one runs on, so it may spin while it waits
+  bool shared_cores = false;  // that is not so of every rank of the job
+};
+
+class Communicator final : public Watched, public Notes {
+ public:
+  // A forked child never destroys its copy: threads, sockets and memory in it are the parent's.
+  static std::shared_ptr<Communicator> make(Members members, const Settings& settings);
+  ~Communicator() override;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // kByWaiter: the caller is about to wait, so the background thread need not be told. It takes over all the same if
+  // the wait ends early. kSoon: the caller may be about to wait. It enters a small operation on its own thread, and the
+  // background thread is woken when a peer waits for more.
+  enum class Start { kInBackground, kSoon, kByWaiter };
+  // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
+  // ArgumentError, or the failure of this communicator.
+  std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
+                                    std::shared_ptr<Memory> keep = nullptr);
+  // The same for an operation that meets those of equal kind and name on the other ranks, whatever the order in which
+  // each of them submits. ArgumentError while one of that kind and name is under way here.
+  std::shared_ptr<Operation> submit_by_name(Request request);
+  // This rank cannot make its next ordered call. Takes that call's turn and returns at once: what the other ranks
+  // call then fails there with a MismatchError that says why. Nothing happens if all ranks refuse.
+  void refuse(const std::string& why);
+  // A call that would have been ordered was refused here, before the others heard of it. Says so should they turn out
+  // to have made it (line_up.h); otherwise nothing comes of it.
+  void note_refused(const std::string& why);
+  // What was submitted by name here and is not done.
+  std::vector<std::shared_ptr<Operation>> named_in_flight();
+  // From now on this rank takes part in the others' all-reduces with neutral elements, until all ranks have joined:
+  // then the operation is done, and its counts[0] the last one to join. Nothing by name may be in flight here. `note`
+  // is logged when the others go on.
+  std::shared_ptr<Operation> submit_join(const std::string& note);
+  // For a caller that is about to wait: finishes the collective on its thread, if the peers are there and nothing is
+  // queued, and returns null (which allocates nothing) or, from a Request but for all-reduce, the operation, done.
+  // Otherwise as submit(kByWaiter). Null of an all-gather or all-to-all: the result is as large as out_bytes.
+  std::shared_ptr<Operation> run_or_submit(const Call& call);
+  std::shared_ptr<Operation> run_or_submit(Request request);
+  // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
+  // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
+  void wait(Operation& operation, double timeout_s = -1);
+  // The waiting alone: whether it is done.
+  bool wait_for(Operation& operation, double timeout_s);
+
+  // Whether it is done. A caller that asks again and again brings it on.
+  bool poll(Operation& operation);
+
+  // For the thread of the job's Diagnosis.
+  uint64_t id() const override;
+  std::vector<int> job_ranks() const override;
+  std::optional<Stall> find_stall(double stagger, bool& later) override;
+  uint64_t answer(const Question& question, int asker, Answer& answer) override;
+  std::optional<uint64_t> waits_here(std::string& text) override;
+  void report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
+                    const std::vector<int>& silent) override;
+  bool take_notes(std::vector<Note>& notes) override;
+  void post_note(int peer, const std::string& text) override;
+  bool hears_of_notes() const override { return members_.transport->announces_notes(); }
+  uint32_t prepare_listen() override { return members_.transport->prepare_listen(); }
+  void listen(uint32_t ticket, std::chrono::microseconds limit) override { members_.transport->listen(ticket, limit); }
+  void wake_listener() override { members_.transport->wake_listener(); }
+
+  std::shared_ptr<Memory> alloc(size_t bytes);
+  void fail(const std::string& text);
+  std::string failure() const;
+  // Waits for what is queued, meets the other ranks (so that nobody leaves while another still needs it), stops.
+  void close();
+  // None of the job's ranks, but a process that one of them forked: every other call but those below throws Error.
+  bool in_forked_child() const { return fork_.in_child(); }
+
+  int rank() const override { return members_.rank; }
+  int size() const { return members_.size; }
+  int node() const { return members_.node_of_rank[members_.rank]; }
+  int local_rank() const;
+  int local_size() const;
+  int num_nodes() const;
+  const std::vector<int>& nodes() const { return members_.node_of_rank; }
+  const std::vector<std::string>& transports() const { return members_.transport_of_rank; }
+  const Settings& settings() const { return settings_; }
+  Timeline& timeline() const { return *timeline_; }
+  const Log& log() const { return log_; }
+  const Members& members() const { return members_; }
+  // Memory for the inside of a collective: as alloc(), but not zeroed, and used again when it is let go of.
+  std::shared_ptr<Memory> scratch(size_t bytes) {
+    return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
+  }
+  // What of the memory of a packed operand no other rank reads: it may stay in Call::tensors.
+  TwoShot::Slice own_slice(const Call& call) const { return dcoll::own_slice(fabric_, call); }
+  // What the cost model works with now, and where the numbers are from.
+  plan::Topology topology();
+  std::string constants_source();
+  std::shared_ptr<KnownLinks> known_links() const { return fabric_.links.of_the_job; }  // never another one
+
+ private:
+  Communicator(Members members, const Settings& settings);
+  enum class Spin { kAllowed, kNever };
+  using Queue = std::deque<std::shared_ptr<Operation>>;
+
+  void connect_levels();
+  void check_open() const;
+  void check_process() const {
+    if (fork_.in_child()) [[unlikely]]
+      throw_forked();
+  }
+  [[noreturn]] void throw_forked() const;
+  // Validates; and what messages call the root.
+  void accept(Request& request) const;
+  void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
+  void step(bool& moved) noexcept;
+  void take_inbox();
+  bool advance_front(Queue& queue, Fabric& fabric, bool& moved);
+  void exchange_names(bool& moved);
+  void advance_names(bool& moved);
+  bool names_idle() const;
+  void make_names();
+  void count_named_round();
+  void forget_name(const Operation& operation);
+  void update_pending();
+  double patience(const Operation& operation) const;
+  void watch_operation(Operation& running, Clock::time_point now);
+  void watch_names(Clock::time_point now);
+  void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
+  std::shared_ptr<Operation> find(const Question& question) const;
+  std::vector<std::shared_ptr<Operation>> untold_names() const;
+  std::string last_operation() const;
+  bool given_up();
+  bool heard_of_failure() const {
+    return failure_flag_ != nullptr && failure_flag_->load(std::memory_order_relaxed) != 0;
+  }
+  void listen_for_stalls();
+  void stop_listening();
+  void finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept;
+  void end_inbox();
+  void watch(Clock::time_point now);
+  void check_peers();
+  void fail_with(std::exception_ptr error, bool tell_peers) noexcept;
+  void tell_of_failure() noexcept;
+  // Whether the background thread goes on at once, or when a peer waits for it.
+  enum class Wake { kNow, kByPeers };
+  void hand_over(Wake wake);
+  bool make_thread() noexcept;
+  void set_alert(bool on);
+  void begin_here();
+  void stand_back();
+  void stop_background();
+  bool may_run_on_the_spot();
+  int polls_on_the_spot() const;
+  void pause_between_looks() const;
+  template <typename Poll>
+  bool look_briefly(Poll&& poll) const;
+  std::shared_ptr<Operation> reduce_on_the_spot(const Call& call);
+  std::shared_ptr<Operation> pull_on_the_spot(const Call& call);
+  std::shared_ptr<Operation> pull_on_the_spot(std::shared_ptr<Operation> operation);
+  void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
+  void go_on_briefly(const std::shared_ptr<Operation>& operation, const PullNow& pull);
+  template <typename Rest>
+  auto entered(Rest&& rest);
+  void bind_background_thread() const;
+  void say_farewell();
+  void finish_names();
+  void abandon_names();
+  void background();
+  std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
+  std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
+
+  const ForkGuard fork_;
+  Members members_;
+  Settings settings_;
+  Log log_;
+  Fabric fabric_;
+  double spin_s_;
+  std::shared_ptr<Timeline> timeline_;
+  int number_;                                       // in the timeline
+  const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
+  const std::string out_of_memory_;                  // what to tell the others when there is no memory for more
+  const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
+
+  std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
+  Queue queue_;                               // the front one is running
+  std::unique_ptr<NamedLane> names_;          // made when a name is first used
+  Queue named_queue_;                         // in the agreed order; the front one is running
+  uint64_t started_ = 0, named_started_ = 0;  // operations so far, of either order: the same on every rank
+  LastOperation last_;                        // of those
+  std::shared_ptr<Operation> abandoned_;      // failed, with what they had of their own: a list
+  bool let_go_ = true;                        // after a failure: the transport needs no operation's memory
+  Clock::time_point last_peer_check_;
+  Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
+
+  mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
+  Queue inbox_;
+  std::unordered_set<uint64_t> names_in_flight_;  // NamedLane::id_of
+  std::exception_ptr failure_;
+  std::string failure_text_;
+  std::atomic<bool> closing_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
+  // Peers that wait in vain wake the background thread: something is pending and nobody waits. See hand_over().
+  std::atomic<bool> alert_{false};
+  std::mutex alert_mutex_;               // held while alert_ and the transport's change together
+  std::atomic<bool> peers_wake_{false};  // as alert() said
+  std::atomic<bool> background_wanted_{false};
+  // From its waking until somebody waits. Otherwise a background thread woken in the middle of things would take the
+  // next operation from the thread that is about to wait for it, and sleep on it, again and again.
+  std::atomic<bool> background_turn_{false};
+  std::atomic<bool> pending_{false};
+  std::atomic<bool> uses_names_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> has_thread_{false};
+  // Started with the first operation nobody waits for. Without one, waits and poll() bring on everything.
+  std::thread thread_;
+  bool told_of_no_thread_ = false;
+};
+
+}  // namespace dcoll

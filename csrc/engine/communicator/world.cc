@@ -1,0 +1,410 @@
+#include "engine/communicator/world.h"
+
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "engine/communicator/cores.h"
+#include "kernels/reduce.h"
+#include "transport/mapped/local.h"
+#include "transport/mapped/shm.h"
+#include "transport/presence.h"
+#include "transport/router.h"
+
+namespace dcoll {
+namespace {
+
+constexpr std::chrono::milliseconds kConnectDeadline{60'000};  // DCOLL_TIMEOUT where that is less
+constexpr size_t kMiB = size_t{1} << 20;
+
+void apply_simd(const Settings& settings) {
+  if (settings.simd != "auto" && !kernels::set_isa(settings.simd)) {
+    throw ArgumentError("DCOLL_SIMD='" + settings.simd + "' is not available on this CPU; in use is " +
+                        std::string(kernels::active_isa()) + ". Unset the variable to choose automatically.");
+  }
+}
+
+MappedOptions mapped_options(const Settings& settings, size_t local_ranks) {
+  // Address space, not memory: pages are taken when touched. No rank can use more than the machine has.
+  const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  MappedOptions options;
+  options.arena_bytes = arena_bytes_of_each(
+      settings.arena_mb > 0 ? static_cast<size_t>(settings.arena_mb) * kMiB : physical / kMiB * kMiB, local_ranks);
+  options.slot_bytes = static_cast<size_t>(settings.slice_kb) << 10;
+  options.slots = static_cast<int>(settings.slots);
+  return options;
+}
+
+// What every rank must be configured with alike: it decides the messages they exchange.
+void check_same_settings(MpiBackend& mpi, const Settings& s) {
+  struct Record {
+    int64_t slice_kb, slots, arena_mb;
+    char transport[16], algo[16], calibrate[16];
+    uint64_t nodes;
+    double bucket_mb, first_bucket_mb;
+  } mine{};
+  mine.slice_kb = s.slice_kb;
+  mine.slots = s.slots;
+  mine.arena_mb = s.arena_mb;
+  s.transport.copy(mine.transport, sizeof mine.transport - 1);
+  s.algo.copy(mine.algo, sizeof mine.algo - 1);
+  s.calibrate.copy(mine.calibrate, sizeof mine.calibrate - 1);
+  Fingerprint nodes;
+  for (const int node : s.nodes) nodes.add(static_cast<uint64_t>(node));
+  mine.nodes = nodes.value();
+  mine.bucket_mb = s.bucket_mb;
+  mine.first_bucket_mb = s.first_bucket_mb;
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  auto text = [](const Record& r) {
+    return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo + " DCOLL_CALIBRATE=" + r.calibrate +
+           " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
+           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) +
+           " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
+           " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb);
+  };
+  Record first;
+  std::memcpy(&first, all.data(), sizeof first);
+  for (int rank = 1; rank < mpi.size(); ++rank) {
+    Record other;
+    std::memcpy(&other, all.data() + rank * sizeof other, sizeof other);
+    if (text(other) == text(first)) continue;
+    throw ArgumentError("The ranks are configured differently: rank 0 has " + text(first) + ", rank " +
+                        std::to_string(rank) + " has " + text(other) +
+                        ". Give every rank the same environment (mpirun -x NAME).");
+  }
+}
+
+std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
+  std::array<uint8_t, 16> key{};
+  if (mpi.rank() == 0 && getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
+    throw TransportError("getrandom() gave no random key for this job: " + std::string(std::strerror(errno)) + ".");
+  }
+  mpi.broadcast(key.data(), key.size(), 0);
+  return key;
+}
+
+bool are_several(const std::vector<int>& nodes) {
+  return std::adjacent_find(nodes.begin(), nodes.end(), std::not_equal_to<>()) != nodes.end();
+}
+
+// Of DCOLL_THREAD_AFFINITY's cores, one per local rank, only this rank's.
+Settings with_own_core(Settings settings, size_t local_rank, size_t local_size) {
+  if (settings.thread_affinity.empty()) return settings;
+  if (settings.thread_affinity.size() < local_size) {
+    throw ArgumentError("DCOLL_THREAD_AFFINITY names " + std::to_string(settings.thread_affinity.size()) +
+                        " cores, but this node has " + std::to_string(local_size) +
+                        " ranks. Name one core per rank, in the order of local ranks, or unset the variable.");
+  }
+  settings.thread_affinity = {settings.thread_affinity[local_rank]};
+  return settings;
+}
+
+// What takes this machine's monotonic clock to that of rank 0, by the clocks of the day: as exact as those are set.
+// Ranks of a machine share one clock.
+int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& machines) {
+  if (*std::max_element(machines.begin(), machines.end()) == 0) return 0;
+  const auto today = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<int64_t> by_rank(machines.size());
+  std::memcpy(by_rank.data(), all.data(), all.size());
+  const auto first =
+      std::find(machines.begin(), machines.end(), machines[static_cast<size_t>(mpi.rank())]) - machines.begin();
+  return by_rank[static_cast<size_t>(first)] - by_rank[0];
+}
+
+// Per rank: its node, numbered by lowest rank. Ranks of one machine are told apart by DCOLL_NODES as well.
+std::vector<int> split_nodes(const std::vector<int>& machines, const Settings& settings) {
+  std::map<std::pair<int, int>, int> numbers;
+  std::vector<int> nodes;
+  for (size_t rank = 0; rank < machines.size(); ++rank) {
+    const int part = settings.nodes.empty() ? 0 : settings.nodes[rank % settings.nodes.size()];
+    nodes.push_back(numbers.try_emplace({machines[rank], part}, static_cast<int>(numbers.size())).first->second);
+  }
+  return nodes;
+}
+
+std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
+  std::vector<int> found;
+  for (int other = 0; other < static_cast<int>(group_of_rank.size()); ++other) {
+    if (group_of_rank[other] == group_of_rank[rank]) found.push_back(other);
+  }
+  return found;
+}
+
+// Per rank: whether it has a core to itself among the machine's ranks, which may be more than the node's: containers
+// share cores, though not memory.
+std::vector<bool> own_cores(MpiBackend& mpi) {
+  const CoreClaim mine = own_core_claim();
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::map<uint64_t, std::vector<CoreClaim>> claims;  // of each machine's ranks
+  std::vector<std::pair<uint64_t, size_t>> places;    // per rank: where its claim is
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    CoreClaim theirs;
+    std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
+    std::vector<CoreClaim>& on_machine = claims[theirs.machine];
+    places.emplace_back(theirs.machine, on_machine.size());
+    on_machine.push_back(theirs);
+  }
+  std::map<uint64_t, std::vector<bool>> found;
+  for (const auto& [machine, on_machine] : claims) found[machine] = own_core(on_machine);
+  std::vector<bool> own;
+  for (const auto& [machine, at] : places) own.push_back(found[machine][at]);
+  return own;
+}
+
+std::shared_ptr<const Processes> watch_processes(MpiBackend& mpi) {
+  const ProcessId mine = own_process(own_core_claim().machine);
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<ProcessId> of_ranks(static_cast<size_t>(mpi.size()));
+  std::memcpy(of_ranks.data(), all.data(), all.size());
+  return std::make_shared<Processes>(of_ranks, mpi.rank());
+}
+
+// What is wrong on this rank, told to all; by rank, cut to what has room.
+std::vector<std::string> told_errors(MpiBackend& mpi, const std::string& error) {
+  constexpr size_t kRoom = 400;
+  std::array<char, kRoom> mine{};
+  error.copy(mine.data(), kRoom - 1);
+  const std::vector<std::byte> all = mpi.all_gather(mine.data(), mine.size());
+  std::vector<std::string> errors;
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    errors.emplace_back(reinterpret_cast<const char*>(all.data()) + static_cast<size_t>(rank) * kRoom);
+  }
+  return errors;
+}
+
+// Abstract sockets, by which ranks hand each other their memory, are seen in one network namespace alone.
+void check_same_network(MpiBackend& mpi, const std::vector<int>& local_ranks) {
+  struct stat network{};
+  const uint64_t mine = stat("/proc/self/ns/net", &network) == 0 ? network.st_ino : 0;
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  uint64_t first = 0;
+  std::memcpy(&first, all.data() + static_cast<size_t>(local_ranks.front()) * sizeof first, sizeof first);
+  if (mine == first) return;
+  throw TransportError("it runs in a container with another network namespace than rank " +
+                       std::to_string(local_ranks.front()));
+}
+
+// Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers,
+// a limit on one's address space) all fall back to MPI together: what one cannot do is everybody's `cause`. First each
+// makes its own region, so that nobody waits for a rank that has none.
+Endpoint connect_node(MpiBackend& mpi, const StartUp& start, const std::vector<int>& nodes,
+                      const std::vector<int>& local_ranks, const Settings& settings, const Log& log,
+                      std::vector<int>& memory_of_rank) {
+  ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
+                                                local_ranks.begin()),
+                 .local_size = static_cast<int>(local_ranks.size()),
+                 .key = job_key(mpi),
+                 .job_ranks = local_ranks};
+  // A node of its own key: nodes that DCOLL_NODES made of one machine must not meet at one address.
+  for (int byte = 0; byte < 4; ++byte) peers.key[byte] ^= static_cast<uint8_t>(nodes[mpi.rank()] >> (8 * byte));
+  std::vector<std::string> causes(static_cast<size_t>(mpi.size()));  // by node: why it has no memory in common
+  const auto agree = [&](const std::string& error) {
+    const std::vector<std::string> errors = told_errors(mpi, error);
+    for (int rank = 0; rank < mpi.size(); ++rank) {
+      std::string& cause = causes[static_cast<size_t>(nodes[rank])];
+      if (!errors[rank].empty() && cause.empty()) cause = "rank " + std::to_string(rank) + ": " + errors[rank];
+    }
+  };
+  const std::string& cause = causes[static_cast<size_t>(nodes[mpi.rank()])];
+  std::optional<ShmRegion> region;
+  Endpoint endpoint;
+  const auto attempt = [&](auto step) -> std::string {
+    try {
+      step();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  if (settings.transport == "mpi") {
+    causes.assign(causes.size(), "DCOLL_TRANSPORT=mpi");
+  } else {
+    agree(attempt([&] {
+      check_same_network(mpi, local_ranks);
+      region.emplace(peers, mapped_options(settings, local_ranks.size()));
+    }));
+    const auto limit = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(start.timeout_s));
+    agree(attempt([&] {
+      if (cause.empty()) endpoint = region->connect(std::min(kConnectDeadline, limit), start.look_around);
+    }));
+  }
+  for (int rank = 0; rank < mpi.size(); ++rank) {
+    memory_of_rank.push_back(causes[static_cast<size_t>(nodes[rank])].empty() ? nodes[rank] : mpi.size() + rank);
+  }
+  if (cause.empty()) return endpoint;
+  if (settings.transport != "mpi" && local_ranks.front() == mpi.rank() && local_ranks.size() > 1) {
+    log(LogLevel::kWarning,
+        "node " + std::to_string(nodes[mpi.rank()]) +
+            ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + cause);
+  }
+  return {};
+}
+
+// More than one rank; all have met.
+std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& start, const Settings& given) {
+  Members members;
+  check_same_settings(*mpi, given);
+  members.rank = mpi->rank();
+  members.size = mpi->size();
+  const std::vector<int> machines = mpi->node_of_ranks();
+  members.node_of_rank = split_nodes(machines, given);
+  const Settings settings = given.on_nodes(are_several(members.node_of_rank));
+  const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
+
+  members.timeline =
+      std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(*mpi, machines), log);
+  const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
+  Endpoint node = connect_node(*mpi, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
+  const bool mapped = node.transport != nullptr;
+  const bool all_local = static_cast<int>(local_ranks.size()) == members.size;
+  members.transport_of_rank.assign(members.size, "mpi");
+  if (mapped) {
+    for (const int rank : local_ranks) members.transport_of_rank[rank] = node.transport->name();
+  }
+  members.transport_of_rank[members.rank] = "self";
+  // Without peers' memory, the window is this rank's own.
+  members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings, 1)).front().window);
+  const std::vector<bool> own_core_of_rank = own_cores(*mpi);
+  members.own_core = own_core_of_rank[members.rank];
+  members.shared_cores = std::ranges::find(own_core_of_rank, false) != own_core_of_rank.end();
+  if (!all_local) {
+    members.links = link_constants(*mpi, members.node_of_rank, settings, log);
+  }
+
+  // A thread that listens calls MPI while the program may be doing so itself.
+  constexpr int kMultiple = 3;
+  members.may_listen = (mapped && all_local) || mpi->thread_level() == kMultiple;
+
+  const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
+  if (mapped && all_local) {
+    members.transport = std::move(node.transport);
+  } else {
+    members.processes = watch_processes(*mpi);
+    auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
+    members.transport =
+        mapped && local_ranks.size() > 1
+            ? make_router(members.rank, members.size, std::move(node.transport), local_ranks, std::move(remote))
+            : std::move(remote);
+  }
+  log(LogLevel::kInfo, "size " + std::to_string(members.size) + ", node " +
+                           std::to_string(members.node_of_rank[members.rank]) + ", " +
+                           (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "MPI only") +
+                           (members.own_core ? ", own core" : ", cores shared: waits yield, then sleep"));
+  const auto own = std::find(local_ranks.begin(), local_ranks.end(), members.rank) - local_ranks.begin();
+  return Communicator::make(std::move(members), with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
+}
+
+StartUp start_up(const Settings& settings, int rank, std::function<void()> look_around) {
+  const Log log{log_level_from(settings.log_level), rank, settings.log_hide_time};
+  StartUp start;
+  start.timeout_s = settings.timeout_s;
+  start.look_around = std::move(look_around);
+  if (settings.stall_check_disable) return start;
+  start.report_s = settings.stall_check_time_s;
+  start.report = [log](const std::string& text) { log(LogLevel::kWarning, text); };
+  return start;
+}
+
+}  // namespace
+
+StartUp start_up_from_env(std::function<void()> look_around) {
+  const auto who = LaunchedAs::from_env();
+  try {
+    return start_up(Settings::from_env(), who ? who->rank : 0, look_around);
+  } catch (const ArgumentError&) {  // connect_world's caller says so, when MPI can end the job
+    StartUp start;
+    start.look_around = look_around;
+    return start;
+  }
+}
+
+std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& given, std::function<void()> look_around) {
+  apply_simd(given);
+  if (mpi == nullptr || mpi->size() == 1) {
+    const Settings settings = given.on_nodes(false);
+    Endpoint alone = std::move(connect_local(1, mapped_options(settings, 1)).front());
+    Members members;
+    members.transport = std::move(alone.transport);
+    members.window = std::move(alone.window);
+    return Communicator::make(std::move(members), with_own_core(settings, 0, 1));
+  }
+  const StartUp start = start_up(given, mpi->rank(), std::move(look_around));
+  mpi->meet(start);
+  const std::string who = "rank " + std::to_string(mpi->rank()) + " left dcoll.init(): ";
+  try {
+    return connect_ranks(mpi, start, given);
+  } catch (const std::exception& error) {
+    mpi->leave(who + error.what());
+    throw;
+  } catch (...) {
+    mpi->leave(who + "it was interrupted.");
+    throw;
+  }
+}
+
+namespace {
+
+// Ranks as threads on the nodes that `nodes` gives them: memory in common inside a node, messages between.
+std::vector<Endpoint> connect_thread_nodes(const std::vector<int>& nodes, const Settings& settings) {
+  const int n = static_cast<int>(nodes.size());
+  const MappedOptions options = mapped_options(settings, nodes.size());
+  std::vector<Endpoint> all = connect_local(n, options);
+  if (settings.transport == "mpi" || !are_several(nodes)) return all;
+  std::vector<Endpoint> endpoints(nodes.size());
+  for (int rank = 0; rank < n; ++rank) {
+    const std::vector<int> local_ranks = ranks_like(nodes, rank);
+    if (local_ranks.front() != rank) continue;  // done with its node's first
+    std::vector<Endpoint> node = connect_local(static_cast<int>(local_ranks.size()), options);
+    for (size_t i = 0; i < local_ranks.size(); ++i) {
+      const int member = local_ranks[i];
+      endpoints[member].transport =
+          make_router(member, n, std::move(node[i].transport), local_ranks, std::move(all[member].transport));
+      endpoints[member].window = std::move(node[i].window);
+    }
+  }
+  return endpoints;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& given) {
+  apply_simd(given);
+  const std::vector<int> nodes = split_nodes(std::vector<int>(static_cast<size_t>(n), 0), given);
+  const Settings settings = given.on_nodes(are_several(nodes));
+  std::vector<Endpoint> endpoints = connect_thread_nodes(nodes, settings);
+  const std::vector<CoreClaim> claims(static_cast<size_t>(n), own_core_claim());
+  const bool spacious = own_core(claims).front();
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  for (int rank = 0; rank < n; ++rank) {
+    Members members;
+    members.rank = rank;
+    members.size = n;
+    members.node_of_rank = nodes;
+    if (settings.transport != "mpi") members.memory_of_rank = nodes;
+    members.transport_of_rank.assign(n, "local");
+    members.transport_of_rank[rank] = "self";
+    members.transport = std::move(endpoints[rank].transport);
+    if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
+    members.own_core = spacious;
+    members.shared_cores = !spacious;
+    communicators.push_back(Communicator::make(
+        std::move(members), with_own_core(settings, static_cast<size_t>(rank), static_cast<size_t>(n))));
+  }
+  return communicators;
+}
+
+}  // namespace dcoll

@@ -1,0 +1,114 @@
+#include "engine/core/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace dcoll {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+struct Block {
+  std::byte* data = nullptr;
+  size_t capacity = 0;
+};
+
+size_t alignment_of(size_t capacity) { return capacity >= kHugePage ? kHugePage : Memory::kAlignment; }
+
+void release(Block block) {
+  if (block.data != nullptr) ::operator delete(block.data, std::align_val_t{alignment_of(block.capacity)});
+}
+
+// The large blocks that were freed last, for the next that are about as large. Never destroyed: a block may be freed
+// later than static objects.
+class Spare {
+ public:
+  static Spare& get() {
+    static auto* spare = new Spare();
+    return *spare;
+  }
+  Block take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
+      return block.capacity >= bytes && block.capacity <= 2 * bytes;
+    });
+    if (found == kept_.rend()) return {};
+    const Block block = *found;
+    kept_.erase(std::prev(found.base()));
+    kept_bytes_ -= block.capacity;
+    return block;
+  }
+  Spare() { kept_.reserve(Memory::kMostKeptBlocks + 1); }  // keeping one, in a destructor, must not need memory
+  void keep(Block block) {
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(block);
+    kept_bytes_ += block.capacity;
+    while (kept_bytes_ > Memory::kMostKept || kept_.size() > Memory::kMostKeptBlocks) {
+      kept_bytes_ -= kept_.front().capacity;
+      release(kept_.front());
+      kept_.erase(kept_.begin());
+    }
+  }
+  Memory::Kept kept() {
+    const std::lock_guard lock(mutex_);
+    return {kept_.size(), kept_bytes_};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Block> kept_;  // the last to be freed is the last
+  size_t kept_bytes_ = 0;
+};
+
+Block allocate(size_t bytes) {
+  const size_t capacity =
+      bytes < kHugePage ? std::max<size_t>(bytes, 1) : (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  auto* data = static_cast<std::byte*>(::operator new(capacity, std::align_val_t{alignment_of(capacity)}));
+  if (capacity >= kHugePage) madvise(data, capacity, MADV_HUGEPAGE);  // refused: small pages, no harm
+  return {data, capacity};
+}
+
+}  // namespace
+
+std::shared_ptr<Memory> Memory::mapped(std::shared_ptr<Window> window, size_t bytes) {
+  std::shared_ptr<Memory> memory(new Memory(std::move(window), nullptr, bytes, 0));  // first what may find no memory
+  memory->data_ = memory->window_->alloc(std::max<size_t>(bytes, 1));
+  return memory;
+}
+
+std::shared_ptr<Memory> Memory::plain(size_t bytes) {
+  auto memory = uninitialized(bytes);
+  std::memset(memory->data(), 0, bytes);
+  return memory;
+}
+
+std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
+  std::shared_ptr<Memory> memory(new Memory(nullptr, nullptr, bytes, 0));
+  Block block;
+  if (bytes >= kLeastKept) block = Spare::get().take(bytes);
+  if (block.data == nullptr) block = allocate(bytes);
+  memory->data_ = block.data;
+  memory->capacity_ = block.capacity;
+  return memory;
+}
+
+Memory::Kept Memory::kept() { return Spare::get().kept(); }
+
+Memory::~Memory() {
+  const Block block{data_, capacity_};
+  if (window_) {
+    window_->free(data_);
+  } else if (capacity_ >= kLeastKept && capacity_ <= kMostKept) {
+    Spare::get().keep(block);
+  } else {
+    release(block);
+  }
+}
+
+}  // namespace dcoll

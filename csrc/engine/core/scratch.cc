@@ -1,0 +1,52 @@
+#include "engine/core/scratch.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <utility>
+
+namespace dcoll {
+namespace {
+
+// Powers of two, so that requests of about the same size meet the same blocks.
+constexpr size_t kLeastBytes = 4096;
+size_t block_bytes(size_t bytes) { return std::bit_ceil(std::max(bytes, kLeastBytes)); }
+
+}  // namespace
+
+std::shared_ptr<Memory> Scratch::take(size_t bytes, const std::function<std::shared_ptr<Memory>(size_t)>& allocate) {
+  std::shared_ptr<Memory> block = find(bytes);
+  if (block == nullptr) block = allocate(block_bytes(bytes));
+  Memory* memory = block.get();
+  return {memory, [pool = weak_from_this(), block = std::move(block)](Memory*) mutable {
+            if (const auto alive = pool.lock()) alive->put(std::move(block));
+          }};
+}
+
+std::shared_ptr<Memory> Scratch::find(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
+                                  [&](const auto& block) { return block->bytes() == block_bytes(bytes); });
+  if (found == kept_.rend()) return nullptr;
+  auto block = std::move(*found);
+  kept_.erase(std::prev(found.base()));
+  kept_bytes_ -= block->bytes();
+  return block;
+}
+
+void Scratch::put(std::shared_ptr<Memory> block) {
+  const std::lock_guard lock(mutex_);
+  const size_t bytes = block->bytes();
+  try {
+    kept_.push_back(std::move(block));
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  kept_bytes_ += bytes;
+  while (kept_bytes_ > kMostKeptBytes && !kept_.empty()) {
+    kept_bytes_ -= kept_.front()->bytes();
+    kept_.erase(kept_.begin());
+  }
+}
+
+}  // namespace dcoll

@@ -1,0 +1,31 @@
+// Blocks of memory that are taken and let go of again and again: kept, so that they need not be allocated, zeroed and
+// paged in every time.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/core/memory.h"
+
+namespace dcoll {
+
+class Scratch : public std::enable_shared_from_this<Scratch> {
+ public:
+  // At least `bytes`. It comes back when the last reference to it is gone; then the pool may be gone too.
+  std::shared_ptr<Memory> take(size_t bytes, const std::function<std::shared_ptr<Memory>(size_t)>& allocate);
+
+ private:
+  static constexpr size_t kMostKeptBytes = size_t{64} << 20;
+
+  std::shared_ptr<Memory> find(size_t bytes);
+  void put(std::shared_ptr<Memory> block);
+
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Memory>> kept_;  // the last to come back is the last
+  size_t kept_bytes_ = 0;
+};
+
+}  // namespace dcoll

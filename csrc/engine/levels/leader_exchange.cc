@@ -1,0 +1,165 @@
+#include "engine/levels/leader_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace dcoll {
+
+void LeaderExchange::Range::include(const Range& other) {
+  least = std::min(least, other.least);
+  greatest = std::max(greatest, other.greatest);
+}
+
+LeaderExchange::LeaderExchange(GroupTransport& leaders, Range own, std::span<const std::byte> operand, bool direct)
+    : leaders_(leaders),
+      direct_(direct),
+      range_(own),
+      operand_(operand),
+      peers_(leaders.size()),
+      received_(leaders.size()) {
+  message_.range = own;
+  message_.bytes = operand.size();
+  if (!operand.empty() && operand.size() <= kRidingBytes) std::memcpy(message_.riding, operand.data(), operand.size());
+  peers_[leaders.rank()] = {Peer::Send::kDone, Peer::Receive::kDone};
+}
+
+bool LeaderExchange::poll(bool& moved) { return direct_ ? poll_direct(moved) : poll_dissemination(moved); }
+
+bool LeaderExchange::poll_direct(bool& moved) {
+  const int size = leaders_.size();
+  bool done = true;
+  // Beginning behind this node, so that not all leaders send to the same one first.
+  for (int i = 1; i < size; ++i) {
+    const int peer = (leaders_.rank() + i) % size;
+    while (tell(peer)) moved = true;
+    while (hear(peer)) moved = true;
+    done &= peers_[peer].send == Peer::Send::kDone && peers_[peer].receive == Peer::Receive::kDone;
+  }
+  return done;
+}
+
+bool LeaderExchange::send(int peer, const void* data, size_t bytes) {
+  std::byte* room = leaders_.acquire_send(peer, kControlChannel, bytes);
+  if (room == nullptr) return false;
+  std::memcpy(room, data, bytes);
+  leaders_.commit_send(peer, kControlChannel);
+  return true;
+}
+
+// One step of telling `peer`; false when there is none left or no room.
+bool LeaderExchange::tell(int peer) {
+  Peer& state = peers_[peer];
+  switch (state.send) {
+    case Peer::Send::kMessage:
+      if (!send(peer, &message_, sizeof message_)) return false;
+      state.send = operand_.size() > kRidingBytes ? Peer::Send::kOperand : Peer::Send::kDone;
+      return true;
+    case Peer::Send::kOperand:
+      if (!send(peer, operand_.data(), operand_.size())) return false;
+      state.send = Peer::Send::kDone;
+      return true;
+    case Peer::Send::kDone:
+      break;
+  }
+  return false;
+}
+
+// One step of hearing from `peer`; false when there is none left or nothing came.
+bool LeaderExchange::hear(int peer) {
+  Peer& state = peers_[peer];
+  switch (state.receive) {
+    case Peer::Receive::kPostMessage:
+      if (!leaders_.post_recv(peer, kControlChannel, nullptr, sizeof message_)) return false;
+      state.receive = Peer::Receive::kMessage;
+      return true;
+    case Peer::Receive::kMessage: {
+      const std::byte* data = leaders_.front(peer, kControlChannel);
+      if (data == nullptr) return false;
+      Message message;
+      std::memcpy(&message, data, sizeof message);
+      leaders_.pop(peer, kControlChannel);
+      take(peer, message);
+      return true;
+    }
+    case Peer::Receive::kPostOperand:
+      if (!leaders_.post_recv(peer, kControlChannel, received_[peer].data(), received_[peer].size())) return false;
+      state.receive = Peer::Receive::kOperand;
+      return true;
+    case Peer::Receive::kOperand:
+      if (leaders_.front(peer, kControlChannel) == nullptr) return false;
+      leaders_.pop(peer, kControlChannel);
+      state.receive = Peer::Receive::kDone;
+      return true;
+    case Peer::Receive::kDone:
+      break;
+  }
+  return false;
+}
+
+void LeaderExchange::take(int peer, const Message& message) {
+  if (message.bytes > leaders_.max_message_bytes()) {
+    throw TransportError("rank " + std::to_string(leaders_.rank_of(peer)) + " announces an operand of " +
+                         std::to_string(message.bytes) + " bytes in one message; allowed are " +
+                         std::to_string(leaders_.max_message_bytes()) +
+                         ". Run the same dcoll version with the same DCOLL_* settings on every rank");
+  }
+  // Who called the same brings an operand of the same length; the others' are not looked at.
+  const Range& theirs = message.range;
+  if (theirs.equal() && message_.range.equal() && theirs.least == message_.range.least &&
+      message.bytes != operand_.size()) {
+    throw TransportError("rank " + std::to_string(leaders_.rank_of(peer)) + " announces an operand of " +
+                         std::to_string(message.bytes) + " bytes where it called for " +
+                         std::to_string(operand_.size()) +
+                         ". Run the same dcoll version with the same DCOLL_* settings on every rank");
+  }
+  range_.include(theirs);
+  received_[peer].resize(message.bytes);
+  const bool rode = message.bytes <= kRidingBytes;
+  if (rode && message.bytes > 0) std::memcpy(received_[peer].data(), message.riding, message.bytes);
+  peers_[peer].receive = rode ? Peer::Receive::kDone : Peer::Receive::kPostOperand;
+}
+
+int LeaderExchange::partner(int sign) const {
+  const int size = leaders_.size();
+  return ((leaders_.rank() + sign * distance_) % size + size) % size;
+}
+
+// In round k a leader tells the one 2^k further on what it knows by then.
+bool LeaderExchange::poll_dissemination(bool& moved) {
+  while (distance_ < leaders_.size()) {
+    const int from = partner(-1);
+    if (!posted_) posted_ = leaders_.post_recv(from, kControlChannel, nullptr, sizeof(Range));
+    if (!told_) {
+      if (!send(partner(+1), &range_, sizeof range_)) return false;
+      told_ = moved = true;
+    }
+    const std::byte* data = posted_ ? leaders_.front(from, kControlChannel) : nullptr;
+    if (data == nullptr) return false;
+    Range theirs;
+    std::memcpy(&theirs, data, sizeof theirs);
+    leaders_.pop(from, kControlChannel);
+    range_.include(theirs);
+    distance_ *= 2;
+    told_ = posted_ = false;
+    moved = true;
+  }
+  return true;
+}
+
+void LeaderExchange::waiting_for(std::vector<int>& ranks) const {
+  if (!direct_) {
+    if (distance_ < leaders_.size()) ranks.push_back(leaders_.rank_of(told_ ? partner(-1) : partner(+1)));
+    return;
+  }
+  for (int peer = 0; peer < leaders_.size(); ++peer) {
+    const Peer& state = peers_[peer];
+    if (state.send != Peer::Send::kDone || state.receive != Peer::Receive::kDone) {
+      ranks.push_back(leaders_.rank_of(peer));
+    }
+  }
+}
+
+}  // namespace dcoll

@@ -1,0 +1,55 @@
+// What a communicator knows of its links, and where that is from. It is learnt by learn_constants() (collective/).
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "engine/links/calibration_cache.h"
+#include "transport/mpi.h"
+
+namespace dcoll {
+
+// What a communicator has learnt of its links, for who shares them. Any thread, whatever it has locked.
+class KnownLinks {
+ public:
+  void set(const plan::Constants& constants) {
+    const std::lock_guard lock(mutex_);
+    constants_ = constants;
+  }
+  std::optional<plan::Constants> get() const {
+    const std::lock_guard lock(mutex_);
+    return constants_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<plan::Constants> constants_;
+};
+
+struct LinkConstants {
+  enum class Use { kCacheOrMeasure, kAlwaysMeasure, kBuiltIn };
+  Use use = Use::kBuiltIn;
+  bool learnt = false;      // nothing is left to ask for
+  bool may_measure = true;  // false: until somebody else has, the constants are the built-in ones
+  CalibrationCache cache;
+  Log log;
+  std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt", "the job's"
+  // A process set reads what the job has learnt: what its first rank knows then counts for all of its ranks, and if
+  // that is nothing it measures its own links.
+  std::shared_ptr<KnownLinks> of_the_job = std::make_shared<KnownLinks>();
+  // Where this communicator writes what it has learnt, for its operations by name. The job: where process sets read.
+  std::shared_ptr<KnownLinks> known = of_the_job;
+
+  // The same for another sequence of operations of the same ranks, which has learnt nothing yet. It must not take over
+  // what the first has learnt: ranks make it at different times, and would choose differently.
+  LinkConstants of_a_sequence() const;
+};
+
+// What a world, or a process set, of several nodes uses.
+LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log);
+
+}  // namespace dcoll

@@ -1,0 +1,147 @@
+#include "engine/node/node_all_reduce.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/core/timeline_record.h"
+#include "kernels/reduce.h"
+
+namespace dcoll {
+TwoShot::Slice NodeAllReduce::own_slice(const Call& call) const {
+  const size_t bytes = call.count * dtype_bytes(call.dtype);
+  const bool mapped = bytes > kInPlaceBytes && board_.window().offset_of(call.out, bytes) != Window::kUnmapped;
+  if (!mapped || !call.packed || call.in != call.out || call.prescale != 1.0) return {};
+  return TwoShot::slice(bytes, board_.rank(), board_.size());
+}
+
+void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
+  job_ = job;
+  phase_ = Phase::kEntered;
+  outcome_ = Outcome::kNone;
+  const size_t bytes = job.bytes();
+  BoardEntry::Post post{fingerprint, Window::kUnmapped, Window::kUnmapped, job.count};
+  if (bytes > kInPlaceBytes) {
+    post.offset_in = board_.window().offset_of(job.in, bytes);
+    post.offset_out = board_.window().offset_of(job.out, bytes);
+  }
+  if (bytes > slots_.one_shot_bytes()) {
+    if (!post.mapped()) Staged::fill_first(board_, slots_, job);
+  } else if (bytes > Board::kInlineBytes) {
+    if (!post.mapped()) slots_.fill(board_.next_ticket(), job, 0, job.count);
+  } else if (job.prescale != 1.0) {
+    kernels::scale(board_.next_inline_data(), job.in, job.count, job.dtype, job.prescale);
+  } else if (bytes > 0) {
+    std::memcpy(board_.next_inline_data(), job.in, bytes);
+  }
+  if (job.timed) [[unlikely]]
+    entered_ns_ = now_ns();
+  ticket_ = board_.post(post);
+  everybody_.emplace(board_, ticket_);
+}
+
+bool NodeAllReduce::poll(bool& moved) {
+  if (outcome_ != Outcome::kNone) return true;
+  if (phase_ == Phase::kEntered) {
+    if (!everybody_->poll(moved)) return false;
+    choose_form();
+    if (outcome_ != Outcome::kNone) return true;
+  }
+  if (phase_ == Phase::kFirstPieces) {
+    if (!everybody_->poll(moved)) return false;
+    stage();
+  }
+  if (!finish_form(moved)) return false;
+  done();
+  return true;
+}
+
+bool NodeAllReduce::finish_form(bool& moved) {
+  switch (phase_) {
+    case Phase::kTwoShot:
+      return two_shot_.poll(moved);
+    case Phase::kStaged:
+      return staged_.poll(moved);
+    default:
+      if (!everybody_->poll(moved)) return false;
+      slots_.reduce(ticket_, job_, 0, job_.count);
+      return true;
+  }
+}
+
+void NodeAllReduce::choose_form() {
+  if (job_.timed) [[unlikely]]
+    agreed_ns_ = now_ns();
+  const size_t bytes = job_.bytes();
+  const int mapped = board_.count_mapped(ticket_);
+  if (!board_.fingerprints_equal(ticket_)) {
+    outcome_ = Outcome::kMismatch;
+  } else if (bytes <= Board::kInlineBytes) {
+    reduce_inline();
+    done();
+  } else if (mapped == 0 && bytes <= slots_.one_shot_bytes()) {
+    slots_.reduce(ticket_, job_, 0, job_.count);
+    done();
+  } else if (mapped == board_.size()) {
+    two_shot_.begin(ticket_, job_);
+    phase_ = Phase::kTwoShot;
+  } else if (bytes <= slots_.one_shot_bytes()) {
+    fill_and_post();
+  } else if (mapped > 0 && job_.prescale != 1.0) {
+    fill_first_pieces_and_post();
+  } else {
+    stage();
+  }
+}
+
+// The post ticket_ says of each rank that operand and result are mapped, or else that its first piece is in the slot.
+void NodeAllReduce::stage() {
+  staged_.begin(ticket_, job_);
+  phase_ = Phase::kStaged;
+}
+
+const char* NodeAllReduce::form() const {
+  if (phase_ == Phase::kStaged) return "staged";
+  if (phase_ == Phase::kTwoShot) return "two-shot";
+  return job_.bytes() <= Board::kInlineBytes ? "inline" : "slots";
+}
+
+// All ranks fill the slots of the second post, also those that filled the first's: those will be filled again before
+// the peers are known to have read them.
+void NodeAllReduce::fill_and_post() {
+  slots_.fill(board_.next_ticket(), job_, 0, job_.count);
+  ticket_ = board_.post({});
+  everybody_.emplace(board_, ticket_);
+  phase_ = Phase::kInSlots;
+}
+
+// Operands that have to be scaled first cannot be read in place, so those that are mapped go through the slots too.
+void NodeAllReduce::fill_first_pieces_and_post() {
+  if (board_.at(board_.rank(), ticket_).mapped()) Staged::fill_first(board_, slots_, job_);
+  ticket_ = board_.post({.offset_in = Window::kUnmapped, .offset_out = Window::kUnmapped});
+  everybody_.emplace(board_, ticket_);
+  phase_ = Phase::kFirstPieces;
+}
+
+void NodeAllReduce::done() {
+  outcome_ = Outcome::kDone;
+  board_.fetch_next_record();
+}
+
+void NodeAllReduce::reduce_inline() {
+  sources_.resize(board_.size());
+  for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = board_.inline_data(rank, ticket_);
+  kernels::reduce_n(job_.out, sources_, job_.count, job_.dtype, job_.op, job_.postscale);
+}
+
+void NodeAllReduce::waiting_for(std::vector<int>& ranks) const {
+  if (outcome_ != Outcome::kNone) return;
+  if (phase_ == Phase::kTwoShot) {
+    two_shot_.waiting_for(ranks);
+  } else if (phase_ == Phase::kStaged) {
+    staged_.waiting_for(ranks);
+  } else {
+    everybody_->waiting_for(ranks);
+  }
+}
+
+}  // namespace dcoll

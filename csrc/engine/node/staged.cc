@@ -1,0 +1,119 @@
+#include "engine/node/staged.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/reduce.h"
+
+namespace dcoll {
+
+// As many pieces as must be, of equal length.
+Staged::Pieces::Pieces(const ReduceJob& job, const Slots& slots) : total(job.count) {
+  const size_t line = Memory::kAlignment / dtype_bytes(job.dtype);
+  const size_t lines = (total + line - 1) / line;
+  const size_t lines_per_slot = slots.piece_bytes(job.bytes()) / Memory::kAlignment;
+  count = std::max<size_t>(1, (lines + lines_per_slot - 1) / lines_per_slot);
+  elems = (lines + count - 1) / count * line;
+  if (elems > 0) count = (total + elems - 1) / elems;  // rounding up may have saved the last
+}
+
+Staged::Span Staged::slice(size_t piece_elems, size_t elem_bytes, int rank, int ranks) {
+  const size_t line = Memory::kAlignment / elem_bytes;
+  const size_t lines = (piece_elems + line - 1) / line;
+  const size_t begin = std::min(piece_elems, lines * rank / ranks * line);
+  const size_t end = std::min(piece_elems, lines * (rank + 1) / ranks * line);
+  return {begin, end - begin};
+}
+
+void Staged::fill(Board& board, Slots& slots, const ReduceJob& job, const Pieces& pieces, size_t piece) {
+  const size_t elem = dtype_bytes(job.dtype);
+  const int self = board.window().local_rank();
+  const std::byte* from = job.in + pieces.begin(piece) * elem;
+  std::byte* slot = slots.piece(self, piece);
+  if (job.prescale != 1.0) {
+    kernels::scale(slot, from, pieces.size(piece), job.dtype, job.prescale);  // own slice too: it is needed scaled
+    return;
+  }
+  const auto copy = [&](size_t begin, size_t end) {
+    if (begin < end) std::memcpy(slot + begin * elem, from + begin * elem, (end - begin) * elem);
+  };
+  const Span own = slice(pieces.size(piece), elem, self, board.size());
+  copy(0, own.begin);
+  copy(own.begin + own.size, pieces.size(piece));
+}
+
+void Staged::fill_first(Board& board, Slots& slots, const ReduceJob& job) {
+  fill(board, slots, job, Pieces(job, slots), 0);
+}
+
+Staged::Staged(Board& board, Slots& slots)
+    : board_(board),
+      slots_(slots),
+      ins_(board.size()),
+      outs_(board.size()),
+      sources_(board.size()),
+      results_(board.size()) {}
+
+void Staged::begin(uint64_t ticket, const ReduceJob& job) {
+  job_ = job;
+  pieces_ = Pieces(job, slots_);
+  step_ = 0;
+  ticket_ = ticket;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    const BoardEntry::Post post = board_.at(rank, ticket);
+    const bool mapped = post.mapped();
+    ins_[rank] = mapped ? board_.place(rank, post.offset_in, job.bytes()) : nullptr;
+    outs_[rank] = mapped ? board_.place(rank, post.offset_out, job.bytes()) : nullptr;
+  }
+  if (pieces_.count > 1 && ins_[board_.window().local_rank()] == nullptr) fill(board_, slots_, job_, pieces_, 1);
+}
+
+void Staged::reduce(size_t piece) {
+  const size_t elem = dtype_bytes(job_.dtype);
+  const int self = board_.window().local_rank();
+  const Span own = slice(pieces_.size(piece), elem, self, board_.size());
+  const size_t at = (pieces_.begin(piece) + own.begin) * elem;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    std::byte* slot = slots_.piece(rank, piece) + own.begin * elem;
+    const bool mapped = ins_[rank] != nullptr;
+    sources_[rank] = mapped ? ins_[rank] + at : slot;
+    results_[rank] = mapped ? outs_[rank] + at : slot;
+  }
+  if (job_.prescale == 1.0) sources_[self] = job_.in + at;
+  results_[self] = job_.out + at;
+  kernels::reduce_n_to_n(results_, sources_, own.size, job_.dtype, job_.op, job_.postscale);
+}
+
+void Staged::collect(size_t piece) {
+  const size_t elem = dtype_bytes(job_.dtype);
+  const int self = board_.window().local_rank(), ranks = board_.size();
+  const std::byte* slot = slots_.piece(self, piece);
+  std::byte* to = job_.out + pieces_.begin(piece) * elem;
+  // Beginning behind the own slice, so that not all ranks are after the slice of the same one.
+  for (int i = 1; i < ranks; ++i) {
+    const Span theirs = slice(pieces_.size(piece), elem, (self + i) % ranks, ranks);
+    if (theirs.size > 0) std::memcpy(to + theirs.begin * elem, slot + theirs.begin * elem, theirs.size * elem);
+  }
+}
+
+bool Staged::poll(bool& moved) {
+  const bool in_slots = ins_[board_.window().local_rank()] == nullptr;
+  const size_t piece_bytes = pieces_.elems * dtype_bytes(job_.dtype);
+  for (size_t moved_bytes = 0; step_ <= pieces_.count; moved_bytes += piece_bytes) {
+    if (moved_bytes >= kBytesPerPoll || !board_.complete(ticket_)) return false;
+    if (step_ < pieces_.count) {
+      reduce(step_);
+      ticket_ = board_.post({});
+    }
+    if (in_slots && step_ > 0) collect(step_ - 1);
+    ++step_;
+    // Into the slot of piece step_ - 2, which was just collected.
+    if (in_slots && step_ + 1 < pieces_.count) fill(board_, slots_, job_, pieces_, step_ + 1);
+    moved = true;
+  }
+  return true;
+}
+
+void Staged::waiting_for(std::vector<int>& ranks) const { BoardWait(board_, ticket_).waiting_for(ranks); }
+
+}  // namespace dcoll

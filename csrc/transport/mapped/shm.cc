@@ -1,0 +1,99 @@
+#include "transport/mapped/shm.h"
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+
+#include "base/error.h"
+#include "transport/mapped/mapped.h"
+#include "transport/mapped/shm_mesh.h"
+#include "transport/os/numa.h"
+
+namespace dcoll {
+namespace {
+
+// The handshake's sockets, kept open: the kernel closes a dead process's end. But a child that the peer forked (a data
+// loader's worker) holds that end open too and may outlive it, so the process itself is watched as well where there are
+// pidfds.
+class SocketWatch final : public PeerWatch {
+ public:
+  explicit SocketWatch(std::vector<MeshPeer> peers) : peers_(std::move(peers)) {
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+      const MeshPeer& peer = peers_[rank];
+      if (!peer.socket) continue;  // ourselves
+      polled_.push_back({peer.socket.get(), 0, 0});
+      ranks_.push_back(static_cast<int>(rank));
+      if (!peer.pidfd) continue;
+      polled_.push_back({peer.pidfd.get(), POLLIN, 0});
+      ranks_.push_back(static_cast<int>(rank));
+    }
+  }
+
+  std::vector<int> ended() override {
+    const std::lock_guard lock(mutex_);
+    std::vector<int> ranks;
+    if (poll(polled_.data(), polled_.size(), 0) <= 0) return ranks;  // 0: nothing; EINTR: the next check will see it
+    for (size_t i = 0; i < polled_.size(); ++i) {
+      if (polled_[i].revents != 0) ranks.push_back(ranks_[i]);
+    }
+    return ranks;
+  }
+
+  int pid(int peer) const override { return peers_[static_cast<size_t>(peer)].pid; }
+
+ private:
+  std::vector<MeshPeer> peers_;
+  std::mutex mutex_;  // guards polled_
+  std::vector<pollfd> polled_;
+  std::vector<int> ranks_;  // of polled_[i]
+};
+
+// Limits on address space (ulimit -v) strike here, and not in the middle of the handshake.
+void check_room_for(size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) {
+    throw TransportError(
+        errno_text("no address space for the shared memory of all local ranks, " + std::to_string(bytes) + " bytes",
+                   errno) +
+        "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
+  }
+  munmap(at, bytes);
+}
+
+}  // namespace
+
+ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
+    : peers_(std::move(peers)), layout_(peers_.local_size, options) {
+  if (peers_.local_rank < 0 || peers_.local_rank >= peers_.local_size) {
+    throw ArgumentError("local rank " + std::to_string(peers_.local_rank) + " does not exist among " +
+                        std::to_string(peers_.local_size) + " local ranks");
+  }
+  segment_ = create_segment(layout_.region_bytes);
+  region_ = std::make_shared<Region>(segment_.get(), layout_.region_bytes);
+  const auto peers_count = static_cast<size_t>(peers_.local_size - 1);
+  if (peers_count > 0) check_room_for(layout_.region_bytes * peers_count);
+  // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
+  // page.
+  const int numa_node = own_numa_node();
+  prefer_numa_node(region_->base(), region_->bytes(), numa_node);
+  region_->initialize(peers_.local_rank, numa_node);
+  region_->set_bell(make_bell());
+}
+
+Endpoint ShmRegion::connect(std::chrono::milliseconds deadline, const std::function<void()>& look_around) {
+  MappedWorld world{peers_.local_rank, layout_, {}, peers_.job_ranks};
+  std::vector<MeshPeer> mesh(1);
+  if (peers_.local_size > 1) mesh = connect_mesh(peers_, layout_, segment_, region_->bell(), deadline, look_around);
+  segment_.reset();  // the mappings keep the memory alive
+  const auto own = static_cast<size_t>(peers_.local_rank);
+  mesh[own].region = std::move(region_);
+  mesh[own].pid = getpid();
+  for (MeshPeer& peer : mesh) world.regions.push_back(peer.region);
+  world.watch = std::make_shared<SocketWatch>(std::move(mesh));
+  return make_mapped_endpoint("shm", std::move(world));
+}
+
+}  // namespace dcoll

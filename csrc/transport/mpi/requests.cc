@@ -1,0 +1,120 @@
+#include "transport/mpi/requests.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace dcoll::mpi {
+
+// Reachable from a static, so that leak checkers see it is meant, and never destroyed. Under the owner's lock.
+void keep_forever(Room room) {
+  static auto* kept = new std::vector<Room>();
+  kept->push_back(std::move(room));
+}
+
+void keep_forever(std::vector<std::byte> memory) {
+  static auto* kept = new std::vector<std::vector<std::byte>>();
+  kept->push_back(std::move(memory));
+}
+
+void check_mpi(int code, const std::string& what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  throw TransportError(
+      what + " failed: " +
+      (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
+}
+
+std::string about(const Operation& op) {
+  std::string text = op.kind == Operation::Kind::kSend || op.kind == Operation::Kind::kNoticeSend
+                         ? "MPI send to rank "
+                         : "MPI receive from rank ";
+  return text + (op.peer < 0 ? std::string("any") : std::to_string(op.peer)) + " (channel " +
+         std::to_string(op.channel) + ", " + std::to_string(op.bytes) + " bytes)";
+}
+
+const std::vector<RequestSet::Completed>& RequestSet::test() {
+  completed_.clear();
+  if (requests_.empty()) return completed_;
+  indices_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int count = 0, code = MPI_SUCCESS;
+  // Open MPI looks first and moves messages then, so what has just arrived is only told to the second call. Whoever
+  // goes to sleep after the first one sleeps beside a finished message.
+  for (int look = 0; look < 2 && count == 0; ++look) {
+    code =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check_mpi(code, "MPI_Testsome");
+  }
+  if (count == MPI_UNDEFINED || count == 0) return completed_;
+  for (int i = 0; i < count; ++i) {
+    const MPI_Status& status = statuses_[static_cast<size_t>(i)];
+    Operation*& operation = operations_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
+    completed_.push_back({operation, status, code == MPI_SUCCESS ? MPI_SUCCESS : status.MPI_ERROR});
+    operation = nullptr;
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < operations_.size(); ++i) {
+    if (operations_[i] == nullptr) continue;
+    requests_[kept] = requests_[i];
+    operations_[kept++] = operations_[i];
+  }
+  requests_.resize(kept);
+  operations_.resize(kept);
+  return completed_;
+}
+
+bool RequestSet::let_go(std::chrono::milliseconds limit, const std::function<void(const Completed&)>& take) {
+  const auto uses_others_memory = [](const Operation* op) { return op->link != nullptr && !op->room; };
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    const bool receives = operations_[i]->kind == Operation::Kind::kReceive;
+    if (receives && uses_others_memory(operations_[i])) MPI_Cancel(&requests_[i]);
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + limit;
+  while (std::any_of(operations_.begin(), operations_.end(), uses_others_memory)) {
+    if (Clock::now() >= deadline) return false;
+    try {
+      for (const Completed& completed : test()) {
+        completed.operation->done = true;
+        if (completed.operation->link == nullptr) take(completed);
+      }
+    } catch (const Error&) {
+      return false;
+    }
+    sched_yield();
+  }
+  return true;
+}
+
+bool RequestSet::abandon(std::chrono::milliseconds limit) noexcept {
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    const Operation::Kind kind = operations_[i]->kind;
+    // Cancelling a receive is local: it needs no peer.
+    if (kind == Operation::Kind::kReceive || kind == Operation::Kind::kNoticeReceive) MPI_Cancel(&requests_[i]);
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto none_left = [this] {
+    return std::all_of(requests_.begin(), requests_.end(), [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
+  };
+  for (const auto deadline = Clock::now() + limit; !none_left() && Clock::now() < deadline; sched_yield()) {
+    int all = 0;
+    MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, MPI_STATUSES_IGNORE);
+  }
+  bool clean = true;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    clean = false;
+    MPI_Request_free(&requests_[i]);
+    if (operations_[i]->room) keep_forever(std::move(operations_[i]->room));
+  }
+  requests_.clear();
+  operations_.clear();
+  return clean;
+}
+
+}  // namespace dcoll::mpi

@@ -1,0 +1,35 @@
+// The processes of this machine's ranks, watched by the kernel: a rank that dies is noticed although MPI says nothing
+// (its messages then simply never come). Descriptors of processes (pidfd_open, Linux 5.3) become readable with the end.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "transport/os/fd.h"
+
+namespace dcoll {
+
+// Exchanged between ranks at start-up, bytewise.
+struct ProcessId {
+  uint64_t machine = 0;  // CoreClaim::machine; 0: unknown
+  uint64_t space = 0;    // the namespace that the number belongs to: containers have their own
+  int64_t pid = 0;
+};
+ProcessId own_process(uint64_t machine);
+
+class Processes {
+ public:
+  // By rank. Those that cannot be watched from here (another machine or container, an old kernel) are left out.
+  Processes(const std::vector<ProcessId>& of_ranks, int own_rank);
+  // Throws PeerError if one of these ranks' processes has ended. No system call where none is watched.
+  void check(const std::vector<int>& ranks) const;
+
+ private:
+  std::map<int, Fd> watched_;  // by rank; an empty Fd: it had ended before it could be watched
+};
+
+}  // namespace dcoll
