@@ -32,7 +32,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
 .PHONY: help build demo test test-cpp test-python stress chaos fuzz bench peers bench-peers bench-network lint format \
-	sanitize test-others clean
+	sanitize test-others test-third-party clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -189,6 +189,24 @@ test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warn
 	$(BIN)/cmake --build build/clang
 	cd build/clang && $(CTEST)
 	$(BIN)/python tests/built.py build/clang -q $(OTHER_TESTS) -k 'not mpi4py' # which is the other MPI's
+
+# Packages written for Horovod, and what they import. Like DeepSpeed they find torch through a .pth file, and dcoll too.
+# Lightning needs pkg_resources, which later releases of setuptools do not have.
+THIRD_PARTY := build/third-party
+THIRD_PARTY_NEEDS := braceexpand ftfy huggingface_hub pandas pytz regex safetensors tqdm webdataset
+THIRD_PARTY_PACKAGES := lightning-utilities open_clip_torch pytorch-ignite pytorch-lightning timm torchmetrics torchvision
+
+$(THIRD_PARTY)/.installed: constraints.txt | build
+	$(PYTHON) -m venv $(@D)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > \
+		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-dcoll.pth"
+	$(@D)/bin/pip install -q 'setuptools<81'
+	$(PEER_PIP) $(THIRD_PARTY_NEEDS)
+	$(PEER_PIP) --no-deps $(THIRD_PARTY_PACKAGES)
+	@touch $@
+
+test-third-party: $(THIRD_PARTY)/.installed  ## Lightning, pytorch-ignite and open_clip, unmodified, with dcoll as Horovod
+	TESTS_NEED=mpi,ignite,lightning,open_clip $(THIRD_PARTY)/bin/python -m pytest tests/mpi/test_mpi_third_party.py
 
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist *.egg-info dcoll/*.so dcoll/mpirun.txt
