@@ -26,7 +26,7 @@ CPP_FILES := $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu'
 PY_FILES := setup.py cmake dcoll bench examples tests
 # The mpicc in use, empty without MPI, and its mpirun. Evaluated only by recipes, after .venv exists.
 MPICC_FOUND = $(shell $(BIN)/python cmake/mpi_discovery.py)
-MPIRUN = $(shell $(BIN)/python -c 'from dcoll.runner.launchers import find_mpirun; print(find_mpirun().path)')
+MPIRUN = $(shell $(BIN)/python -c 'from dcoll.runner.command_lines import find_mpirun; print(find_mpirun().path)')
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_PYTHON=OFF -DDCOLL_TESTS=ON \
 	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)

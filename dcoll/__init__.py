@@ -120,6 +120,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})
+
+
 __all__ = [
     "Adasum",
     "ArgumentError",

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, collective
+from dcoll import _C, on_communicator
 from dcoll.backward import Failure, watch
 from dcoll.buckets import shaped_like
 from dcoll.check_sync import check_tensors
@@ -162,7 +162,9 @@ class DeltaSync:
         if wire_code is None and self._compression is not NoneCompressor:
             for p, delta in zip(flat.params, flat.deltas, strict=True):
                 wire, ctx = self._compression.compress(delta)
-                out = collective.allreduce(comm, wire, Adasum, f"{self.name_of(p)} of {self._label}", 1.0, 1.0).wait()
+                out = on_communicator.allreduce(
+                    comm, wire, Adasum, f"{self.name_of(p)} of {self._label}", 1.0, 1.0
+                ).wait()
                 delta.copy_(self._compression.decompress(out, ctx))
             return
         wire, ctx = self._compression.compress(flat.delta_buffer)

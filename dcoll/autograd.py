@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, collective, grouped
+from dcoll import _C, grouped, on_communicator
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, communicator_of
 
@@ -20,7 +20,7 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
         process_set, op, name, prescale, postscale, algo = ctx.options = options
-        out: torch.Tensor = collective.allreduce_sync(
+        out: torch.Tensor = on_communicator.allreduce_sync(
             communicator_of(process_set), tensor, op, name, prescale, postscale, algo
         )
         return out
@@ -46,7 +46,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, name: str) -> torch.Tensor:
         ctx.process_set, ctx.rows = process_set, tensor.shape[0]
-        out: torch.Tensor = collective.allgather_sync(communicator_of(process_set), tensor, name)
+        out: torch.Tensor = on_communicator.allgather_sync(communicator_of(process_set), tensor, name)
         return out
 
     @staticmethod
@@ -67,7 +67,9 @@ class _GroupedAllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         comm = communicator_of(ctx.process_set)
-        everyones = collective.allgather_sync(comm, torch.tensor([ctx.rows]), "gradient of grouped_allgather: rows")
+        everyones = on_communicator.allgather_sync(
+            comm, torch.tensor([ctx.rows]), "gradient of grouped_allgather: rows"
+        )
         averages = grouped.allreduce_sync(comm, list(grads), Average, "gradient of grouped_allgather", 1.0, 1.0)
         before = everyones[: comm.rank].sum(0).tolist()
         own = [one.narrow(0, at, rows) for one, at, rows in zip(averages, before, ctx.rows, strict=True)]
@@ -78,7 +80,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> torch.Tensor:
         ctx.process_set, ctx.root = process_set, root
-        out: torch.Tensor = collective.broadcast_sync(communicator_of(process_set), tensor, root, name)
+        out: torch.Tensor = on_communicator.broadcast_sync(communicator_of(process_set), tensor, root, name)
         return out
 
     @staticmethod
@@ -91,7 +93,7 @@ class _Broadcast(torch.autograd.Function):
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, splits: list[int], name: str) -> Any:
-        out, received = collective.alltoall_sync(communicator_of(process_set), tensor, splits, name)
+        out, received = on_communicator.alltoall_sync(communicator_of(process_set), tensor, splits, name)
         ctx.process_set, ctx.received = process_set, received.tolist()
         ctx.mark_non_differentiable(received)
         return out, received
@@ -99,7 +101,7 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         comm = communicator_of(ctx.process_set)
-        back, _ = collective.alltoall_sync(comm, grads[0], ctx.received, "gradient of alltoall")
+        back, _ = on_communicator.alltoall_sync(comm, grads[0], ctx.received, "gradient of alltoall")
         return back, None, None, None
 
 
@@ -107,7 +109,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
         process_set, op, name, prescale, postscale = ctx.options = options
-        out: torch.Tensor = collective.reducescatter_sync(
+        out: torch.Tensor = on_communicator.reducescatter_sync(
             communicator_of(process_set), tensor, op, name, prescale, postscale
         )
         return out
@@ -118,7 +120,7 @@ class _ReduceScatter(torch.autograd.Function):
         comm = communicator_of(process_set)
         factor = prescale * postscale * (comm.size if op is Sum else 1)
         mine = grads[0] if factor == 1 else grads[0] * factor
-        return collective.allgather_sync(comm, mine, "gradient of reducescatter"), None, None, None, None, None
+        return on_communicator.allgather_sync(comm, mine, "gradient of reducescatter"), None, None, None, None, None
 
 
 class _GroupedReduceScatter(torch.autograd.Function):
@@ -139,12 +141,14 @@ class _GroupedReduceScatter(torch.autograd.Function):
 
 
 def _average(comm: _C.Communicator, grad: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = collective.allreduce_sync(comm, grad, Average, "gradient", 1.0, 1.0)
+    out: torch.Tensor = on_communicator.allreduce_sync(comm, grad, Average, "gradient", 1.0, 1.0)
     return out
 
 
 def _rows_of_all(comm: _C.Communicator, rows: int) -> list[int]:
-    found: list[int] = collective.allgather_sync(comm, torch.tensor([rows]), "gradient of allgather: rows").tolist()
+    found: list[int] = on_communicator.allgather_sync(
+        comm, torch.tensor([rows]), "gradient of allgather: rows"
+    ).tolist()
     return found
 
 
@@ -170,7 +174,7 @@ def grouped_allreduce(
 
 def allgather(tensor: torch.Tensor, process_set: ProcessSet, name: str) -> Any:
     """The gradient is this rank's rows of the average of all ranks' gradients."""
-    collective.rows_of(tensor, "allgather")
+    on_communicator.rows_of(tensor, "allgather")
     return _apply(_AllGather)(tensor, process_set, name)
 
 
@@ -206,7 +210,7 @@ def grouped_reducescatter(
 
 def _with_rows(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
     for tensor in tensors:
-        collective.rows_of(tensor, what)
+        on_communicator.rows_of(tensor, what)
     return tensors
 
 

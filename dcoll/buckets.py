@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dcoll import _C, collective, objects
+from dcoll import _C, objects, on_communicator
 from dcoll.compressed_reducer import CompressedReducer
 from dcoll.compression import NoneCompressor, wire_dtype_of
 from dcoll.errors import JoinedError
@@ -109,7 +109,7 @@ def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows
     if knows_none:
         order.fill_(-1)
     try:
-        collective.broadcast_(comm, order, 0, f"bucket order of {label}").wait()
+        on_communicator.broadcast_(comm, order, 0, f"bucket order of {label}").wait()
     except JoinedError:
         return None
     found: list[int] = order.tolist()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dcoll import _C, collective
+from dcoll import _C, on_communicator
 from dcoll.errors import MismatchError
 
 
@@ -18,9 +18,9 @@ def check_tensors(comm: _C.Communicator, names: Sequence[str], tensors: Sequence
     dense = [t.detach().contiguous() for t in tensors]
     mine = torch.tensor(_C.hash_memory([(t.data_ptr(), t.nbytes) for t in dense]), dtype=torch.int64)
     whole = torch.tensor(_C.hash_memory([(mine.data_ptr(), mine.nbytes)]), dtype=torch.int64)
-    if len(set(collective.allgather_sync(comm, whole, "check_sync").tolist())) == 1:
+    if len(set(on_communicator.allgather_sync(comm, whole, "check_sync").tolist())) == 1:
         return
-    everyones = collective.allgather_sync(comm, mine.unsqueeze(0), "check_sync of each tensor").tolist()
+    everyones = on_communicator.allgather_sync(comm, mine.unsqueeze(0), "check_sync of each tensor").tolist()
     differing = [i for i in range(len(tensors)) if len({hashes[i] for hashes in everyones}) > 1]
     first = differing[0]
     groups: dict[int, list[int]] = {}

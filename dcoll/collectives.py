@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from dcoll import _C, collective, grouped, objects
+from dcoll import _C, grouped, objects, on_communicator
 from dcoll.compression import Compression
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
@@ -41,7 +41,7 @@ def _comm(process_set: ProcessSet) -> _C.Communicator:
     return communicator_of(process_set)
 
 
-def _lane(process_set: ProcessSet, name: str | None) -> collective.Lane:
+def _lane(process_set: ProcessSet, name: str | None) -> on_communicator.Lane:
     """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
     comm = _comm(process_set)
     return comm.by_name if name else comm
@@ -80,7 +80,7 @@ def allreduce(
 
         out = autograd.allreduce(sent, process_set, *options)
     else:
-        out = collective.allreduce_sync(_comm(process_set), sent, *options)
+        out = on_communicator.allreduce_sync(_comm(process_set), sent, *options)
     return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
@@ -99,7 +99,7 @@ def allreduce_(
     if average is not None or op is None:
         op = _op(average, op)
     options = (op, name or "", prescale_factor, postscale_factor, algo)
-    return cast(T, collective.allreduce_sync_(_comm(process_set), tensor, *options))
+    return cast(T, on_communicator.allreduce_sync_(_comm(process_set), tensor, *options))
 
 
 def allreduce_async(
@@ -114,7 +114,9 @@ def allreduce_async(
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.allreduce(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
+    return on_communicator.allreduce(
+        lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo
+    )
 
 
 def allreduce_async_(
@@ -129,7 +131,9 @@ def allreduce_async_(
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.allreduce_(lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo)
+    return on_communicator.allreduce_(
+        lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo
+    )
 
 
 @in_order
@@ -232,7 +236,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
 
         carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
         return carrying
-    out: T = collective.broadcast_sync(comm, tensor, root, name or "")
+    out: T = on_communicator.broadcast_sync(comm, tensor, root, name or "")
     return out
 
 
@@ -240,7 +244,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = _comm(process_set), root_in(process_set, root_rank)
-    out: T = collective.broadcast_sync_(comm, tensor, root, name or "")
+    out: T = on_communicator.broadcast_sync_(comm, tensor, root, name or "")
     return out
 
 
@@ -248,14 +252,14 @@ def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast()."""
-    return collective.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
+    return on_communicator.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
 def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast_(). The tensor must be left alone until the handle is done."""
-    return collective.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
+    return on_communicator.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
 @inline_other("allgather")
@@ -269,13 +273,13 @@ def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = glob
 
         carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
         return carrying
-    out: T = collective.allgather_sync(_comm(process_set), tensor, name or "")
+    out: T = on_communicator.allgather_sync(_comm(process_set), tensor, name or "")
     return out
 
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start an allgather(). The tensor must not change until the handle is done."""
-    return collective.allgather(_lane(process_set, name), tensor, name or "")
+    return on_communicator.allgather(_lane(process_set, name), tensor, name or "")
 
 
 @in_order
@@ -320,7 +324,7 @@ def reducescatter(
 
         out = autograd.reducescatter(sent, process_set, *options)
     else:
-        out = collective.reducescatter_sync(_comm(process_set), sent, *options)
+        out = on_communicator.reducescatter_sync(_comm(process_set), sent, *options)
     result: T = out if compression is Compression.none else compression.decompress(out, context)
     return result
 
@@ -335,7 +339,7 @@ def reducescatter_async(
 ) -> Handle:
     """Start a reducescatter(). The tensor must not change until the handle is done."""
     lane = _lane(process_set, name)
-    return collective.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
+    return on_communicator.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
 
 
 @in_order
@@ -388,10 +392,10 @@ def alltoall(
     """
     comm = _comm(process_set)
     if not _has_gradient(tensor):
-        return collective.alltoall_sync(comm, tensor, splits, name or "")
+        return on_communicator.alltoall_sync(comm, tensor, splits, name or "")
     from dcoll import autograd
 
-    rows = collective.splits_of(comm, collective.rows_of(tensor, "alltoall"), splits)
+    rows = on_communicator.splits_of(comm, on_communicator.rows_of(tensor, "alltoall"), splits)
     out, received = autograd.alltoall(tensor, process_set, rows, name or "")
     return out if splits is None else (out, received)
 
@@ -403,7 +407,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an alltoall(). The tensor must not change until the handle is done."""
-    return collective.alltoall(_lane(process_set, name), tensor, splits, name or "")
+    return on_communicator.alltoall(_lane(process_set, name), tensor, splits, name or "")
 
 
 @inline_other("barrier")

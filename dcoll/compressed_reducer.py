@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, collective
+from dcoll import _C, on_communicator
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import Max, ReduceOp
@@ -76,7 +76,7 @@ class CompressedReducer:
             if i not in self._ready:
                 self.gradients[i].zero_()
             wire, ctx = self._compression.compress(self.gradients[i])
-            handle = collective.allreduce(self._comm, wire, self._op, self._names[i], *self._scales)
+            handle = on_communicator.allreduce(self._comm, wire, self._op, self._names[i], *self._scales)
             self._sent.append((i, handle, ctx))
 
     def finish(self) -> list[int]:
@@ -86,7 +86,7 @@ class CompressedReducer:
             missing = self.missing()
             used = torch.ones(len(self.gradients), dtype=torch.uint8)
             used[missing] = 0
-            handle = collective.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
+            handle = on_communicator.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
             begin = time.perf_counter()
             for i, sent, ctx in self._sent:
                 self.gradients[i].copy_(self._compression.decompress(sent.wait(), ctx))

@@ -1,4 +1,4 @@
-"""The variables that init() finds: which of Horovod's count, which need nothing, and which are unknown."""
+"""The variables that init() finds: which of Horovod's count, which need nothing, which are unknown, and a timeline."""
 
 import difflib
 import os
@@ -82,3 +82,11 @@ def report(comm: _C.Communicator) -> None:
         comm.log("warning", f"Horovod's variables: {text}")
     if text := unknown_settings(os.environ):
         comm.log("warning", f"no setting of dcoll: {text}. The README lists them all.")
+
+
+def start_timeline(comm: _C.Communicator) -> None:
+    """What DCOLL_TIMELINE (or HOROVOD_TIMELINE) asks for. DYNAMIC asks Horovod to allow start_timeline(): always so."""
+    now = {name: value for name, _, _, _, value in _C.settings()}
+    path = now["DCOLL_TIMELINE"]
+    if path and path != "DYNAMIC":
+        _C.start_timeline(comm, path, now["DCOLL_TIMELINE_MARK_CYCLES"] == "1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, collective, objects, world
+from dcoll import _C, objects, on_communicator, world
 from dcoll.collectives import allgather_object, broadcast_object
 from dcoll.errors import ArgumentError
 
@@ -89,7 +89,7 @@ class _Pack:
         raw = [t.reshape(-1).view(torch.uint8) for t in self._dense]
         self._raw = raw
         self._packed = raw[0] if len(raw) == 1 else torch.cat(raw)
-        self._handle = collective.broadcast_(comm, self._packed, root, "broadcast_parameters")
+        self._handle = on_communicator.broadcast_(comm, self._packed, root, "broadcast_parameters")
 
     def finish(self) -> None:
         self._handle.wait()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, collective, gradient_errors, sparse
+from dcoll import _C, gradient_errors, on_communicator, sparse
 from dcoll.backward import NO_TASK, graph_task, is_nested, running, untraced, watch
 from dcoll.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
 from dcoll.compression import NoneCompressor
@@ -190,7 +190,7 @@ class GradientSync(FailedRounds):
                 p.grad = view.zero_()
             else:
                 self._in_bucket(i)
-            collective.allreduce_sync_(self.comm, view, self.op, self._called(p), 1.0 / scale, scale)
+            on_communicator.allreduce_sync_(self.comm, view, self.op, self._called(p), 1.0 / scale, scale)
 
     def _called(self, p: torch.Tensor) -> str:
         """What a collective for it alone is called."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dcoll import _C, collective
+from dcoll import _C, on_communicator
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
@@ -122,7 +122,7 @@ def allreduce_sync_(
 
 
 def start_allreduce(
-    comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
+    comm: on_communicator.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
 ) -> Handle:
     """A handle whose result is the list. In place, the tensors are written to by wait(), or poll() that says True."""
     _checked(op)
@@ -132,7 +132,7 @@ def start_allreduce(
     if started is not None:
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
-    one = collective.allreduce_ if in_place else collective.allreduce
+    one = on_communicator.allreduce_ if in_place else on_communicator.allreduce
     return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(listed)])
 
 
@@ -149,7 +149,7 @@ def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple
         return listed, core
     for tensor in listed:
         kind_of(tensor)
-        collective.rows_of(tensor, what)
+        on_communicator.rows_of(tensor, what)
     dense = _dense(listed, in_place=False)
     described = []
     for tensor in dense:
@@ -179,7 +179,7 @@ def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
     return _unpacked(core, dense)
 
 
-def start_allgather(comm: collective.Lane, tensors: Any, name: str) -> Handle:
+def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Handle:
     """A handle whose result is the list of the gathered tensors. The tensors are copied at once."""
     dense, core = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), tensors, "grouped_allgather")
     return Handle(core, None, lambda _: _unpacked(core, dense), None)
@@ -199,7 +199,7 @@ def reducescatter_sync(
 
 
 def start_reducescatter(
-    comm: collective.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: on_communicator.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Handle:
     """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from dcoll import _C, collective
+from dcoll import _C, on_communicator
 from dcoll.compression import Compression
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import ReduceOp
@@ -35,7 +35,7 @@ def inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Func
 
     def decorate(function: Function) -> Function:
         inline: Any = _C.InlineCollective(
-            function, kind, tuple(ReduceOp), in_place, None, Compression.none, collective.wrap_rows
+            function, kind, tuple(ReduceOp), in_place, None, Compression.none, on_communicator.wrap_rows
         )
         functools.update_wrapper(inline, function)
         return cast(Function, inline)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, collective, world
+from dcoll import _C, on_communicator, world
 from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
 from dcoll.buckets import new_label
 from dcoll.check_sync import check_tensors
@@ -79,7 +79,7 @@ class _Distributed:
             if sync.comm.size == 1 or loss is None:
                 return loss
             value = torch.as_tensor(loss).detach()
-            value = collective.allreduce_sync(sync.comm, value, Average, "loss of the closure", 1.0, 1.0)
+            value = on_communicator.allreduce_sync(sync.comm, value, Average, "loss of the closure", 1.0, 1.0)
             return value if isinstance(loss, torch.Tensor) else value.item()
 
         return synced

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcoll import _C
-from dcoll.launcher import find_launcher
+from dcoll.find_launcher import find_launcher
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

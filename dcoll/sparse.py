@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dcoll import _C, collective
+from dcoll import _C, on_communicator
 from dcoll.errors import ArgumentError
 from dcoll.gradient_errors import summed_twice
 from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
@@ -16,7 +16,7 @@ from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
 def agree_on_sparse(comm: _C.Communicator, grads: list[torch.Tensor | None]) -> list[int]:
     """For every gradient its number of sparse dimensions on any rank, 0 where no rank has a sparse gradient."""
     dims = torch.tensor([g.sparse_dim() if g is not None and g.is_sparse else 0 for g in grads], dtype=torch.int32)
-    collective.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
+    on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
     found: list[int] = dims.tolist()
     return found
 
@@ -29,7 +29,7 @@ def agree_on_kinds(
         (0, 0) if g is None else (0, g.sparse_dim()) if g.is_sparse and not sparse_as_dense else (1, 0) for g in grads
     ]
     found = torch.tensor(kinds, dtype=torch.int32)
-    collective.allreduce_sync_(comm, found, Max, "new gradients", 1.0, 1.0)
+    on_communicator.allreduce_sync_(comm, found, Max, "new gradients", 1.0, 1.0)
     return [(dense, dim) for dense, dim in found.tolist()]
 
 
@@ -46,7 +46,7 @@ def allreduce_sparse(
         indices, values = grad.indices().t(), grad.values()
     if op is Average:
         values = values / comm.size
-    handles = [collective.allgather(comm, part, name) for part in (indices, values)]
+    handles = [on_communicator.allgather(comm, part, name) for part in (indices, values)]
     all_indices, all_values = (handle.wait() for handle in handles)
     return torch.sparse_coo_tensor(all_indices.t(), all_values, param.shape, check_invariants=False).coalesce()
 
@@ -127,7 +127,7 @@ class SparseAsDense:
         unknown = [p for p in params if id(p) not in self._dims]
         if unknown:
             dims = torch.tensor([-1 if p.grad is None else self._here.get(id(p), 0) for p in unknown])
-            collective.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
+            on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
             self._dims.update((id(p), dim) for p, dim in zip(unknown, dims.tolist(), strict=True) if dim >= 0)
         made = []
         for p, grad in zip(params, reduced, strict=True):
@@ -138,7 +138,9 @@ class SparseAsDense:
         return made
 
 
-def start_allreduce(comm: collective.Lane, tensor: torch.Tensor, name: str, op: ReduceOp) -> Callable[[], torch.Tensor]:
+def start_allreduce(
+    comm: on_communicator.Lane, tensor: torch.Tensor, name: str, op: ReduceOp
+) -> Callable[[], torch.Tensor]:
     """Start the sum or average of tensors in COO form; the result waits for it."""
     if op not in (Average, Sum) or type(op) is not ReduceOp:
         raise wrong_op(op, (Average, Sum))
@@ -148,7 +150,8 @@ def start_allreduce(comm: collective.Lane, tensor: torch.Tensor, name: str, op: 
     values = entries.values() / comm.size if op is Average else entries.values()
     indices = entries.indices().t().contiguous()
     handles = [
-        collective.allgather(comm, part, f"{name}.{what}") for part, what in ((indices, "indices"), (values, "values"))
+        on_communicator.allgather(comm, part, f"{name}.{what}")
+        for part, what in ((indices, "indices"), (values, "values"))
     ]
 
     def finish() -> torch.Tensor:

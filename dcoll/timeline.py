@@ -20,11 +20,3 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 def stop_timeline() -> None:
     """Write what is left of the timeline and close its file. Does nothing when there is none."""
     _C.stop_timeline(communicator())
-
-
-def start_from_environment(comm: _C.Communicator) -> None:
-    """What DCOLL_TIMELINE (or HOROVOD_TIMELINE) asks for. DYNAMIC asks Horovod to allow start_timeline(): always so."""
-    now = {name: value for name, _, _, _, value in _C.settings()}
-    path = now["DCOLL_TIMELINE"]
-    if path and path != "DYNAMIC":
-        _C.start_timeline(comm, path, now["DCOLL_TIMELINE_MARK_CYCLES"] == "1")

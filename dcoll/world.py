@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcoll import _C, launch
+from dcoll import _C, environment, mpi_startup
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.launcher import find_launcher
+from dcoll.find_launcher import find_launcher
 from dcoll.lifecycle import Lifecycle
 from dcoll.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
 
@@ -60,8 +60,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         )
     if WORLD.lifecycle is None:
         launcher = find_launcher(os.environ)
-        needs_mpi = launch.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)
-        WORLD.lifecycle = Lifecycle(launch.load_mpi(launcher) if needs_mpi else None)
+        needs_mpi = mpi_startup.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)
+        WORLD.lifecycle = Lifecycle(mpi_startup.load_mpi(launcher) if needs_mpi else None)
     mpi = _part_of(WORLD.lifecycle.mpi, ranks)
     connected = _C.connect_world(mpi)
     WORLD.lifecycle.join(connected)
@@ -72,10 +72,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     global_process_set.mpi_comm = _mpi_comm(comm)
     for process_set in sets:
         REGISTRY.add(process_set, may_exist=True)
-    from dcoll import environment, timeline  # which need this module
-
     environment.report(connected)
-    timeline.start_from_environment(connected)
+    environment.start_timeline(connected)
 
 
 def _members(comm: Any) -> list[int] | None:
@@ -202,7 +200,7 @@ def mpi_enabled() -> bool:
 
 def mpi_built() -> bool:
     """True when dcoll was built with MPI."""
-    return launch.PLUGIN.exists()
+    return mpi_startup.PLUGIN.exists()
 
 
 def cuda_built() -> bool:

@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE))
 from progress import terminal_width  # noqa: E402  (beside this file, wherever the demo is started from)
 
 from dcoll.runner.cli import physical_cores  # noqa: E402
+from dcoll.runner.command_lines import find_mpirun  # noqa: E402
 from dcoll.runner.hosts import UsageError  # noqa: E402
-from dcoll.runner.launchers import find_mpirun  # noqa: E402
 
 GLOBAL_BATCH = 128
 REQUIRED_ACCURACY = 0.97

@@ -1,5 +1,6 @@
 """The rules of the layout that no compiler checks: who includes whom, how long a file may be, which settings exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -112,6 +113,42 @@ def test_no_headers_include_each_other() -> None:
     }
     assert circle(headers) == []
     assert circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+
+
+def imports_of(name: str, text: str, modules: set[str]) -> list[str]:
+    """The modules of dcoll that this one imports, at its top or within a function; but for types alone."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    # A module's own packages were imported before it begins; they re-export what is below them.
+    return sorted(one for one in found & modules if not f"{name}.".startswith(f"{one}."))
+
+
+def test_no_modules_import_each_other() -> None:
+    texts = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
+        for path in sources("dcoll")
+        if path.suffix == ".py"
+    }
+    texts = {name.removesuffix(".__init__"): text for name, text in texts.items()}
+    assert circle({name: imports_of(name, text, set(texts)) for name, text in texts.items()}) == []
+    lazy = "def f():\n    from dcoll import world\nif TYPE_CHECKING:\n    import dcoll.run\n"
+    assert imports_of("dcoll.a", lazy, {"dcoll.world", "dcoll.run", "dcoll.a"}) == ["dcoll.world"]
+
+
+def test_no_names_of_files_differ_by_one_letter() -> None:
+    """Within a folder, and of one kind: one of such two is taken for the other."""
+    for folder in {path.parent for path in sources("csrc", "dcoll")}:
+        names = sorted({path.stem for path in folder.iterdir() if path.suffix in (*CPP, ".py")})
+        near = [(a, b) for a in names for b in names if a != b and b in (a + "s", a + "er", a + "r")]
+        assert near == [], folder
 
 
 def types_of(text: str) -> list[str]:

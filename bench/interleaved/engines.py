@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dcoll.runner.command_lines import Mpirun, find_mpirun
 from dcoll.runner.hosts import UsageError
-from dcoll.runner.launchers import Mpirun, find_mpirun
 from interleaved.coordinator import Launch
 
 HERE = Path(__file__).resolve().parent

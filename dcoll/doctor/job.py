@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dcoll.doctor import machine
 from dcoll.doctor.finding import Finding, broken, fine, note
-from dcoll.launcher import find_launcher
+from dcoll.find_launcher import find_launcher
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dcoll.doctor.finding import Finding, broken, fine, note
-from dcoll.launcher import REINSTALL
+from dcoll.find_launcher import REINSTALL
 
 PACKAGE = Path(__file__).parents[1]
 PLUGIN = PACKAGE / "libdcoll_mpi.so"
@@ -140,11 +140,11 @@ def mpi() -> Finding:
 
 def launcher() -> Finding:
     """mpirun, and whether it belongs to that MPI."""
-    from dcoll.runner import launchers
+    from dcoll.runner import command_lines
     from dcoll.runner.hosts import UsageError
 
     try:
-        found = launchers.find_mpirun()
+        found = command_lines.find_mpirun()
     except UsageError as error:
         if not PLUGIN.exists():
             return fine("launcher", "none, and none is needed without MPI")

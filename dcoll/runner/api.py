@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.runner import launchers
+from dcoll.runner import command_lines
 from dcoll.runner.channel import Channel, reachable_names
 from dcoll.runner.hosts import UsageError, is_local
 
@@ -120,12 +120,12 @@ class _Job:
         self._broken: str | None = None
 
     def run(self, task: bytes) -> list[Any]:
-        from dcoll.runner import cli, launchers, options
+        from dcoll.runner import cli, command_lines, options
 
         command = [self._executable, "-m", "dcoll.runner.task"]
         try:
             job = cli.job_from(options.parser().parse_args(["-np", str(self._ranks), *self._options, *command]))
-            mpirun = launchers.find_mpirun()
+            mpirun = command_lines.find_mpirun()
         except UsageError as error:
             raise ArgumentError(f"run(): {error}") from None
         with tempfile.TemporaryDirectory(prefix="dcoll-run-") as folder:
@@ -135,7 +135,7 @@ class _Job:
             server = threading.Thread(target=self._serve, args=(listener, task), daemon=True)
             server.start()
             try:
-                status = cli.run(mpirun.command(job), launchers.environment(mpirun, job))
+                status = cli.run(mpirun.command(job), command_lines.environment(mpirun, job))
             finally:
                 # Ranks end when the caller has what they sent: who is connected now is none, or was killed.
                 listener.shutdown(socket.SHUT_RDWR)
@@ -196,7 +196,7 @@ class _Job:
         return [pickle.loads(self._results[rank]) for rank in range(self._ranks)]
 
 
-def _listen(job: launchers.Job, folder: str) -> tuple[socket.socket, str]:
+def _listen(job: command_lines.Job, folder: str) -> tuple[socket.socket, str]:
     """Where the ranks find this process: in the file system while all are here, else at a port of every interface."""
     if not job.remote:
         path = str(Path(folder) / "socket")

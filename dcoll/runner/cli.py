@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from dcoll.runner import config, hosts, launchers, options
+from dcoll.runner import command_lines, config, hosts, options
 from dcoll.runner.hosts import UsageError
 
 # Passed on to every rank beside what the launcher passes on by itself.
@@ -26,7 +26,7 @@ def physical_cores() -> int:
     return len(cores)
 
 
-def job_from(args: argparse.Namespace) -> launchers.Job:
+def job_from(args: argparse.Namespace) -> command_lines.Job:
     """What the command line asks for."""
     if not args.command:
         raise UsageError("no command to run; write it last: dcollrun -np 2 python train.py")
@@ -43,7 +43,7 @@ def job_from(args: argparse.Namespace) -> launchers.Job:
         # torch would otherwise start a thread per core in every rank, and the ranks would fight for the cores.
         here = [host.slots for host in named if hosts.is_local(host.name)] if named else [ranks]
         settings["OMP_NUM_THREADS"] = str(max(1, physical_cores() // max(1, *here, 1)))
-    return launchers.Job(
+    return command_lines.Job(
         command=args.command,
         ranks=ranks,
         hosts=named,
@@ -88,7 +88,7 @@ def check_build() -> str:
     from dcoll import _C, world
 
     try:
-        found = launchers.find_mpirun()
+        found = command_lines.find_mpirun()
         launcher = f"{found.path} ({found.version})"
     except UsageError as error:
         launcher = f"none: {error}"
@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"dcollrun: {note}", file=sys.stderr)
     try:
         job = job_from(args)
-        mpirun = launchers.find_mpirun()
+        mpirun = command_lines.find_mpirun()
         command = mpirun.command(job)
     except UsageError as error:
         print(f"dcollrun: {error}", file=sys.stderr)
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
     if job.output_folder and mpirun.kind == "hydra":
         for rank in range(job.ranks):
             (job.output_folder / f"rank.{rank}").mkdir(parents=True, exist_ok=True)
-    return run(command, launchers.environment(mpirun, job))
+    return run(command, command_lines.environment(mpirun, job))
 
 
 if __name__ == "__main__":

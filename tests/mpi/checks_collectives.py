@@ -13,7 +13,7 @@ import torch
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
 import dcoll as hvd
-from dcoll import collective, world
+from dcoll import on_communicator, world
 
 
 def check_topology() -> None:
@@ -354,7 +354,7 @@ def check_large_gathers_let_the_interpreter_lock_go() -> None:
     def ticks_of_a_call() -> int:
         hvd.barrier()
         before = ticks
-        collective.allgather_sync(world.communicator(), dense, "")
+        on_communicator.allgather_sync(world.communicator(), dense, "")
         return ticks - before
 
     counter = threading.Thread(target=count)

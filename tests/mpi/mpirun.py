@@ -16,8 +16,8 @@ from types import ModuleType
 
 import pytest
 
-from dcoll.launch import PLUGIN
-from dcoll.runner import launchers
+from dcoll.mpi_startup import PLUGIN
+from dcoll.runner import command_lines
 from dcoll.runner.hosts import UsageError
 
 HERE = Path(__file__).parent
@@ -40,17 +40,17 @@ class Finished:
 
 
 @functools.cache
-def launcher_or_reason() -> launchers.Mpirun | str:
+def launcher_or_reason() -> command_lines.Mpirun | str:
     """What dcollrun uses, or why these tests cannot run."""
     if not PLUGIN.exists():
         return "dcoll was built without MPI"
     try:
-        return launchers.find_mpirun()
+        return command_lines.find_mpirun()
     except UsageError as error:
         return str(error)
 
 
-def find_launcher() -> launchers.Mpirun:
+def find_launcher() -> command_lines.Mpirun:
     """Without one the test is skipped; `make test` sets TESTS_NEED=mpi unless it is told to build without MPI."""
     found = launcher_or_reason()
     if isinstance(found, str):

@@ -11,9 +11,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dcoll.runner import cli, config, launchers, options
+from dcoll.runner import cli, command_lines, config, options
+from dcoll.runner.command_lines import Mpirun
 from dcoll.runner.hosts import UsageError
-from dcoll.runner.launchers import Mpirun
 
 OPEN_MPI_5 = Mpirun("mpirun", "openmpi", 5, "mpirun (Open MPI) 5.0.11")
 
@@ -46,7 +46,7 @@ def test_a_config_file_is_read_and_the_command_line_counts_more(
         "DCOLL_BUCKET_MB": "32", "DCOLL_ALGO": "hierarchical", "DCOLL_TIMELINE": "a # b.json",
         "DCOLL_TIMELINE_MARK_CYCLES": "0", "DCOLL_STALL_CHECK_DISABLE": "1", "DCOLL_LOG_LEVEL": "error",
     }  # fmt: skip
-    monkeypatch.setattr(launchers, "find_mpirun", lambda: OPEN_MPI_5)
+    monkeypatch.setattr(command_lines, "find_mpirun", lambda: OPEN_MPI_5)
     assert cli.main(["-np", "2", "--config-file", str(file), "--dry-run", "train.py"]) == 0
     told = capsys.readouterr()
     assert "-x DCOLL_TIMELINE " in told.err

@@ -11,7 +11,7 @@ import pytest
 import dcoll
 from dcoll.doctor import Level, finding, job, machine
 from dcoll.doctor.job import Seen
-from dcoll.runner import launchers
+from dcoll.runner import command_lines
 
 PACKAGE = Path(dcoll.__file__).parent
 
@@ -86,14 +86,14 @@ def test_a_launcher_of_another_mpi_is_found(
     mpirun.write_text(f"#!/bin/sh\necho '{launcher}'\n")
     mpirun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(launchers, "BUILT_WITH", tmp_path / "missing")
+    monkeypatch.setattr(command_lines, "BUILT_WITH", tmp_path / "missing")
     monkeypatch.setattr(machine, "PLUGIN", mpirun)  # any file: there is a plugin
     fake_answers(monkeypatch, ("load_mpi", 0, library))
     assert machine.launcher().level is level
 
 
 def test_without_mpi_no_launcher_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers.shutil, "which", lambda program, path: None)
+    monkeypatch.setattr(command_lines.shutil, "which", lambda program, path: None)
     monkeypatch.setattr(machine, "PLUGIN", tmp_path)
     assert machine.launcher().level is Level.BROKEN
     monkeypatch.setattr(machine, "PLUGIN", tmp_path / "missing")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dcoll
-from dcoll import _C, collective, environment
+from dcoll import _C, environment, on_communicator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -191,7 +191,7 @@ def test_the_background_thread_is_bound_to_its_core(
         for first in (0, 1):  # starts what its peer does not yet take part in, so that its background thread has to
             if comm.rank == first:
                 before = threads()
-                handle = collective.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
+                handle = on_communicator.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
                 for _ in range(500):
                     new = [os.sched_getaffinity(thread) for thread in threads() - before]
                     if new and (first == 1 or {core} in new):
@@ -201,7 +201,7 @@ def test_the_background_thread_is_bound_to_its_core(
                 turns[first].set()
             else:
                 turns[first].wait()
-                handle = collective.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
+                handle = on_communicator.allreduce(comm, np.ones(1), dcoll.Sum, "", 1.0, 1.0)
             handle.wait()
 
     local_ranks.run_ranks(2, body)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from local_ranks import run_ranks
 
-from dcoll import _C, Average, Max, MismatchError, ReduceOp, Sum, collective, grouped
+from dcoll import _C, Average, Max, MismatchError, ReduceOp, Sum, grouped, on_communicator
 
 # Around cache lines and around the slices of 2 to 8 ranks; 0-dim and empty among them. 60 KB in all.
 SHAPES = [(), (0,), (1,), (3, 5), (1000,), (16,), (2, 0), (4097,), (31, 33), (1024,), (8191,), ()]
@@ -51,7 +51,9 @@ def same(got: list[Any], want: list[Any]) -> None:
 def test_results_are_those_of_single_operations(n: int) -> None:
     def check(comm: _C.Communicator, kind: str, op: ReduceOp, scale: float = 1.0) -> None:
         mine = group_of(comm.rank, kind)
-        want = [collective.allreduce_sync(comm, tensor, op, "", scale, 2.0 if scale != 1 else 1.0) for tensor in mine]
+        want = [
+            on_communicator.allreduce_sync(comm, tensor, op, "", scale, 2.0 if scale != 1 else 1.0) for tensor in mine
+        ]
         options: Any = (op, "g", scale, 2.0 if scale != 1 else 1.0)
         plain = grouped.reduce_plain(comm, mine, *options)
         assert plain is not None

@@ -10,7 +10,7 @@ import torch
 from local_ranks import run_ranks
 
 import dcoll
-from dcoll import _C, MismatchError, ReduceOp, Sum, collective
+from dcoll import _C, MismatchError, ReduceOp, Sum, on_communicator
 from dcoll.compression import Compression
 
 OPS = tuple(ReduceOp)
@@ -27,7 +27,7 @@ def never(*_args: Any, **_kwargs: Any) -> None:
 
 
 def inline(comm: _C.Communicator, kind: str, in_place: bool = False, otherwise: Callable[..., Any] = never) -> Any:
-    return _C.InlineCollective(otherwise, kind, OPS, in_place, comm, Compression.none, collective.wrap_rows)
+    return _C.InlineCollective(otherwise, kind, OPS, in_place, comm, Compression.none, on_communicator.wrap_rows)
 
 
 def brought(rank: int, rows: int, library: str, width: int = 1) -> Any:
@@ -101,14 +101,14 @@ def test_ranks_that_bring_different_numbers_of_rows(scale: int) -> None:
             if 3 * 4 * rows[2] <= 128 << 10:
                 assert same(inline(comm, "allgather")(parts[comm.rank]), joined(parts))
             else:
-                assert same(collective.allgather_sync(comm, parts[comm.rank], ""), joined(parts))
+                assert same(on_communicator.allgather_sync(comm, parts[comm.rank], ""), joined(parts))
             # One rank's splits are uneven: not done in C there, and the others receive what they did not guess.
             sent = brought(comm.rank, 6 * scale, library)
             uneven = [scale, 2 * scale, 3 * scale]
             if comm.rank == 0:
-                got = collective.alltoall_sync(comm, sent, uneven, "")[0]
+                got = on_communicator.alltoall_sync(comm, sent, uneven, "")[0]
             else:
-                got = inline(comm, "alltoall", False, lambda x: collective.alltoall_sync(comm, x, None, ""))(sent)
+                got = inline(comm, "alltoall", False, lambda x: on_communicator.alltoall_sync(comm, x, None, ""))(sent)
             begins, each = [0, scale, 3 * scale, 6 * scale], 2 * scale
             want = [brought(0, 6 * scale, library)[begins[comm.rank] : begins[comm.rank + 1]]]
             want += [brought(r, 6 * scale, library)[each * comm.rank :][:each] for r in (1, 2)]
@@ -130,8 +130,8 @@ def test_large_results_are_tensors_like_others(library: str, reader: str) -> Non
         half = slice(me * rows // 2, (me + 1) * rows // 2)
         kept = []
         for turn in range(3):  # the second one finds the blocks of the first
-            gather = inline(comm, "allgather", otherwise=lambda x: collective.allgather_sync(comm, x, ""))
-            exchange = inline(comm, "alltoall", otherwise=lambda x: collective.alltoall_sync(comm, x, None, ""))
+            gather = inline(comm, "allgather", otherwise=lambda x: on_communicator.allgather_sync(comm, x, ""))
+            exchange = inline(comm, "alltoall", otherwise=lambda x: on_communicator.alltoall_sync(comm, x, None, ""))
             if not in_python:
                 gather, exchange = inline(comm, "allgather"), inline(comm, "alltoall")
             results = [
@@ -180,7 +180,7 @@ def test_mixed_with_asynchronous_calls_of_the_same_kind() -> None:
             if (comm.rank + turn) % 2:
                 got = inline(comm, "allgather")(parts[comm.rank])
             else:
-                got = collective.allgather(comm, parts[comm.rank], "").wait()
+                got = on_communicator.allgather(comm, parts[comm.rank], "").wait()
             assert same(got, torch.cat(parts))
 
     run_ranks(2, body)

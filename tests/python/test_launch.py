@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dcoll import DcollError, launch
-from dcoll.launcher import Launcher, find_launcher
+from dcoll import DcollError, mpi_startup
+from dcoll.find_launcher import Launcher, find_launcher
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ class FakeMpi:
 )
 def test_several_jobs_of_one_rank_are_refused(launcher: Launcher, remedy: str) -> None:
     with pytest.raises(DcollError) as caught:
-        launch.check_launcher(FakeMpi(1), launcher)  # type: ignore[arg-type]
+        mpi_startup.check_launcher(FakeMpi(1), launcher)  # type: ignore[arg-type]
     message = str(caught.value)
     for part in (str(launcher), "sees 1", "Open MPI v5.0.11", "/somewhere/libmpi.so.40", remedy):
         assert part in message
-    launch.check_launcher(FakeMpi(4), launcher)  # type: ignore[arg-type]
+    mpi_startup.check_launcher(FakeMpi(4), launcher)  # type: ignore[arg-type]
 
 
 def mpi4py_module(version: str, initialized: bool) -> types.ModuleType:
@@ -79,21 +79,21 @@ def mpi4py_module(version: str, initialized: bool) -> types.ModuleType:
 )
 def test_another_mpi_in_mpi4py_is_refused(version: str, initialized: bool) -> None:
     with pytest.raises(DcollError) as caught:
-        launch.check_mpi4py(FakeMpi(), mpi4py_module(version, initialized))  # type: ignore[arg-type]
+        mpi_startup.check_mpi4py(FakeMpi(), mpi4py_module(version, initialized))  # type: ignore[arg-type]
     message = str(caught.value)
     for part in ("Open MPI v5.0.11", "/somewhere/libmpi.so.40", version, "pip install", "mpi4py"):
         assert part in message
 
 
 def test_the_same_mpi_in_mpi4py_is_fine() -> None:
-    launch.check_mpi4py(FakeMpi(), mpi4py_module("Open MPI v5.0.11, package: a", True))  # type: ignore[arg-type]
-    launch.check_mpi4py(FakeMpi(), None)  # type: ignore[arg-type]
+    mpi_startup.check_mpi4py(FakeMpi(), mpi4py_module("Open MPI v5.0.11, package: a", True))  # type: ignore[arg-type]
+    mpi_startup.check_mpi4py(FakeMpi(), None)  # type: ignore[arg-type]
 
 
 def test_a_job_without_the_plugin_is_refused(tmp_path: Path) -> None:
     launcher = Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=2", 2)
     with pytest.raises(DcollError, match=r"built without MPI.*mpicc"):
-        launch.load_mpi(launcher, tmp_path / "libdcoll_mpi.so")
+        mpi_startup.load_mpi(launcher, tmp_path / "libdcoll_mpi.so")
 
 
 def test_a_plugin_that_does_not_load_is_told(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_plugin_that_does_not_load_is_told(tmp_path: Path) -> None:
     broken = tmp_path / "libdcoll_mpi.so"
     broken.write_bytes(b"not a library")
     with pytest.raises(DcollError, match=r"could not be loaded.*LD_LIBRARY_PATH"):
-        launch.load_mpi(launcher, broken)
+        mpi_startup.load_mpi(launcher, broken)
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -146,8 +146,8 @@ def test_every_public_name_is_there() -> None:
 
 def test_launched_without_mpi_it_never_becomes_jobs_of_one() -> None:
     done = python(
-        "import pathlib, dcoll, dcoll.launch as launch\n"
-        "launch.load_mpi.__defaults__ = (pathlib.Path('missing.so'),)\n"
+        "import pathlib, dcoll, dcoll.mpi_startup as mpi_startup\n"
+        "mpi_startup.load_mpi.__defaults__ = (pathlib.Path('missing.so'),)\n"
         "dcoll.init()\n",
         OMPI_COMM_WORLD_SIZE="2",
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
-from dcoll import _C, ArgumentError, Average, MismatchError, PeerError, ReduceOp, Sum, collective
+from dcoll import _C, ArgumentError, Average, MismatchError, PeerError, ReduceOp, Sum, on_communicator
 
 RANKS = range(1, 9)
 
@@ -24,10 +24,10 @@ def test_every_op_and_size(n: int, dtype: torch.dtype) -> None:
                 inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
                 want = reduced(inputs, op)
                 mine = inputs[comm.rank].clone()
-                got = collective.allreduce_sync(comm, mine, op, "", 1.0, 1.0)
+                got = on_communicator.allreduce_sync(comm, mine, op, "", 1.0, 1.0)
                 assert torch.equal(got, want), f"{op.name} of {count}: got {got}, want {want}"
                 assert torch.equal(mine, inputs[comm.rank]), "the input changed"
-                handle = collective.allreduce_(comm, mine, op, "", 1.0, 1.0)
+                handle = on_communicator.allreduce_(comm, mine, op, "", 1.0, 1.0)
                 assert handle.wait() is mine
                 assert torch.equal(mine, want), f"{op.name} of {count} in place: got {mine}, want {want}"
 
@@ -43,7 +43,7 @@ def test_large(n: int) -> None:
         mapped = torch.frombuffer(comm.alloc(count * 4), dtype=torch.float32)
         mapped.copy_(inputs[comm.rank])
         for mine in (inputs[comm.rank].clone(), mapped):
-            collective.allreduce_sync_(comm, mine, Sum, "", 1.0, 1.0)
+            on_communicator.allreduce_sync_(comm, mine, Sum, "", 1.0, 1.0)
             assert torch.equal(mine, reduced(inputs, Sum))
 
     run_ranks(n, body)
@@ -55,13 +55,13 @@ def test_layouts_keep_shape_strides_and_values(n: int) -> None:
         base = [sample(rank, 2 * 3 * 4 * 5, torch.float32, Sum, n).view(2, 3, 4, 5) for rank in range(n)]
         want = reduced(base, Sum)
         for name, mine in layouts(base[comm.rank]).items():
-            got = collective.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0)
+            got = on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0)
             assert torch.equal(got, want), name
             assert got.stride() == torch.empty_like(mine).stride(), name
-            again = collective.allreduce(comm, mine, Sum, "", 1.0, 1.0).wait()
+            again = on_communicator.allreduce(comm, mine, Sum, "", 1.0, 1.0).wait()
             assert torch.equal(again, want), name
             before = mine.stride()
-            collective.allreduce_sync_(comm, mine, Sum, "", 1.0, 1.0)
+            on_communicator.allreduce_sync_(comm, mine, Sum, "", 1.0, 1.0)
             assert torch.equal(mine, want), name
             assert mine.stride() == before, name
 
@@ -72,14 +72,14 @@ def test_layouts_keep_shape_strides_and_values(n: int) -> None:
 def test_scalars_and_empty(n: int) -> None:
     def body(comm: _C.Communicator) -> None:
         total = n * (n + 1) // 2
-        scalar = collective.allreduce_sync(comm, torch.tensor(comm.rank + 1.0), Sum, "", 1.0, 1.0)
+        scalar = on_communicator.allreduce_sync(comm, torch.tensor(comm.rank + 1.0), Sum, "", 1.0, 1.0)
         assert scalar.shape == ()
         assert scalar.item() == total
-        array = collective.allreduce_sync(comm, np.array(comm.rank + 1), Sum, "", 1.0, 1.0)
+        array = on_communicator.allreduce_sync(comm, np.array(comm.rank + 1), Sum, "", 1.0, 1.0)
         assert array.shape == ()
         assert array == total
-        assert collective.allreduce_sync(comm, torch.empty(3, 0), Sum, "", 1.0, 1.0).shape == (3, 0)
-        assert collective.allreduce_sync(comm, np.empty((0, 2)), Sum, "", 1.0, 1.0).shape == (0, 2)
+        assert on_communicator.allreduce_sync(comm, torch.empty(3, 0), Sum, "", 1.0, 1.0).shape == (3, 0)
+        assert on_communicator.allreduce_sync(comm, np.empty((0, 2)), Sum, "", 1.0, 1.0).shape == (0, 2)
 
     run_ranks(n, body)
 
@@ -94,11 +94,11 @@ def test_numpy(name: str) -> None:
         inputs = [sample(rank, 30, getattr(torch, name), Sum, n).view(5, 6).numpy() for rank in range(n)]
         want = reduced([torch.from_numpy(one.copy()) for one in inputs], Sum).numpy()
         for mine in (inputs[comm.rank].copy(), np.asfortranarray(inputs[comm.rank])):
-            got = collective.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0)
+            got = on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0)
             assert type(got) is np.ndarray
             assert got.dtype == mine.dtype
             np.testing.assert_array_equal(got, want)
-            collective.allreduce_(comm, mine, Sum, "", 1.0, 1.0).wait()
+            on_communicator.allreduce_(comm, mine, Sum, "", 1.0, 1.0).wait()
             np.testing.assert_array_equal(mine, want)
 
     run_ranks(n, body)
@@ -107,8 +107,8 @@ def test_numpy(name: str) -> None:
 def test_scaling() -> None:
     def body(comm: _C.Communicator) -> None:
         x = torch.full((7,), 4.0) * (comm.rank + 1)
-        assert torch.equal(collective.allreduce_sync(comm, x, Sum, "", 0.5, 4.0), torch.full((7,), 24.0))
-        assert torch.equal(collective.allreduce_sync(comm, x, Average, "", 0.5, 4.0), torch.full((7,), 12.0))
+        assert torch.equal(on_communicator.allreduce_sync(comm, x, Sum, "", 0.5, 4.0), torch.full((7,), 24.0))
+        assert torch.equal(on_communicator.allreduce_sync(comm, x, Average, "", 0.5, 4.0), torch.full((7,), 12.0))
 
     run_ranks(2, body)
 
@@ -116,7 +116,7 @@ def test_scaling() -> None:
 def test_many_handles_finish_in_any_order() -> None:
     def body(comm: _C.Communicator) -> None:
         tensors = [torch.full((100 + i,), float(comm.rank + i)) for i in range(50)]
-        handles = [collective.allreduce(comm, t, Sum, f"t{i}", 1.0, 1.0) for i, t in enumerate(tensors)]
+        handles = [on_communicator.allreduce(comm, t, Sum, f"t{i}", 1.0, 1.0) for i, t in enumerate(tensors)]
         for i in reversed(range(50)):
             assert torch.equal(handles[i].wait(), torch.full((100 + i,), float(3 * i + 3)))
             assert handles[i].poll()
@@ -128,9 +128,9 @@ def test_many_handles_finish_in_any_order() -> None:
 def test_a_dropped_handle_keeps_its_tensors() -> None:
     def body(comm: _C.Communicator) -> None:
         for i in range(20):
-            collective.allreduce(comm, torch.ones(50_000), Sum, "", 1.0, 1.0)
+            on_communicator.allreduce(comm, torch.ones(50_000), Sum, "", 1.0, 1.0)
             torch.empty(50_000).fill_(i)  # would take the freed memory
-        assert collective.allreduce_sync(comm, torch.ones(1), Sum, "", 1.0, 1.0).item() == 2
+        assert on_communicator.allreduce_sync(comm, torch.ones(1), Sum, "", 1.0, 1.0).item() == 2
 
     run_ranks(2, body)
 
@@ -140,7 +140,7 @@ def test_autograd_notices_an_overwritten_value() -> None:
         x = torch.ones(3, requires_grad=True)
         saved = x.detach().clone()
         loss = (x * saved).sum()
-        collective.allreduce_sync_(comm, saved, Sum, "", 1.0, 1.0)
+        on_communicator.allreduce_sync_(comm, saved, Sum, "", 1.0, 1.0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
@@ -151,7 +151,7 @@ def test_result_has_no_history() -> None:
     def body(comm: _C.Communicator) -> None:
         x = torch.ones(2, 3, requires_grad=True)
         for mine in (x, x.t(), x * 2):
-            assert not collective.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0).requires_grad
+            assert not on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0).requires_grad
 
     run_ranks(1, body)
 
@@ -170,7 +170,7 @@ def test_result_has_no_history() -> None:
 )
 def test_what_cannot_be_reduced_says_why(tensor: object, text: str) -> None:
     def body(comm: _C.Communicator) -> None:
-        for start in (collective.allreduce_sync, collective.allreduce_sync_, collective.allreduce):
+        for start in (on_communicator.allreduce_sync, on_communicator.allreduce_sync_, on_communicator.allreduce):
             with pytest.raises(ArgumentError, match=text):
                 start(comm, tensor, Sum, "", 1.0, 1.0)
 
@@ -180,14 +180,14 @@ def test_what_cannot_be_reduced_says_why(tensor: object, text: str) -> None:
 def test_wrong_arguments() -> None:
     def body(comm: _C.Communicator) -> None:
         with pytest.raises(ArgumentError, match=r"dcoll\.Average"):
-            collective.allreduce_sync(comm, torch.ones(2), 1, "", 1.0, 1.0)  # type: ignore[arg-type]
+            on_communicator.allreduce_sync(comm, torch.ones(2), 1, "", 1.0, 1.0)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="bool"):
-            collective.allreduce_sync(comm, torch.ones(2, dtype=torch.bool), Average, "", 1.0, 1.0)
+            on_communicator.allreduce_sync(comm, torch.ones(2, dtype=torch.bool), Average, "", 1.0, 1.0)
         frozen = np.ones(3)
         frozen.flags.writeable = False
         with pytest.raises(ArgumentError, match="read-only"):
-            collective.allreduce_sync_(comm, frozen, Sum, "", 1.0, 1.0)
-        assert collective.allreduce_sync(comm, frozen, Sum, "", 1.0, 1.0).sum() == 3 * comm.size
+            on_communicator.allreduce_sync_(comm, frozen, Sum, "", 1.0, 1.0)
+        assert on_communicator.allreduce_sync(comm, frozen, Sum, "", 1.0, 1.0).sum() == 3 * comm.size
 
     run_ranks(2, body)
 
@@ -195,17 +195,17 @@ def test_wrong_arguments() -> None:
 @pytest.mark.parametrize(
     "different",
     [
-        lambda comm: collective.allreduce_sync(comm, torch.ones(4 + (comm.rank == 1)), Sum, "", 1.0, 1.0),
-        lambda comm: collective.allreduce_sync(comm, torch.ones(4), (Sum, Average)[comm.rank == 1], "", 1.0, 1.0),
-        lambda comm: collective.allreduce_sync(comm, torch.ones(4), Sum, f"of {comm.rank == 1}", 1.0, 1.0),
-        lambda comm: collective.allreduce_sync(
+        lambda comm: on_communicator.allreduce_sync(comm, torch.ones(4 + (comm.rank == 1)), Sum, "", 1.0, 1.0),
+        lambda comm: on_communicator.allreduce_sync(comm, torch.ones(4), (Sum, Average)[comm.rank == 1], "", 1.0, 1.0),
+        lambda comm: on_communicator.allreduce_sync(comm, torch.ones(4), Sum, f"of {comm.rank == 1}", 1.0, 1.0),
+        lambda comm: on_communicator.allreduce_sync(
             comm, torch.ones(4, dtype=(torch.float32, torch.int32)[comm.rank == 1]), Sum, "", 1.0, 1.0
         ),
-        lambda comm: collective.broadcast(comm, torch.ones(4), int(comm.rank == 1), "").wait(),
+        lambda comm: on_communicator.broadcast(comm, torch.ones(4), int(comm.rank == 1), "").wait(),
         lambda comm: (
             comm.barrier().wait()
             if comm.rank == 1
-            else collective.allreduce_sync(comm, torch.ones(4), Sum, "", 1.0, 1.0)
+            else on_communicator.allreduce_sync(comm, torch.ones(4), Sum, "", 1.0, 1.0)
         ),
     ],
     ids=["count", "op", "name", "dtype", "root", "collective"],
@@ -214,7 +214,7 @@ def test_mismatch_is_the_same_error_everywhere_and_the_job_goes_on(different: ob
     def body(comm: _C.Communicator) -> str:
         with pytest.raises(MismatchError) as caught:
             different(comm)  # type: ignore[operator]
-        after = collective.allreduce_sync(comm, torch.ones(3), Sum, "after", 1.0, 1.0)
+        after = on_communicator.allreduce_sync(comm, torch.ones(3), Sum, "after", 1.0, 1.0)
         assert after.tolist() == [3.0] * 3
         return str(caught.value)
 
@@ -226,14 +226,14 @@ def test_after_a_failure_every_call_raises_the_first_cause() -> None:
     first_done = threading.Barrier(3)  # the failure may overtake a collective that another rank is still in
 
     def body(comm: _C.Communicator) -> None:
-        collective.allreduce_sync(comm, torch.ones(3), Sum, "", 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, torch.ones(3), Sum, "", 1.0, 1.0)
         first_done.wait(30)
         if comm.rank == 1:
             comm.fail("ValueError: bad batch")
             comm.fail("a later cause")
         else:
             with pytest.raises(PeerError, match="rank 1: ValueError: bad batch"):
-                collective.allreduce_sync(comm, torch.ones(3), Sum, "", 1.0, 1.0)
+                on_communicator.allreduce_sync(comm, torch.ones(3), Sum, "", 1.0, 1.0)
         for _ in range(2):
             with pytest.raises(PeerError, match="bad batch"):
                 comm.barrier().wait()
@@ -257,7 +257,7 @@ def test_any_sequence_of_counts(n: int, counts: list[int], op: ReduceOp, data: s
         started = []
         for count, dtype in zip(counts, dtypes, strict=True):
             inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
-            handle = collective.allreduce(comm, inputs[comm.rank], op, "", 1.0, 1.0)
+            handle = on_communicator.allreduce(comm, inputs[comm.rank], op, "", 1.0, 1.0)
             started.append((handle, reduced(inputs, op)))
             if not wait_last:
                 handle.wait()

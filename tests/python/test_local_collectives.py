@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 from reference import DTYPES, layouts, ops_of, reduced, sample
 
-from dcoll import _C, ArgumentError, DcollError, MismatchError, Sum, collective, objects
+from dcoll import _C, ArgumentError, DcollError, MismatchError, Sum, objects, on_communicator
 
 RANKS = range(1, 9)
 
@@ -29,10 +29,10 @@ def test_broadcast(n: int) -> None:
                 for count in (0, 1, n, 1001):
                     mine = sample(comm.rank, count, dtype, Sum, n)
                     want = sample(root, count, dtype, Sum, n)
-                    got = collective.broadcast(comm, mine, root, "").wait()
+                    got = on_communicator.broadcast(comm, mine, root, "").wait()
                     assert torch.equal(got, want)
                     assert torch.equal(mine, sample(comm.rank, count, dtype, Sum, n)), "the input changed"
-                    assert collective.broadcast_(comm, mine, root, "").wait() is mine
+                    assert on_communicator.broadcast_(comm, mine, root, "").wait() is mine
                     assert torch.equal(mine, want)
 
     run_ranks(n, body)
@@ -42,8 +42,8 @@ def test_broadcast_layouts() -> None:
     def body(comm: _C.Communicator) -> None:
         base = [sample(rank, 120, torch.float32, Sum, 2).view(2, 3, 4, 5) for rank in range(2)]
         for name, mine in layouts(base[comm.rank]).items():
-            assert torch.equal(collective.broadcast(comm, mine, 1, "").wait(), base[1]), name
-            collective.broadcast_(comm, mine, 1, "").wait()
+            assert torch.equal(on_communicator.broadcast(comm, mine, 1, "").wait(), base[1]), name
+            on_communicator.broadcast_(comm, mine, 1, "").wait()
             assert torch.equal(mine, base[1]), name
 
     run_ranks(2, body)
@@ -53,8 +53,8 @@ def test_broadcast_root_out_of_range() -> None:
     def body(comm: _C.Communicator) -> None:
         for root in (-1, 2):
             with pytest.raises(ArgumentError):
-                collective.broadcast(comm, torch.ones(2), root, "").wait()
-        assert collective.broadcast(comm, torch.ones(2), 0, "").wait().sum() == 2
+                on_communicator.broadcast(comm, torch.ones(2), root, "").wait()
+        assert on_communicator.broadcast(comm, torch.ones(2), 0, "").wait().sum() == 2
 
     run_ranks(2, body)
 
@@ -66,7 +66,7 @@ def test_ragged_allgather(n: int) -> None:
             for row_shape in ((), (3,), (2, 0), (2, 5)):
                 for rows in (lambda r: r, lambda r: 0, lambda r: 5, lambda r: 100 * (r == n - 1)):
                     parts = [rows_of(rank, rows(rank), dtype, *row_shape) for rank in range(n)]
-                    got = collective.allgather(comm, parts[comm.rank], "").wait()
+                    got = on_communicator.allgather(comm, parts[comm.rank], "").wait()
                     assert got.dtype == dtype
                     assert torch.equal(got, torch.cat(parts))
 
@@ -81,7 +81,7 @@ def test_reducescatter(n: int) -> None:
                 for rows in (0, 1, n - 1, n, n + 1, 3 * n + 2):
                     inputs = [sample(rank, rows * 3, dtype, op, n).view(rows, 3) for rank in range(n)]
                     want = torch.tensor_split(reduced(inputs, op), n)[comm.rank]
-                    got = collective.reducescatter(comm, inputs[comm.rank], op, "", 1.0, 1.0).wait()
+                    got = on_communicator.reducescatter(comm, inputs[comm.rank], op, "", 1.0, 1.0).wait()
                     assert got.shape == want.shape, (rows, op)
                     assert torch.equal(got, want), (rows, op)
 
@@ -100,11 +100,11 @@ def test_alltoall(n: int) -> None:
             ):
                 sent = [rows_of(rank, sum(splits_of(rank)), dtype, 2) for rank in range(n)]
                 pieces = [sent[rank].split(splits_of(rank))[comm.rank] for rank in range(n)]
-                got, counts = collective.alltoall(comm, sent[comm.rank], splits_of(comm.rank), "").wait()
+                got, counts = on_communicator.alltoall(comm, sent[comm.rank], splits_of(comm.rank), "").wait()
                 assert torch.equal(got, torch.cat(pieces))
                 assert counts.tolist() == [len(piece) for piece in pieces]
                 assert counts.dtype == torch.int32
-        even = collective.alltoall(comm, torch.arange(2 * n) + 100 * comm.rank, None, "").wait()
+        even = on_communicator.alltoall(comm, torch.arange(2 * n) + 100 * comm.rank, None, "").wait()
         assert even.tolist() == [2 * comm.rank + k + 100 * r for r in range(n) for k in range(2)]
 
     run_ranks(n, body)
@@ -113,7 +113,7 @@ def test_alltoall(n: int) -> None:
 def test_alltoall_splits_as_tensor_or_array() -> None:
     def body(comm: _C.Communicator) -> None:
         for splits in (torch.tensor([1, 2], dtype=torch.int32), np.array([1, 2])):
-            got, counts = collective.alltoall(comm, np.arange(3) + 10 * comm.rank, splits, "").wait()
+            got, counts = on_communicator.alltoall(comm, np.arange(3) + 10 * comm.rank, splits, "").wait()
             assert got.tolist() == ([0, 10], [1, 2, 11, 12])[comm.rank]
             assert isinstance(counts, np.ndarray)
             assert counts.tolist() == [comm.rank + 1] * 2
@@ -125,7 +125,7 @@ def test_alltoall_splits_as_tensor_or_array() -> None:
 def test_alltoall_wrong_splits(splits: list[int] | None) -> None:
     def body(comm: _C.Communicator) -> None:
         with pytest.raises(ArgumentError, match="splits"):
-            collective.alltoall(comm, torch.ones(3), splits, "")
+            on_communicator.alltoall(comm, torch.ones(3), splits, "")
 
     run_ranks(2, body)
 
@@ -134,9 +134,9 @@ def test_no_first_dimension() -> None:
     def body(comm: _C.Communicator) -> None:
         scalar = torch.tensor(1.0)
         for start in (
-            lambda: collective.allgather(comm, scalar, ""),
-            lambda: collective.reducescatter(comm, scalar, Sum, "", 1.0, 1.0),
-            lambda: collective.alltoall(comm, scalar, None, ""),
+            lambda: on_communicator.allgather(comm, scalar, ""),
+            lambda: on_communicator.reducescatter(comm, scalar, Sum, "", 1.0, 1.0),
+            lambda: on_communicator.alltoall(comm, scalar, None, ""),
         ):
             with pytest.raises(ArgumentError, match=r"reshape\(1\)"):
                 start()
@@ -147,8 +147,8 @@ def test_no_first_dimension() -> None:
 def test_row_size_mismatch_is_the_same_error_everywhere() -> None:
     def body(comm: _C.Communicator) -> str:
         with pytest.raises(MismatchError) as caught:
-            collective.allgather(comm, torch.ones(2, 3 + comm.rank), "rows").wait()
-        assert collective.allgather(comm, torch.ones(1), "").wait().tolist() == [1.0, 1.0]
+            on_communicator.allgather(comm, torch.ones(2, 3 + comm.rank), "rows").wait()
+        assert on_communicator.allgather(comm, torch.ones(1), "").wait().tolist() == [1.0, 1.0]
         return str(caught.value)
 
     assert len(set(run_ranks(2, body))) == 1
@@ -244,8 +244,8 @@ def test_alltoall_twice_with_swapped_splits_is_the_identity(n: int, data: st.Dat
 
     def body(comm: _C.Communicator) -> None:
         mine = torch.arange(sum(splits[comm.rank]), dtype=torch.int32).view(-1, 1) + 1000 * comm.rank
-        there, counts = collective.alltoall(comm, mine, splits[comm.rank], "").wait()
-        back, returned = collective.alltoall(comm, there, counts, "").wait()
+        there, counts = on_communicator.alltoall(comm, mine, splits[comm.rank], "").wait()
+        back, returned = on_communicator.alltoall(comm, there, counts, "").wait()
         assert torch.equal(back, mine)
         assert returned.tolist() == splits[comm.rank]
 

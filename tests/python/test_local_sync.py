@@ -8,7 +8,7 @@ import pytest
 import torch
 from local_ranks import run_ranks
 
-from dcoll import _C, Sum, collective
+from dcoll import _C, Sum, on_communicator
 
 LARGE = 70_001  # elements: more than is guessed, and more than one round through the slots
 
@@ -32,18 +32,18 @@ def test_sync_forms(n: int, kind: Callable[[torch.Tensor], Any]) -> None:
                 def brought(rank: int, rows: int = rows, ragged: int = ragged) -> torch.Tensor:
                     return integers(rank, rows + ragged * rank, 2)
 
-                got = collective.allgather_sync(comm, kind(brought(comm.rank)), "")
+                got = on_communicator.allgather_sync(comm, kind(brought(comm.rank)), "")
                 assert torch.equal(torch.as_tensor(got), torch.cat([brought(rank) for rank in range(n)]))
             mine = integers(comm.rank, rows, 3)
             want = torch.tensor_split(sum(integers(rank, rows, 3) for rank in range(n)), n)[comm.rank]
-            got = collective.reducescatter_sync(comm, kind(mine), Sum, "", 1.0, 1.0)
+            got = on_communicator.reducescatter_sync(comm, kind(mine), Sum, "", 1.0, 1.0)
             assert torch.equal(torch.as_tensor(got), want)
-            even = collective.alltoall_sync(comm, kind(integers(comm.rank, n, rows)), None, "")
+            even = on_communicator.alltoall_sync(comm, kind(integers(comm.rank, n, rows)), None, "")
             assert torch.equal(torch.as_tensor(even), torch.stack([integers(r, n, rows)[comm.rank] for r in range(n)]))
-            assert torch.equal(torch.as_tensor(collective.broadcast_sync(comm, kind(mine), n - 1, "")),
+            assert torch.equal(torch.as_tensor(on_communicator.broadcast_sync(comm, kind(mine), n - 1, "")),
                                integers(n - 1, rows, 3))  # fmt: skip
             target = kind(mine)
-            assert collective.broadcast_sync_(comm, target, 0, "") is target
+            assert on_communicator.broadcast_sync_(comm, target, 0, "") is target
             assert torch.equal(torch.as_tensor(target), integers(0, rows, 3))
             comm.barrier_sync()
 
@@ -55,7 +55,7 @@ def test_alltoall_sync_with_splits() -> None:
         for scale in (1, LARGE):
             splits = [scale * (comm.rank + to) for to in range(3)]
             mine = torch.cat([torch.full((split,), 10 * comm.rank + to) for to, split in enumerate(splits)])
-            got, counts = collective.alltoall_sync(comm, mine, splits, "")
+            got, counts = on_communicator.alltoall_sync(comm, mine, splits, "")
             assert counts.tolist() == [scale * (comm.rank + peer) for peer in range(3)]
             want = [torch.full((scale * (comm.rank + peer),), 10 * peer + comm.rank) for peer in range(3)]
             assert torch.equal(got, torch.cat(want))

@@ -9,8 +9,8 @@ import torch
 
 import dcoll as hvd
 from dcoll import plan
+from dcoll.runner.command_lines import identify
 from dcoll.runner.hosts import UsageError, parse_hosts
-from dcoll.runner.launchers import identify
 
 
 def optimizer(**options: object) -> object:

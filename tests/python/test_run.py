@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import dcoll
-from dcoll.runner import api, channel, launchers
+from dcoll.runner import api, channel, command_lines
+from dcoll.runner.command_lines import Job, Mpirun
 from dcoll.runner.hosts import Host
-from dcoll.runner.launchers import Job, Mpirun
 
 Server = Callable[[bytes], tuple[api._Job, int]]
 KEY = bytes(range(32))
@@ -48,7 +48,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "launcher"
     script.write_text(f"#!{sys.executable}\n{LAUNCHER}")
     script.chmod(0o755)
-    monkeypatch.setattr(launchers, "find_mpirun", lambda: Mpirun(str(script), "hydra", 0, "HYDRA"))
+    monkeypatch.setattr(command_lines, "find_mpirun", lambda: Mpirun(str(script), "hydra", 0, "HYDRA"))
     monkeypatch.setattr(api, "reachable_names", lambda remote: ["127.0.0.1"])
     return script
 
@@ -85,10 +85,10 @@ CALLER = """
 import sys
 from pathlib import Path
 import dcoll
-from dcoll.runner import api, launchers
+from dcoll.runner import api, command_lines
 
 folder = Path(sys.argv[1])
-launchers.find_mpirun = lambda: launchers.Mpirun(str(folder / "launcher"), "hydra", 0, "HYDRA")
+command_lines.find_mpirun = lambda: command_lines.Mpirun(str(folder / "launcher"), "hydra", 0, "HYDRA")
 api.reachable_names = lambda remote: ["127.0.0.1"]
 
 def work(file):

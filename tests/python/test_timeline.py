@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dcoll
-from dcoll import _C, collective, timeline_merge
+from dcoll import _C, on_communicator, timeline_merge
 
 Event = dict[str, Any]
 
@@ -68,17 +68,17 @@ def test_every_operation_is_there_with_its_phases(tmp_path: Path) -> None:
         _C.start_timeline(comm, str(tmp_path / "{rank}.json"))
         small, large = np.ones(4, np.float32), np.ones(100_000, np.float32)
         for i in range(5):
-            collective.allreduce_sync(comm, small, dcoll.Sum, f"small {i % 2}", 1.0, 1.0)
-        collective.allreduce_sync(comm, large, dcoll.Average, "large", 1.0, 1.0)
-        handles = [collective.allreduce(comm, large, dcoll.Sum, f"async {i}", 1.0, 1.0) for i in range(3)]
+            on_communicator.allreduce_sync(comm, small, dcoll.Sum, f"small {i % 2}", 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, large, dcoll.Average, "large", 1.0, 1.0)
+        handles = [on_communicator.allreduce(comm, large, dcoll.Sum, f"async {i}", 1.0, 1.0) for i in range(3)]
         for handle in handles:
             handle.wait()
-        collective.broadcast_sync(comm, small, 0, "b")
-        collective.allgather_sync(comm, small, "g")
-        collective.alltoall_sync(comm, small, None, "")
+        on_communicator.broadcast_sync(comm, small, 0, "b")
+        on_communicator.allgather_sync(comm, small, "g")
+        on_communicator.alltoall_sync(comm, small, None, "")
         comm.barrier_sync("")
         _C.stop_timeline(comm)
-        collective.allreduce_sync(comm, small, dcoll.Sum, "after the end", 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, small, dcoll.Sum, "after the end", 1.0, 1.0)
 
     local_ranks.run_ranks(2, body)
     for rank in range(2):
@@ -110,7 +110,7 @@ def test_schedules_show_their_algorithm(tmp_path: Path, monkeypatch: pytest.Monk
 
     def body(comm: _C.Communicator) -> None:
         _C.start_timeline(comm, str(tmp_path / "{rank}.json"))
-        collective.allreduce_sync(comm, np.ones(1000, np.float32), dcoll.Sum, "grad", 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, np.ones(1000, np.float32), dcoll.Sum, "grad", 1.0, 1.0)
         _C.stop_timeline(comm)
 
     local_ranks.run_ranks(3, body)
@@ -121,7 +121,7 @@ def test_it_can_be_started_again_and_elsewhere(tmp_path: Path) -> None:
     (comm,) = _C.connect_local(1)
 
     def reduce(name: str) -> None:
-        collective.allreduce_sync(comm, np.ones(4, np.float32), dcoll.Sum, name, 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, np.ones(4, np.float32), dcoll.Sum, name, 1.0, 1.0)
 
     def names(file: str) -> list[str]:
         return [event["args"]["name"] for event in operations(read(tmp_path / file))]
@@ -149,8 +149,8 @@ def test_the_file_is_whole_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     _C.start_timeline(comm, str(path))
     name = 'quote " back \\ tab \t ü'
-    collective.allreduce_sync(comm, np.ones(1, np.int32), dcoll.Max, name, 1.0, 1.0)
-    collective.allreduce_sync(comm, np.ones(1, np.int32), dcoll.Max, "é" * 60, 1.0, 1.0)
+    on_communicator.allreduce_sync(comm, np.ones(1, np.int32), dcoll.Max, name, 1.0, 1.0)
+    on_communicator.allreduce_sync(comm, np.ones(1, np.int32), dcoll.Max, "é" * 60, 1.0, 1.0)
     waited = threading.Event()
     for _ in range(500):
         if path.stat().st_size and len(operations(read(path))) == 2:
@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_is_said_once(capfd: pytest.CaptureFixture[str]) -> 
     (comm,) = _C.connect_local(1)
     _C.start_timeline(comm, "/dev/full")
     for _ in range(3):
-        collective.allreduce_sync(comm, np.ones(4, np.float32), dcoll.Sum, "", 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, np.ones(4, np.float32), dcoll.Sum, "", 1.0, 1.0)
         time.sleep(0.05)  # longer than the writer's pause
     _C.stop_timeline(comm)
     comm.close()
@@ -215,8 +215,8 @@ def test_a_disk_that_is_full_is_said_once(capfd: pytest.CaptureFixture[str]) -> 
 def test_it_tells_which_copy_a_block_took(tmp_path: Path) -> None:
     def body(comm: _C.Communicator) -> None:
         _C.start_timeline(comm, str(tmp_path / "t.json"))
-        collective.allgather_sync(comm, np.ones(2, np.float32), "inline")
-        collective.allgather_sync(comm, np.ones(300, np.float32), "slots")
+        on_communicator.allgather_sync(comm, np.ones(2, np.float32), "inline")
+        on_communicator.allgather_sync(comm, np.ones(300, np.float32), "slots")
         _C.stop_timeline(comm)
 
     local_ranks.run_ranks(2, body)
