@@ -45,13 +45,13 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   ~Handle() {
-    if (poll()) return;
+    if (operation_->done.load(std::memory_order_acquire) || comm_->in_forked_child()) return;
     const py::gil_scoped_release unlocked;
     comm_->wait_for(*operation_, -1);
   }
 
   bool poll() const { return comm_->poll(*operation_); }
-  bool released() const { return poll() && (comm_->in_forked_child() || operation_->released()); }
+  bool released() const { return comm_->in_forked_child() || operation_->released(); }
   void wait(double timeout_s) { wait_interruptibly(*comm_, *operation_, timeout_s); }
   std::shared_ptr<Memory> output() const {
     check_finished();

@@ -308,3 +308,17 @@ def check_what_is_no_handle() -> None:
         for wrong in (3, None, torch.ones(1)):
             with pytest.raises(ValueError, match="what an asynchronous collective has returned, but got"):
                 call(wrong)
+
+
+def check_arguments_that_differ_are_no_skipped_call() -> None:
+    """Ranks that ask for the same with other arguments are in step with their next calls, whatever those are."""
+    n, r = hvd.size(), hvd.rank()
+    for _ in range(2):
+        with pytest.raises(hvd.MismatchError, match="rank 0 called broadcast"):
+            hvd.broadcast(torch.ones(17, 3), r)  # each rank takes itself for the root
+        with pytest.raises(hvd.MismatchError, match="rank 0 called broadcast"):
+            hvd.broadcast(torch.ones(17, 3, dtype=(torch.float32 if r else torch.int32)), 0)
+        assert hvd.allgather(torch.full((1,), r)).tolist() == list(range(n))
+        with pytest.raises(hvd.MismatchError, match="rank 0 called allreduce"):
+            hvd.allreduce(torch.ones(5), op=hvd.Max if r else hvd.Sum)
+        assert hvd.broadcast(torch.full((2,), r), 1).tolist() == [1, 1]

@@ -102,6 +102,29 @@ def check_a_name_twice() -> None:
     (first or hvd.allreduce_async(torch.ones(3), name="twice")).wait()
 
 
+def check_a_name_twice_where_all_others_have_come() -> None:
+    """Also what is done in no time keeps its name until this rank waits or begins something else."""
+    last = hvd.size() - 1
+    for i in range(40):
+        one, name = torch.ones(10 ** (i % 5)), f"quick {i}"
+        first = hvd.allreduce_async(one, name=name) if hvd.rank() != last else None
+        hvd.barrier()
+        if hvd.rank() == last:
+            hvd.allreduce_async(one, name=name)  # nobody keeps the handle
+            for _ in range(2):
+                with pytest.raises(hvd.ArgumentError, match=r"quick.*still under way"):
+                    hvd.allreduce_async(one, name=name)
+        if first is not None:
+            first.wait()
+        hvd.barrier()
+    for _ in range(20):
+        polled = hvd.broadcast_async(torch.ones(3), 0, name="polled")
+        while not hvd.poll(polled):
+            pass
+    for _ in range(20):
+        hvd.allgather_async(torch.ones(3), name="waited for").wait()
+
+
 def check_a_mismatch_by_name() -> None:
     good = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="good")
     bad = hvd.allreduce_async(torch.ones(3 + hvd.rank()), name="bad")

@@ -126,10 +126,24 @@ Task Mismatch::resolve(Fabric& fabric, Operation& operation) const {
                       ". Nothing was moved and the job can go on; every rank must ask for the same under one name.");
 }
 
+// The ranks were in step, and called the same collective of as many elements: rather one call whose root, dtype or
+// operator depends on the rank than different calls, one of which some rank has yet to make.
+bool Mismatch::differs_in_arguments() const {
+  const Called first = call_of(0);
+  for (int rank = 0; rank < size_; ++rank) {
+    const Called call = call_of(rank);
+    if (call.kind != first.kind || call.count != first.count || call.standing.num_failed > 0) return false;
+  }
+  return true;
+}
+
 Task Mismatch::resolve_in_order(Fabric& fabric, Operation& operation) const {
   std::vector<Standing> standings;
   for (int rank = 0; rank < size_; ++rank) standings.push_back(call_of(rank).standing);
   const std::vector<Verdict> verdicts = line_up(standings);
+  if (differs_in_arguments()) {
+    for (Standing& standing : standings) standing.call = 0;  // not to be recognized
+  }
   const auto self = static_cast<size_t>(fabric.rank);
   operation.counts_in_order = fabric.out_of_step.settle(operation.phases.number, standings, verdicts, self);
   switch (verdicts[self]) {

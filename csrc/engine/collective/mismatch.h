@@ -54,6 +54,7 @@ class Mismatch {
  private:
   Called call_of(int rank) const;
   std::string text() const;
+  bool differs_in_arguments() const;
   Task resolve_in_order(Fabric& fabric, Operation& operation) const;
 
   int size_;

@@ -106,6 +106,7 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->keep = std::move(keep);
   bool had_work = false;
+  free_last_name();
   operation->phases.on = timeline_->on();
   operation->phases.enter(Phase::kQueue);
   {
@@ -144,6 +145,7 @@ void Communicator::wait(Operation& operation, double timeout_s) {
 }
 
 bool Communicator::wait_for(Operation& operation, double timeout_s) {
+  free_last_name();
   if (!operation.done.load(std::memory_order_acquire)) {
     check_process();
     struct Waiter {  // tells the background thread to stand back, and gives it its work back

@@ -177,6 +177,10 @@ class Communicator final : public Watched, public Notes {
   void make_names();
   void count_named_round();
   void forget_name(const Operation& operation);
+  void free_last_name() {
+    if (last_name_taken_.load(std::memory_order_relaxed)) [[unlikely]]
+      last_name_taken_.store(false, std::memory_order_relaxed);
+  }
   void update_pending();
   double patience(const Operation& operation) const;
   void watch_operation(Operation& running, Clock::time_point now);
@@ -251,6 +255,7 @@ class Communicator final : public Watched, public Notes {
   mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
   Queue inbox_;
   std::unordered_set<uint64_t> names_in_flight_;  // NamedLane::id_of
+  uint64_t last_name_ = 0;                        // the one submitted last, as in names_in_flight_
   std::exception_ptr failure_;
   std::string failure_text_;
   std::atomic<bool> closing_{false};
@@ -266,6 +271,10 @@ class Communicator final : public Watched, public Notes {
   std::atomic<bool> background_turn_{false};
   std::atomic<bool> pending_{false};
   std::atomic<bool> uses_names_{false};
+  // Since last_name_ was submitted this rank has neither waited nor begun anything else. Its name is not free then,
+  // even if the others were so quick that it is done: whether a name may be used twice must not depend on who comes
+  // first.
+  std::atomic<bool> last_name_taken_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> has_thread_{false};
   // Started with the first operation nobody waits for. Without one, waits and poll() bring on everything.

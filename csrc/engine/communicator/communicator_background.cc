@@ -60,13 +60,19 @@ bool Communicator::make_thread() noexcept {
 
 // Whether it is done. Asking again and again brings it on, if nobody else does.
 bool Communicator::poll(Operation& operation) {
-  if (operation.done.load(std::memory_order_acquire)) return true;
+  if (operation.done.load(std::memory_order_acquire)) {
+    free_last_name();
+    return true;
+  }
   if (fork_.in_child()) return true;  // and a wait throws at once
   if (!alert_.load() || waiters_.load() > 0 || !drive_mutex_.try_lock()) return false;
   bool moved = false;
   step(moved);
   drive_mutex_.unlock();
-  if (operation.done.load(std::memory_order_acquire)) return true;
+  if (operation.done.load(std::memory_order_acquire)) {
+    free_last_name();
+    return true;
+  }
   if (!moved) members_.transport->nudge();
   return false;
 }

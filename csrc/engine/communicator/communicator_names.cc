@@ -17,7 +17,8 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
-    if (!names_in_flight_.insert(NamedLane::id_of(operation->request)).second) {
+    const uint64_t id = NamedLane::id_of(operation->request);
+    if ((id == last_name_ && last_name_taken_.load()) || !names_in_flight_.insert(id).second) {
       throw ArgumentError(operation->request.describe() +
                           ": an operation of this kind and name is still under way on this rank. Wait for it first "
                           "(dcoll.synchronize), or give each operation in flight a name of its own.");
@@ -25,9 +26,11 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
     try {
       inbox_.push_back(operation);
     } catch (...) {
-      names_in_flight_.erase(NamedLane::id_of(operation->request));
+      names_in_flight_.erase(id);
       throw;
     }
+    last_name_ = id;
+    last_name_taken_.store(true);
     pending_.store(true);
   }
   if (!operation->request.call().is_small()) {

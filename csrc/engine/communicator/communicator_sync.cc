@@ -10,6 +10,7 @@ namespace dcoll {
 
 // Drive lock held.
 bool Communicator::may_run_on_the_spot() {
+  free_last_name();
   if (alert_.load(std::memory_order_relaxed) && !pending_.load()) stand_back();
   return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();
 }
