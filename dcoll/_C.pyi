@@ -108,6 +108,8 @@ class Communicator:
         """The constants of the cost model in use, as plan.constants()."""
     def constants_source(self) -> str:
         """Where they are from: "built in", "measured in 61 ms", or a file."""
+    def describe_path(self, collective: str, bytes: int, dtype: int, op: int, mapped: bool) -> str:
+        """How such a call goes, for people. mapped: its memory is, on all ranks. collective: as in plan.select()."""
 
     # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
     # part of what ranks compare; "" is fine. So are dims, of the tensor, and row_dims, of what follows its first.

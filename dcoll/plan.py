@@ -6,7 +6,7 @@ python -m dcoll.plan verify --algo tree -n 64
 python -m dcoll.plan explain --bytes 16M -n 8 [--ranks-per-node 4] [--rate 10gbit] [--latency 20us]
 python -m dcoll.plan explain --bytes 16M --nodes 4 --ranks-per-node 2
 python -m dcoll.plan explain --bytes 16M --ranks-per-node 3,1,2
-mpirun -n 8 python -m dcoll.plan explain --bytes 16M
+mpirun -n 8 python -m dcoll.plan explain --bytes 16M [--dtype float16] [--op adasum] [--memory mapped]
 """
 
 import argparse
@@ -18,8 +18,11 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.find_launcher import find_launcher
+from dcoll.ops import ReduceOp
+from dcoll.tensors import DTYPE_NAMES
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+_OPS = {op.name.lower(): op.value for op in ReduceOp}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -139,8 +142,8 @@ def explain(
     return "\n".join(lines)
 
 
-def explain_job(collective: str, nbytes: int) -> str | None:
-    """explain() of the job this process is a rank of; None on all ranks but the first. Collective."""
+def explain_job(collective: str, nbytes: int, dtype: str, op: str, memory: str) -> str | None:
+    """How that call goes in the job this process is a rank of; None on all ranks but the first. Collective."""
     import torch
 
     from dcoll import collectives, world
@@ -159,9 +162,11 @@ def explain_job(collective: str, nbytes: int) -> str | None:
             comm.constants_source(),
             slice_bytes_of_job(several_nodes=comm.num_nodes > 1),
         )
+        path = comm.describe_path(collective, nbytes, DTYPE_NAMES[dtype], _OPS[op], memory == "mapped")
+        text = f"{collective} of {nbytes} bytes of {dtype}, {memory} memory: {path}\n{text}"
         if comm.num_nodes == 1:
             text += (
-                "\n  All ranks share memory, so the collective takes a direct form in it, not one of these schedules."
+                "\n  All ranks share memory, so the schedules are what DCOLL_TRANSPORT=mpi would have to choose from."
             )
     world.shutdown()
     return text
@@ -199,6 +204,12 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="2, or 3,1,2 where nodes differ (default: all on one node)",
     )
+    for option, choices, text in (
+        ("--dtype", list(DTYPE_NAMES), "of the elements (default float32)"),
+        ("--op", list(_OPS), "of an all_reduce or a reduce_scatter (default sum)"),
+        ("--memory", ["ordinary", "mapped"], "mapped: from dcoll.empty(), as gradients are (default ordinary)"),
+    ):
+        command.add_argument(option, choices=choices, help=f"of this job, under mpirun: {text}")
     command.add_argument("--rate", type=parse_rate, help="of the links between nodes: 1gbit, 100gbit")
     command.add_argument("--latency", type=parse_time, help="of a short message between nodes: 20us")
     return parser
@@ -226,7 +237,13 @@ def _explained(args: argparse.Namespace) -> str | None:
     described = (args.n, args.nodes, args.ranks_per_node, args.rate, args.latency)
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size != 1 and all(value is None for value in described):
-        return explain_job(args.collective, args.bytes)
+        memory = args.memory or "ordinary"
+        return explain_job(args.collective, args.bytes, args.dtype or "float32", args.op or "sum", memory)
+    if given := [name for name in ("dtype", "op", "memory") if getattr(args, name) is not None]:
+        raise _C.ArgumentError(
+            f"--{given[0]} is of a call in a job, and there is none that has been described: start it under mpirun, "
+            "without -n, --nodes, --ranks-per-node, --rate and --latency"
+        )
     constants, source = _C.plan.constants(), "built in, not measured on any machine"
     if args.rate is not None:
         constants["network"]["beta_us_per_byte"] = args.rate

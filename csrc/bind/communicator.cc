@@ -18,6 +18,30 @@ namespace {
 
 using CommPtr = std::shared_ptr<Communicator>;
 
+Kind kind_of(plan::Collective collective) {
+  switch (collective) {
+    case plan::Collective::kAllReduce:
+      return Kind::kAllReduce;
+    case plan::Collective::kReduceScatter:
+      return Kind::kReduceScatter;
+    case plan::Collective::kAllGather:
+      return Kind::kAllGather;
+    case plan::Collective::kBroadcast:
+      return Kind::kBroadcast;
+    case plan::Collective::kAllToAll:
+      return Kind::kAllToAll;
+  }
+  return Kind::kBarrier;
+}
+
+std::string describe_path(Communicator& comm, const std::string& collective, size_t bytes, int dtype, int op,
+                          bool mapped) {
+  Call call{.kind = kind_of(plan::parse_collective(collective)), .dtype = static_cast<DType>(dtype)};
+  call.op = static_cast<ReduceOp>(op);
+  call.count = reduces(call.kind) ? bytes / dtype_bytes(call.dtype) : bytes;
+  return comm.describe_path(call, mapped);
+}
+
 const void* in_pointer(uintptr_t address) { return reinterpret_cast<const void*>(address); }
 void* out_pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
@@ -309,6 +333,8 @@ void bind_communicator(py::module_& m) {
                              })
       .def("constants", [](Communicator& comm) { return bind::to_dict(comm.topology()); })
       .def("constants_source", &Communicator::constants_source)
+      .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),
+           py::arg("mapped"))
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)

@@ -42,7 +42,26 @@ def test_a_job_explains_itself(n: int, nodes: str) -> None:
     several = len(set(nodes.split(",")))
     assert f"on {n} ranks of {several} nodes (" in done.stdout, done.text
     assert done.stdout.count("hierarchical:") == 1, done.text
+    assert done.stdout.startswith("all_reduce of 1048576 bytes of float32, ordinary memory: two levels"), done.text
     assert f"predicted for 1 MiB on {several} ranks" in done.stdout, done.text  # what the nodes do between them
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "path"),
+    [
+        ("--bytes 1M --memory mapped", {}, "in the memory that all ranks share, form: two-shot"),
+        ("--bytes 1M", {}, "in the memory that all ranks share, form: staged"),
+        ("--bytes 1M --op adasum", {}, "Adasum's tree of pairs"),
+        ("--bytes 1M --collective broadcast", {}, "every rank reads what is for it"),
+        ("--bytes 64", {"DCOLL_TRANSPORT": "mpi"}, "with the handshake, whose messages have room"),
+        ("--bytes 1M --dtype int8", {"DCOLL_TRANSPORT": "mpi"}, "a schedule of messages"),
+        ("--bytes 1M", {"DCOLL_ALGO": "ring"}, "a schedule of messages"),
+    ],
+)
+def test_a_job_says_how_a_call_goes(options: str, env: dict[str, str], path: str) -> None:
+    done = launch(2, "-m", "dcoll.plan", "explain", *options.split(), **env)
+    assert done.returncode == 0, done.text
+    assert path in done.stdout.splitlines()[0], done.text
 
 
 def test_a_timeout_names_the_rank_that_is_late(tmp_path: Path) -> None:

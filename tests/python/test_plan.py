@@ -5,6 +5,12 @@ import pytest
 from dcoll import _C, plan
 
 
+def test_a_call_is_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan.main(["explain", "--bytes", "1M", "--memory", "mapped"])
+    assert "--memory is of a call in a job" in capsys.readouterr().err
+
+
 def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert plan.main(["explain", *arguments]) == 0
     return capsys.readouterr().out

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/ranks_text.h"
+#include "engine/collective/choose_path.h"
 #include "engine/communicator/cores.h"
 #include "engine/watch/failure.h"
 #include "engine/watch/stall.h"
@@ -390,6 +391,14 @@ std::string Communicator::timeout_text(const Operation& operation, double second
 plan::Topology Communicator::topology() {
   const std::lock_guard lock(drive_mutex_);
   return fabric_.topology;
+}
+
+std::string Communicator::describe_path(const Call& call, bool mapped) {
+  const std::lock_guard lock(drive_mutex_);
+  const Path path = choose_path(fabric_, call);
+  std::string text(path_text(path));
+  if (path == Path::kNodeDirect) text += std::string(", form: ") + fabric_.all_reduce->form_of(call.bytes(), mapped);
+  return text;
 }
 
 std::string Communicator::constants_source() {

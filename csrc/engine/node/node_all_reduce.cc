@@ -105,6 +105,12 @@ const char* NodeAllReduce::form() const {
   return job_.bytes() <= Board::kInlineBytes ? "inline" : "slots";
 }
 
+const char* NodeAllReduce::form_of(size_t bytes, bool mapped) const {
+  if (bytes <= Board::kInlineBytes) return "inline";
+  if (mapped && bytes > kInPlaceBytes) return "two-shot";
+  return bytes <= slots_.one_shot_bytes() ? "slots" : "staged";
+}
+
 // All ranks fill the slots of the second post, also those that filled the first's: those will be filled again before
 // the peers are known to have read them.
 void NodeAllReduce::fill_and_post() {

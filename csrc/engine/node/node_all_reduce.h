@@ -54,6 +54,8 @@ class NodeAllReduce final : public Pollable {
   int64_t entered_ns() const { return entered_ns_; }
   int64_t agreed_ns() const { return agreed_ns_; }
   const char* form() const;  // that the operands took, once it is done
+  // What that is for so many bytes, mapped on all ranks or on none.
+  const char* form_of(size_t bytes, bool mapped) const;
 
  private:
   enum class Phase { kEntered, kInSlots, kFirstPieces, kTwoShot, kStaged };
