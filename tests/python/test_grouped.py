@@ -20,8 +20,8 @@ from dcoll import (
     Product,
     ReduceOp,
     Sum,
-    collective,
     grouped,
+    on_communicator,
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64, torch.uint8]
@@ -64,7 +64,7 @@ def same(got: list[Any], want: list[Any]) -> None:
 def test_grouped_allgather(n: int) -> None:
     def body(comm: _C.Communicator) -> None:
         mine = ragged(comm.rank, n)
-        want = [collective.allgather_sync(comm, tensor, "") for tensor in mine]
+        want = [on_communicator.allgather_sync(comm, tensor, "") for tensor in mine]
         same(grouped.allgather_sync(comm, mine, "g"), want)
         ordered = [grouped.start_allgather(comm, mine, "") for _ in range(3)]
         named = [grouped.start_allgather(comm.by_name, mine, f"g{i}") for i in range(3)]
@@ -72,14 +72,19 @@ def test_grouped_allgather(n: int) -> None:
         for handle in reversed(ordered + named):
             same(handle.wait(60), want)
         arrays = [tensor.numpy() for tensor in ragged(comm.rank, n) if tensor.dtype is not torch.bfloat16]
-        same(grouped.allgather_sync(comm, arrays, ""), [collective.allgather_sync(comm, one, "") for one in arrays])
+        same(
+            grouped.allgather_sync(comm, arrays, ""), [on_communicator.allgather_sync(comm, one, "") for one in arrays]
+        )
         odd = [torch.nn.Parameter(torch.ones(2)), Odd(3), values(0, 2, 3).numpy()]  # the core cannot read the second
         assert _C.grouped_allgather(comm, odd) is None
         for group in (odd, odd[::2], odd[:1]):
             with torch.no_grad():
-                same(grouped.allgather_sync(comm, group, ""), [collective.allgather_sync(comm, t, "") for t in group])
+                same(
+                    grouped.allgather_sync(comm, group, ""),
+                    [on_communicator.allgather_sync(comm, t, "") for t in group],
+                )
         large = [values(comm.rank, LARGE + comm.rank, 2), values(comm.rank, 3)]
-        same(grouped.allgather_sync(comm, large, ""), [collective.allgather_sync(comm, one, "") for one in large])
+        same(grouped.allgather_sync(comm, large, ""), [on_communicator.allgather_sync(comm, one, "") for one in large])
         assert grouped.allgather_sync(comm, [], "") == []
 
     run_ranks(n, body)
@@ -89,7 +94,7 @@ def test_grouped_allgather(n: int) -> None:
 def test_grouped_reducescatter(n: int) -> None:
     def check(comm: _C.Communicator, group: Callable[[int], list[Any]], op: ReduceOp, scale: float = 1.0) -> None:
         mine = group(comm.rank)
-        want = [collective.reducescatter_sync(comm, tensor, op, "", scale, scale) for tensor in mine]
+        want = [on_communicator.reducescatter_sync(comm, tensor, op, "", scale, scale) for tensor in mine]
         same(grouped.reducescatter_sync(comm, mine, op, "g", scale, scale), want)
         handles = [
             grouped.start_reducescatter(lane, mine, op, "x", scale, scale) for lane in (comm, comm.by_name, comm)
@@ -131,10 +136,10 @@ def test_results_that_share_memory(elements: int) -> None:
 
     def body(comm: _C.Communicator) -> None:
         mine = [values(comm.rank, 4, elements, dtype=dtype) for dtype in DTYPES if dtype is not torch.bool]
-        want = [collective.allgather_sync(comm, tensor, "") for tensor in mine]
+        want = [on_communicator.allgather_sync(comm, tensor, "") for tensor in mine]
         check(comm, grouped.allgather_sync(comm, mine, ""), want)
         check(comm, grouped.start_allgather(comm, mine, "").wait(60), want)
-        shares = [collective.reducescatter_sync(comm, tensor, Sum, "", 1.0, 1.0) for tensor in mine]
+        shares = [on_communicator.reducescatter_sync(comm, tensor, Sum, "", 1.0, 1.0) for tensor in mine]
         check(comm, grouped.reducescatter_sync(comm, mine, Sum, "", 1.0, 1.0), shares)
 
     run_ranks(2, body)
@@ -161,7 +166,7 @@ def test_groups_that_differ_are_a_mismatch() -> None:
                 with pytest.raises(MismatchError) as error:
                     call()
                 said.append(str(error.value))
-                assert collective.allreduce_sync(comm, torch.ones(1), Sum, "", 1.0, 1.0).item() == 3
+                assert on_communicator.allreduce_sync(comm, torch.ones(1), Sum, "", 1.0, 1.0).item() == 3
         return said
 
     said = run_ranks(3, body)
@@ -182,7 +187,7 @@ def test_what_is_only_polled_ends() -> None:
                 tensors = [torch.full((size,), float(comm.rank)) for size in (1, 3000, LARGE)]
                 names = [f"{turn} {i}" for i in range(3)]
                 handles = [
-                    collective.allreduce(lane, tensor, Sum, name, 1.0, 1.0)
+                    on_communicator.allreduce(lane, tensor, Sum, name, 1.0, 1.0)
                     for tensor, name in zip(tensors, names, strict=True)
                 ]
                 handles.append(grouped.start_allgather(lane, tensors, f"{turn}"))
@@ -191,7 +196,7 @@ def test_what_is_only_polled_ends() -> None:
                     assert time.monotonic() < deadline
                     time.sleep(0)
                 assert all(handle.wait(0).eq(3).all() for handle in handles[:3])
-        handle = collective.allreduce(comm.by_name, torch.ones(1), Sum, "left", 1.0, 1.0)
+        handle = on_communicator.allreduce(comm.by_name, torch.ones(1), Sum, "left", 1.0, 1.0)
         if comm.rank == 1:
             assert handle.wait(60).item() == 3
             finished.set()
