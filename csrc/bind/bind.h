@@ -34,6 +34,10 @@ void bind_inline_calls(pybind11::module_& m);
 // For reports of stalls: where this process's program is.
 void show_program_to(Communicator& comm);
 
+// Above this the interpreter lock is given to other threads during a call; below, handing it over and getting it back
+// may take longer than the call.
+inline constexpr size_t kKeepLockBytes = 64 << 10;
+
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);
 

@@ -19,9 +19,6 @@ namespace py = pybind11;
 namespace dcoll::bind {
 namespace {
 
-// Above this the interpreter lock is given to other threads; below, handing it over may take longer than the work.
-constexpr size_t kKeepLockBytes = 64 << 10;
-
 using CommPtr = std::shared_ptr<Communicator>;
 
 // The tensors of a call and what they are.

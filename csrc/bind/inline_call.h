@@ -19,10 +19,6 @@
 
 namespace dcoll::bind {
 
-// Above this the interpreter lock is given to other threads during the call; below, handing it over and getting it back
-// may take longer than the call.
-inline constexpr size_t kKeepLockBytes = 64 << 10;
-
 // The object. InlineAllReduce and InlineCollective are two types of it.
 struct InlineCall {
   PyObject_HEAD;
@@ -81,9 +77,8 @@ bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation
                  std::initializer_list<PyObject*> memory);
 
 // With or without the interpreter lock, as the size suggests; then finish_call. `operation` gets what was returned.
-template <typename Call>
-bool run_call(Communicator& core, const Call& call, size_t bytes, std::initializer_list<PyObject*> memory,
-              std::shared_ptr<Operation>& operation) {
+inline bool run_call(Communicator& core, const Call& call, size_t bytes, std::initializer_list<PyObject*> memory,
+                     std::shared_ptr<Operation>& operation) {
   try {
     if (bytes <= kKeepLockBytes) {
       operation = core.run_or_submit(call);

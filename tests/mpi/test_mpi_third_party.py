@@ -2,7 +2,7 @@
 
 `make test-third-party` installs those that the package index has, and runs this file. The others are in repositories
 only: the K-FAC preconditioner (github.com/gpauloski/kfac_pytorch, a version with Horovod) and GRACE
-(github.com/sands-lab/grace); `pip install --no-deps` takes both. What is not installed is skipped.
+(github.com/sands-lab/grace): a checkout of each on PYTHONPATH. What is not installed is skipped.
 """
 
 import importlib.util
