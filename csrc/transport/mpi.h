@@ -1,6 +1,6 @@
 // MPI, behind an interface, because the library that implements it (libdcoll_mpi.so) is loaded at run time: dcoll works
-// where no MPI is installed, and the core never links one. Only its own files (mpi_plugin, mpi_meeting, mpi_transport,
-// mpi_requests, mpi_notices) include <mpi.h>.
+// where no MPI is installed, and the core never links one. Only its own files (transport/mpi) include
+// <mpi.h>.
 #pragma once
 
 #include <cstddef>

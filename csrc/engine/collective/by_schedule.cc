@@ -111,12 +111,12 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kJoin:
       break;
   }
-  if (r.kind == Kind::kAllReduce || r.kind == Kind::kReduceScatter) {
+  if (reduces(r.kind)) {
     b.dtype = r.dtype;
     b.op = r.op;
     b.postscale = final_scale(r.op, r.postscale, f.size);
     if (r.prescale != 1.0) {
-      const size_t count = r.count * (r.kind == Kind::kReduceScatter ? r.row_elems : 1);
+      const size_t count = r.count * r.row_elems;
       phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
       kernels::scale(phase.prescaled->data(), r.in, count, r.dtype, r.prescale);
       b.input = phase.prescaled->data();

@@ -1,4 +1,5 @@
-// What the collectives of a communicator work with.
+// What the collectives of a communicator work with: the medium, what they have in memory that ranks share, and the
+// schedules and choices that were made before.
 #pragma once
 
 #include <array>
@@ -22,8 +23,8 @@
 
 namespace dcoll {
 
-// Board, slots and the direct all-reduce exist where all ranks
-// share mapped memory; the hierarchy where some do, on several nodes.
+// Board, slots and the direct all-reduce exist where all ranks share mapped memory; the hierarchy where some do, on
+// several nodes.
 struct Fabric {
   Transport* transport = nullptr;
   std::shared_ptr<Window> window;

@@ -14,6 +14,7 @@
 
 namespace dcoll {
 
+// The last three are meetings, which move nothing.
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown, kJoin };
 std::string_view kind_name(Kind kind);
 
@@ -58,7 +59,8 @@ struct Call {
 
   // Bytes per row, whatever row_elems counts.
   size_t row_bytes() const { return reduces(kind) ? row_elems * dtype_bytes(dtype) : row_elems; }
-  size_t bytes() const { return kind < Kind::kBarrier ? count * row_bytes() : 0; }  // of this rank's operand
+  // Of this rank's operand; kinds from kBarrier on have none.
+  size_t bytes() const { return kind < Kind::kBarrier ? count * row_bytes() : 0; }
   // So little that moving it takes no longer than telling another thread.
   bool is_small() const { return bytes() <= kSmallBytes; }
   static constexpr size_t kSmallBytes = size_t{64} << 10;

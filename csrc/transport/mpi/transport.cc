@@ -2,7 +2,7 @@
 //
 // Sends go out of the caller's memory (MPI_Isend), receives are posted ahead into their destination (MPI_Irecv), so the
 // library may move the bytes without a copy. FIFO order is MPI's own: messages of one (sender, communicator, tag) do
-// not overtake. Notices travel on a second communicator (mpi_notices.h).
+// not overtake. Notices travel on a second communicator (notices.h).
 #include "transport/mpi/transport.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Shared by the two files of the plugin (libdcoll_mpi.so), mpi_plugin.cc and mpi_transport.cc, and by nobody else.
+// What the files of the plugin (libdcoll_mpi.so) share with each other, and with nobody else.
 #pragma once
 
 #ifndef OMPI_SKIP_MPICXX
