@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from dcoll.optimizer import DistributedOptimizer
     from dcoll.sync_batch_norm import SyncBatchNorm
 
-# What needs torch, and where it is: imported when first asked for.
+# What needs torch, and where it is: imported with torch, or when first asked for.
 _NEEDS_TORCH = {
     "DistributedOptimizer": "dcoll.optimizer",
     "SyncBatchNorm": "dcoll.sync_batch_norm",
@@ -108,16 +108,25 @@ _MODULES = ("common", "elastic", "functions", "mpi_ops", "optimizer", "sync_batc
 """Modules that scripts name as attributes, hvd.mpi_ops say, without importing them."""
 
 
-def __getattr__(name: str) -> Any:
+def _import_the_rest() -> None:
+    """All that needs torch, and then no `__getattr__`: CPython 3.11 caches no attribute of a module that has one, which
+    costs each dcoll.allreduce_ of a script 20 ns.
+    """
     import importlib
 
-    if name in _MODULES:
-        return importlib.import_module(f"dcoll.{name}")
-    if name not in _NEEDS_TORCH:
+    for name in _MODULES:
+        importlib.import_module(f"dcoll.{name}")
+    for name, module in _NEEDS_TORCH.items():
+        globals()[name] = getattr(sys.modules[module], name)
+    globals().pop("__getattr__", None)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH or name in _MODULES:
+        _import_the_rest()
+    if name not in globals():
         raise AttributeError(f"module 'dcoll' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
-    globals()[name] = value
-    return value
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
@@ -208,3 +217,6 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+if "torch" in sys.modules:
+    _import_the_rest()
