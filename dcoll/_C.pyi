@@ -125,6 +125,7 @@ class Communicator:
         postscale: float = 1.0,
         algo: str = "",
         dims: Sequence[int] = (),
+        codec: str = "",
     ) -> Handle: ...
     def allreduce_sync(
         self,
@@ -138,6 +139,7 @@ class Communicator:
         postscale: float = 1.0,
         algo: str = "",
         dims: Sequence[int] = (),
+        codec: str = "",
     ) -> None:
         """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
     def adasum(
@@ -280,6 +282,7 @@ class ByName:
         postscale: float = 1.0,
         algo: str = "",
         dims: Sequence[int] = (),
+        codec: str = "",
     ) -> Handle: ...
     def broadcast(
         self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
@@ -433,6 +436,7 @@ def grouped_allreduce_sync(
     prescale: float = 1.0,
     postscale: float = 1.0,
     graded: bool = False,
+    codec: str = "",
 ) -> list[Any] | None:
     """All tensors reduced as one; the results (in_place: the tensors, marked as written). graded: None, too, when a
     tensor requires a gradient."""
@@ -445,6 +449,7 @@ def grouped_allreduce(
     name: str = "",
     prescale: float = 1.0,
     postscale: float = 1.0,
+    codec: str = "",
 ) -> tuple[GroupHandle, list[Any]] | None:
     """The same, started; the tensors were copied already."""
 
@@ -518,8 +523,10 @@ class Reducer:
         wire_dtype: int | None = None,
         groups: Sequence[int] = (),
         label: str = "",
+        codec: str = "",
     ) -> None:
-        """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced.
+        """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced; not float32 with a
+        codec, which is what it is between nodes. With "int8" what encoding loses is added to the next step's gradients.
 
         groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
         label: in the names of the buckets, which ranks compare: tells them from another Reducer's.

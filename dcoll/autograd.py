@@ -19,27 +19,26 @@ Apply = Callable[..., Any]
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
-        process_set, op, name, prescale, postscale, algo = ctx.options = options
+        process_set, op, name, prescale, postscale, algo, codec = ctx.options = options
         out: torch.Tensor = on_communicator.allreduce_sync(
-            communicator_of(process_set), tensor, op, name, prescale, postscale, algo
+            communicator_of(process_set), tensor, op, name, prescale, postscale, algo, codec
         )
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return allreduce(grads[0], *ctx.options), None, None, None, None, None, None
+        return allreduce(grads[0], *ctx.options), None, None, None, None, None, None, None
 
 
 class _GroupedAllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        process_set, op, name, prescale, postscale = ctx.options = arguments[:5]
-        tensors = list(arguments[5:])
-        return tuple(grouped.allreduce_sync(communicator_of(process_set), tensors, op, name, prescale, postscale))
+        process_set, *options = ctx.options = arguments[:6]
+        return tuple(grouped.allreduce_sync(communicator_of(process_set), list(arguments[6:]), *options))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return (None, None, None, None, None, *grouped_allreduce(list(grads), *ctx.options))
+        return (None, None, None, None, None, None, *grouped_allreduce(list(grads), *ctx.options))
 
 
 class _AllGather(torch.autograd.Function):
@@ -160,16 +159,23 @@ def allreduce(
     prescale: float,
     postscale: float,
     algo: str,
+    codec: str,
 ) -> Any:
     """The gradient is reduced like the tensor was."""
-    return _apply(_AllReduce)(tensor, process_set, op, name, prescale, postscale, algo)
+    return _apply(_AllReduce)(tensor, process_set, op, name, prescale, postscale, algo, codec)
 
 
 def grouped_allreduce(
-    tensors: list[torch.Tensor], process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
+    tensors: list[torch.Tensor],
+    process_set: ProcessSet,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    codec: str,
 ) -> list[Any]:
     """The gradients are reduced like the tensors were."""
-    return list(_apply(_GroupedAllReduce)(process_set, op, name, prescale, postscale, *tensors))
+    return list(_apply(_GroupedAllReduce)(process_set, op, name, prescale, postscale, codec, *tensors))
 
 
 def allgather(tensor: torch.Tensor, process_set: ProcessSet, name: str) -> Any:

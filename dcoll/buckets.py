@@ -7,7 +7,7 @@ import torch
 
 from dcoll import _C, objects, on_communicator
 from dcoll.compressed_reducer import CompressedReducer
-from dcoll.compression import NoneCompressor, wire_dtype_of
+from dcoll.compression import NoneCompressor, codec_for_buckets, wire_dtype_of
 from dcoll.errors import JoinedError
 from dcoll.ops import ReduceOp
 from dcoll.tensors import CODES, library
@@ -84,7 +84,8 @@ class Layout:
         )
         pre, post = 1.0 / self.predivide, self.predivide
         wire = wire_dtype_of(self._compression)
-        if wire is None and self._compression is not NoneCompressor:
+        codec = codec_for_buckets(self._compression)
+        if wire is None and not codec and self._compression is not NoneCompressor:
             called = [f"{name} of {self.label}" for name in names]
             return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups)
         return _C.Reducer(
@@ -100,6 +101,7 @@ class Layout:
             wire,
             groups,
             self.label,
+            codec,
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from dcoll import _C, grouped, objects, on_communicator
-from dcoll.compression import Compression
+from dcoll.compression import Compression, codec_of, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.handle import Handle
 from dcoll.inline import in_order, inline_allreduce, inline_other
@@ -72,9 +72,8 @@ def allreduce(
     """
     if average is not None or op is None:
         op = _op(average, op)
-    options = (op, name or "", prescale_factor, postscale_factor, algo)
-    sent: Any
-    sent, context = (tensor, None) if compression is Compression.none else compression.compress(tensor)
+    sent, context, codec = encode(compression, tensor, op)
+    options = (op, name or "", prescale_factor, postscale_factor, algo, codec)
     if _has_gradient(sent):
         from dcoll import autograd
 
@@ -148,20 +147,28 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[T]:
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
-    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
-    return _compressed(tensors, compression, lambda sent: _reduce_group(sent, process_set, options))
+    op = _op(average, op)
+    options = (op, name or "", prescale_factor, postscale_factor)
+    tensors = list(tensors)
+    codecs = {codec_of(compression, tensor, op) for tensor in tensors}
+    codec = codecs.pop() if len(codecs) == 1 else ""
+    if codec:
+        return cast(list[T], _reduce_group(tensors, process_set, (*options, codec)))
+    return _compressed(tensors, compression, lambda sent: _reduce_group(sent, process_set, (*options, "")))
 
 
 def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[T]:
     """What `run` makes of the tensors, which travel compressed."""
     if compression is Compression.none:
         return cast(list[T], run(tensors))
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    pairs = [narrow(compression, tensor) for tensor in tensors]
     results = run([sent for sent, _ in pairs])
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
 
 
-def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
+def _reduce_group(
+    tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float, str]
+) -> Any:
     results = grouped.reduce_plain(_comm(process_set), tensors, *options)
     if results is None and any(map(_has_gradient, tensors)):
         from dcoll import autograd
@@ -317,8 +324,7 @@ def reducescatter(
     gradients gathered are, times n if op is Sum.
     """
     options = (op, name or "", prescale_factor, postscale_factor)
-    sent: Any
-    sent, context = (tensor, None) if compression is Compression.none else compression.compress(tensor)
+    sent, context = narrow(compression, tensor)
     if _has_gradient(sent):
         from dcoll import autograd
 

@@ -1,13 +1,15 @@
-"""What a gradient is on its way between ranks: as it is, in 16 bits, or whatever a class of the user's makes of it.
+"""What a gradient is on its way between nodes: as it is, in fewer bits, or whatever a class of the user's makes of it.
 
-Horovod's interface: a class with two static methods. Those given here are known to the core as well, which casts whole
-buckets while they are in the cache anyway; a class of the user's is called for each tensor, in Python.
+Horovod's interface: a class with two static methods. Those given here are known to the core as well, which encodes
+float32 that is summed or averaged itself, between nodes only (csrc/kernels/codec.h says how). For other dtypes and
+operators, and for classes of the user's, compress() is called, in Python.
 """
 
 from typing import Any, ClassVar
 
 from dcoll import _C
 from dcoll.errors import ArgumentError
+from dcoll.ops import Average, ReduceOp, Sum
 
 
 class Compressor:
@@ -17,8 +19,10 @@ class Compressor:
     dtype on each, and decompress(sum of compressed) should be about the sum of the tensors.
     """
 
+    codec: ClassVar[str] = ""
+    """The core's name for what it makes of float32; "": compress() is called."""
     wire_dtype: ClassVar[int | None] = None
-    """The dtype, by the core's code, that the core casts floating tensors to; None: compress() is called."""
+    """The dtype, by the core's code, that the core casts wider floating tensors to; None: compress() is called."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -65,8 +69,12 @@ def _widen(tensor: Any, ctx: Any) -> Any:
 
 
 class FP16Compressor(Compressor):
-    """Sends floating tensors as float16: half the bytes, 11 bits of precision, nothing above 65504."""
+    """Sends floating tensors as float16: half the bytes, 11 bits of precision, nothing above 65504.
 
+    float32 beyond that goes as 65504, which the log says once; every element is rounded twice, however many nodes.
+    """
+
+    codec = "fp16"
     wire_dtype = _C.FLOAT16
 
     @staticmethod
@@ -81,6 +89,7 @@ class FP16Compressor(Compressor):
 class BF16Compressor(Compressor):
     """Sends floating tensors as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
 
+    codec = "bf16"
     wire_dtype = _C.BFLOAT16
 
     @staticmethod
@@ -92,16 +101,81 @@ class BF16Compressor(Compressor):
         return _widen(tensor, ctx)
 
 
+class Int8Compressor(Compressor):
+    """Sends float32 as multiples of a scale for each 256 elements: about a quarter of the bytes.
+
+    An element is off by half a scale at most, the greatest magnitude of its block / 254, twice. For sums and averages;
+    other dtypes travel as they are. DistributedOptimizer adds what was lost to the next step's gradients.
+    """
+
+    codec = "int8"
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        if "float32" in str(getattr(tensor, "dtype", "")):
+            raise ArgumentError(
+                "Compression.int8 is for all-reduces with op Sum or Average. Use Compression.fp16, bf16 or none"
+            )
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
 class Compression:
     """The compressors there are; classes derived from Compressor do as well."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+
+
+_OURS = (FP16Compressor, BF16Compressor, Int8Compressor)
+
+
+def check_compression(compression: Any) -> None:
+    """Raises ArgumentError, which lists what is allowed, for what is no compressor."""
+    if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
+        raise ArgumentError(
+            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16 or int8, or a class with "
+            "compress() and decompress()"
+        )
+
+
+def codec_of(compression: Any, tensor: Any, op: ReduceOp) -> str:
+    """The core's codec for this all-reduce; "" where compress() is to be called, and where nothing is compressed."""
+    if compression not in _OURS or op not in (Sum, Average):
+        return ""
+    return compression.codec if str(getattr(tensor, "dtype", "")) in ("torch.float32", "float32") else ""
+
+
+def narrow(compression: Any, tensor: Any) -> tuple[Any, Any]:
+    """What compress() makes of it: what travels, and what decompress() needs."""
+    if compression is NoneCompressor:
+        return tensor, None
+    check_compression(compression)
+    return compression.compress(tensor)  # type: ignore[no-any-return]
+
+
+def encode(compression: Any, tensor: Any, op: ReduceOp) -> tuple[Any, Any, str]:
+    """What is handed to the core, what decompress() needs, and the core's codec. With one the tensor itself is the
+    operand, and decompress() leaves the result alone.
+    """
+    if compression is NoneCompressor:
+        return tensor, None, ""
+    codec = codec_of(compression, tensor, op)
+    return (tensor, None, codec) if codec else (*narrow(compression, tensor), "")
+
+
+def codec_for_buckets(compression: Any) -> str:
+    """The core's codec of float32 buckets, which are summed or averaged."""
+    return compression.codec if compression in _OURS else ""
 
 
 def wire_dtype_of(compression: Any) -> int | None:
     """The dtype the core casts to for `compression`: of the ones given here only, not of a class derived from one,
     whose methods may do anything.
     """
-    return compression.wire_dtype if compression in (FP16Compressor, BF16Compressor) else None
+    return compression.wire_dtype if compression in _OURS else None

@@ -83,7 +83,7 @@ def _changed(tensors: list[Any]) -> None:
 
 
 def reduce_plain(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, codec: str = ""
 ) -> list[Any] | None:
     """allreduce_sync() of tensors that the core can read and that require no gradient; else None, and nothing is done.
 
@@ -93,47 +93,63 @@ def reduce_plain(
     torch = sys.modules.get("torch")
     graded = torch is not None and torch.is_grad_enabled()
     listed = _listed(tensors, "grouped_allreduce")
-    return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, graded)
+    return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, graded, codec)
 
 
 def _reduce_now(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
+    comm: _C.Communicator,
+    tensors: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    codec: str,
+    in_place: bool,
 ) -> list[Any]:
     _checked(op)
     listed = _listed(tensors, "grouped_allreduce")
-    out: list[Any] | None = _C.grouped_allreduce_sync(comm, listed, in_place, op, name, prescale, postscale)
+    out: list[Any] | None = _C.grouped_allreduce_sync(
+        comm, listed, in_place, op, name, prescale, postscale, False, codec
+    )
     if out is None:
-        return start_allreduce(comm, listed, op, name, prescale, postscale, in_place).wait()  # type: ignore[no-any-return]
+        return start_allreduce(comm, listed, op, name, prescale, postscale, in_place, codec).wait()  # type: ignore[no-any-return]
     return out
 
 
 def allreduce_sync(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, codec: str = ""
 ) -> list[Any]:
     """All tensors reduced as one. The results are new."""
-    return _reduce_now(comm, tensors, op, name, prescale, postscale, in_place=False)
+    return _reduce_now(comm, tensors, op, name, prescale, postscale, codec, in_place=False)
 
 
 def allreduce_sync_(
     comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> list[Any]:
     """All tensors reduced as one, in place."""
-    return _reduce_now(comm, tensors, op, name, prescale, postscale, in_place=True)
+    return _reduce_now(comm, tensors, op, name, prescale, postscale, "", in_place=True)
 
 
 def start_allreduce(
-    comm: on_communicator.Lane, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, in_place: bool
+    comm: on_communicator.Lane,
+    tensors: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    in_place: bool,
+    codec: str = "",
 ) -> Handle:
     """A handle whose result is the list. In place, the tensors are written to by wait(), or poll() that says True."""
     _checked(op)
     listed = _listed(tensors, "grouped_allreduce")
     dense = _dense(listed, in_place)
-    started: Any = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale)
+    started: Any = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale, codec)
     if started is not None:
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
     one = on_communicator.allreduce_ if in_place else on_communicator.allreduce
-    return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(listed)])
+    return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale, "", codec) for i, t in enumerate(listed)])
 
 
 def _together(handles: list[Handle]) -> Handle:

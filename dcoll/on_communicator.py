@@ -25,7 +25,14 @@ def _code(tensor: Any) -> int:
 
 
 def allreduce_sync(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
+    comm: _C.Communicator,
+    tensor: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str = "",
+    codec: str = "",
 ) -> Any:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -37,12 +44,19 @@ def allreduce_sync(
     out = kind.empty_like(source)
     address = kind.address
     count, dims = kind.count(source), source.shape
-    comm.allreduce_sync(address(source), address(out), count, code, op, name, prescale, postscale, algo, dims)
+    comm.allreduce_sync(address(source), address(out), count, code, op, name, prescale, postscale, algo, dims, codec)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def allreduce_sync_(
-    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
+    comm: _C.Communicator,
+    tensor: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str = "",
+    codec: str = "",
 ) -> Any:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -53,7 +67,7 @@ def allreduce_sync_(
         code = code_of(target.dtype)
     address = kind.address(target)
     count, dims = kind.count(target), target.shape
-    comm.allreduce_sync(address, address, count, code, op, name, prescale, postscale, algo, dims)
+    comm.allreduce_sync(address, address, count, code, op, name, prescale, postscale, algo, dims, codec)
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -62,7 +76,7 @@ def allreduce_sync_(
 
 
 def allreduce(
-    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
+    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
 ) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -72,7 +86,7 @@ def allreduce(
     out = kind.empty_like(source)
     count, dims = kind.count(source), source.shape
     core = comm.allreduce(
-        kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims
+        kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims, codec
     )
     if source is tensor:
         return Handle(core, source, None, out)
@@ -80,7 +94,7 @@ def allreduce(
 
 
 def allreduce_(
-    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = ""
+    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
 ) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -89,7 +103,7 @@ def allreduce_(
     code = _code(target)
     address = kind.address(target)
     count, dims = kind.count(target), target.shape
-    core = comm.allreduce(address, address, count, code, op, name, prescale, postscale, algo, dims)
+    core = comm.allreduce(address, address, count, code, op, name, prescale, postscale, algo, dims, codec)
     return _in_place(core, tensor, target)
 
 

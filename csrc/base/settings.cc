@@ -39,6 +39,8 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4 on one node, 25 on several",
                 "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
+    SettingInfo{"DCOLL_COMPRESS_LOCAL", "0", "0, 1",
+                "1: what is compressed between nodes is on one node too, however small. For tests and studies"},
     SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512vnni, avx512, avx2, generic", "instruction set of the CPU kernels"},
     SettingInfo{"DCOLL_STALL_CHECK_TIME", "60", "seconds > 0",
                 "an operation that some ranks did not submit for this long is reported, naming them"},
@@ -168,6 +170,7 @@ Settings Settings::from_env() {
   s.thread_affinity = cores("DCOLL_THREAD_AFFINITY");
   s.log_level = choice("DCOLL_LOG_LEVEL");
   s.log_hide_time = flag("DCOLL_LOG_HIDE_TIME");
+  s.compress_local = flag("DCOLL_COMPRESS_LOCAL");
   return s;
 }
 

@@ -37,6 +37,7 @@ struct Settings {
   std::string timeline;          // the file that init() begins a timeline in; "" or "DYNAMIC": none
   bool timeline_mark_cycles;
   // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
+  bool compress_local = false;
   std::vector<int> thread_affinity;
   std::string log_level;  // "trace", "debug", "info", "warning", "error", "fatal"
   bool log_hide_time;

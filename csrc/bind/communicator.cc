@@ -107,7 +107,8 @@ std::unique_ptr<Handle> start(const ByName& named, Request request) {
 }
 
 Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
-                           double prescale, double postscale, std::string algo, std::vector<int64_t> dims) {
+                           double prescale, double postscale, std::string algo, std::vector<int64_t> dims,
+                           std::string_view codec) {
   return {.kind = Kind::kAllReduce,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -117,6 +118,7 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .prescale = prescale,
           .postscale = postscale,
           .algo = std::move(algo),
+          .codec = kernels::codec_named(codec),
           .name = std::move(name),
           .dims = std::move(dims)};
 }
@@ -243,8 +245,9 @@ int64_t join(const CommPtr& comm, const std::string& note) {
 void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named) {
   using namespace py::literals;
   const std::vector<int64_t> none;
-  const auto all_reduce_args = std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "",
-                                               "prescale"_a = 1.0, "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none);
+  const auto all_reduce_args =
+      std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
+                      "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none, "codec"_a = "");
   const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "", "dims"_a = none);
   const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
                                                "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none);

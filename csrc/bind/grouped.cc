@@ -110,9 +110,13 @@ class GroupHandle {
   std::unique_ptr<GroupedAllReduce> group_;
 };
 
-Call options_of(int op, const std::string& name, double prescale, double postscale) {
+Call options_of(int op, const std::string& name, double prescale, double postscale, std::string_view codec) {
   if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
-  return {.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
+  return {.op = static_cast<ReduceOp>(op),
+          .prescale = prescale,
+          .postscale = postscale,
+          .codec = kernels::codec_named(codec),
+          .name = name};
 }
 
 void run(GroupedAllReduce& reduction, Communicator& comm) {
@@ -127,10 +131,10 @@ void run(GroupedAllReduce& reduction, Communicator& comm) {
 }
 
 py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
-                      double prescale, double postscale, bool graded) {
+                      double prescale, double postscale, bool graded, std::string_view codec) {
   std::optional<Group> group = read_group(tensors, in_place, graded);
   if (!group || !place_results(*group, in_place)) return py::none();
-  GroupedAllReduce reduction(comm, group->tensors, options_of(op, name, prescale, postscale));
+  GroupedAllReduce reduction(comm, group->tensors, options_of(op, name, prescale, postscale, codec));
   reduction.pack(GroupedAllReduce::Submit::kNow);
   if (!in_place) make_results(*group, reduction);
   try {
@@ -157,13 +161,14 @@ py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_pl
 }
 
 py::object start_group(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
-                       double prescale, double postscale) {
-  return reduce_later(comm, tensors, in_place, options_of(op, name, prescale, postscale), &GroupedAllReduce::start);
+                       double prescale, double postscale, std::string_view codec) {
+  return reduce_later(comm, tensors, in_place, options_of(op, name, prescale, postscale, codec),
+                      &GroupedAllReduce::start);
 }
 
 py::object start_group_by_name(const ByName& named, const py::list& tensors, bool in_place, int op,
-                               const std::string& name, double prescale, double postscale) {
-  return reduce_later(named.comm, tensors, in_place, options_of(op, name, prescale, postscale),
+                               const std::string& name, double prescale, double postscale, std::string_view codec) {
+  return reduce_later(named.comm, tensors, in_place, options_of(op, name, prescale, postscale, codec),
                       &GroupedAllReduce::start_by_name);
 }
 
@@ -176,11 +181,11 @@ void bind_grouped(py::module_& m) {
       .def("released", &GroupHandle::poll)  // a failure leaves messages in packed memory at most, which the core has
       .def("wait", &GroupHandle::wait, "timeout"_a = -1.0);
   m.def("grouped_allreduce_sync", &reduce_now, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
-        "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false);
+        "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false, "codec"_a = "");
   m.def("grouped_allreduce", &start_group, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
-        "prescale"_a = 1.0, "postscale"_a = 1.0);
+        "prescale"_a = 1.0, "postscale"_a = 1.0, "codec"_a = "");
   m.def("grouped_allreduce", &start_group_by_name, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
-        "prescale"_a = 1.0, "postscale"_a = 1.0);
+        "prescale"_a = 1.0, "postscale"_a = 1.0, "codec"_a = "");
 }
 
 }  // namespace dcoll::bind

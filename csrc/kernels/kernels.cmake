@@ -4,6 +4,7 @@
 set(DCOLL_KERNEL_SOURCES
     csrc/kernels/adaptive_sum.cc
     csrc/kernels/cast_cpu.cc
+    csrc/kernels/codec_cpu.cc
     csrc/kernels/copy_cpu.cc
     csrc/kernels/dispatch.cc
     csrc/kernels/isa_generic.cc

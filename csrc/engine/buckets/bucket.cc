@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels/cast.h"
 #include "kernels/copy.h"
+#include "kernels/reduce.h"
 
 namespace dcoll {
 namespace {
@@ -121,11 +122,26 @@ std::vector<Bucket> Reducer::by_group(const std::vector<size_t>& order) const {
 }
 
 void Reducer::fill_buckets(const std::vector<size_t>& order) {
+  const std::vector<Bucket> old = std::move(buckets_);
   buckets_ = options_.groups.empty() ? by_size(order) : by_group(order);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].name = name_of(buckets_[b], b);
     close_bucket(buckets_[b]);
     for (size_t s = 0; s < buckets_[b].slots.size(); ++s) place_[buckets_[b].slots[s].param] = {b, s};
+  }
+  keep_residuals(old);
+}
+
+// Residuals belong to parameters, whatever bucket they are in.
+void Reducer::keep_residuals(const std::vector<Bucket>& old) {
+  for (const Bucket& bucket : old) {
+    for (const Bucket::Slot& slot : bucket.slots) {
+      const Place& place = place_[slot.param];
+      const Bucket& now = buckets_[place.bucket];
+      if (bucket.residual == nullptr || now.residual == nullptr) continue;
+      std::memcpy(now.residual->data() + now.slots[place.slot].offset_bytes,
+                  bucket.residual->data() + slot.offset_bytes, params_[slot.param].count * sizeof(float));
+    }
   }
 }
 
@@ -146,7 +162,10 @@ void Reducer::close_bucket(Bucket& bucket) {
   const size_t elem = dtype_bytes(bucket.dtype);
   bucket.flags_offset = align(last.offset_bytes + params_[last.param].count * elem) / elem;
   bucket.count = bucket.flags_offset + bucket.slots.size();
-  const bool narrow = options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
+  if (bucket.dtype == DType::kFloat32 && comm_->encodes()) bucket.codec = options_.codec;
+  if (bucket.codec == kernels::Codec::kInt8) bucket.residual = Memory::plain(bucket.flags_offset * sizeof(float));
+  const bool is_encoded = bucket.dtype == DType::kFloat32 && options_.codec != kernels::Codec::kNone;
+  const bool narrow = !is_encoded && options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
   bucket.wire_dtype = narrow ? *options_.wire : bucket.dtype;
   allocate(bucket);
 }
@@ -213,10 +232,12 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
 
 void Reducer::settle(const std::function<void(Operation&)>& wait) const {
   for (const Bucket& bucket : buckets_) {
-    if (bucket.operation == nullptr || bucket.operation->done.load(std::memory_order_acquire)) continue;
-    try {
-      wait(*bucket.operation);
-    } catch (const Error&) {  // of a round that came to nothing
+    for (const auto& operation : {bucket.operation, bucket.flags_operation}) {
+      if (operation == nullptr || operation->done.load(std::memory_order_acquire)) continue;
+      try {
+        wait(*operation);
+      } catch (const Error&) {  // of a round that came to nothing
+      }
     }
   }
 }
@@ -256,16 +277,48 @@ void Reducer::submit_full() {
 }
 
 void Reducer::submit(Bucket& bucket) {
-  bucket.operation = comm_->submit({.kind = Kind::kAllReduce,
-                                    .in = bucket.wire->data(),
-                                    .out = bucket.wire->data(),
-                                    .count = bucket.count,
-                                    .dtype = bucket.wire_dtype,
-                                    .op = options_.op,
-                                    .prescale = options_.prescale,
-                                    .postscale = options_.postscale,
-                                    .name = bucket.name},
-                                   Communicator::Start::kInBackground, bucket.wire);
+  Request request{.kind = Kind::kAllReduce,
+                  .in = bucket.wire->data(),
+                  .out = bucket.wire->data(),
+                  .count = bucket.count,
+                  .dtype = bucket.wire_dtype,
+                  .op = options_.op,
+                  .prescale = options_.prescale,
+                  .postscale = options_.postscale,
+                  .codec = bucket.codec,
+                  .name = bucket.name};
+  if (bucket.residual == nullptr) {
+    bucket.operation = comm_->submit(std::move(request), Communicator::Start::kInBackground, bucket.wire);
+    return;
+  }
+  add_residual(bucket);
+  request.count = bucket.flags_offset;
+  request.error = reinterpret_cast<float*>(bucket.residual->data());
+  // Both blocks are in use for as long as the operation is.
+  const auto both =
+      std::make_shared<std::pair<std::shared_ptr<Memory>, std::shared_ptr<Memory>>>(bucket.wire, bucket.residual);
+  bucket.operation = comm_->submit(std::move(request), Communicator::Start::kInBackground,
+                                   std::shared_ptr<Memory>(both, bucket.wire.get()));
+  std::byte* const flags = bucket.flag(0);
+  bucket.flags_operation = comm_->submit({.kind = Kind::kAllReduce,
+                                          .in = flags,
+                                          .out = flags,
+                                          .count = bucket.slots.size(),
+                                          .dtype = bucket.wire_dtype,
+                                          .op = ReduceOp::kMax,
+                                          .name = bucket.name + ", its flags"},
+                                         Communicator::Start::kInBackground, bucket.wire);
+}
+
+// The residual is what was lost behind the prescale; the gradients are in front of it. Left behind: zeros.
+void Reducer::add_residual(Bucket& bucket) const {
+  std::byte* const residual = bucket.residual->data();
+  const size_t count = bucket.flags_offset;
+  if (options_.prescale != 1.0) {
+    kernels::scale(residual, residual, count, DType::kFloat32, 1.0 / options_.prescale);
+  }
+  kernels::reduce2(bucket.wire->data(), bucket.wire->data(), residual, count, DType::kFloat32, ReduceOp::kSum);
+  std::memset(residual, 0, count * sizeof(float));
 }
 
 void Reducer::flush() {
@@ -317,6 +370,7 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
   for (const Bucket& bucket : buckets_) {
     try {
       wait(*bucket.operation);
+      if (bucket.flags_operation != nullptr) wait(*bucket.flags_operation);
       unpack(bucket);
     } catch (const Error&) {
       if (!failure) failure = std::current_exception();
@@ -329,7 +383,8 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
 }
 
 size_t Reducer::abandon() {
-  const size_t left = buckets_.size() - next_;
+  size_t left = 0;
+  for (size_t b = next_; b < buckets_.size(); ++b) left += buckets_[b].residual == nullptr ? 1 : 2;
   reset();
   return left;
 }

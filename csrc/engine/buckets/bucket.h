@@ -14,6 +14,11 @@
 // reduced. A gradient is cast into the wire when it is ready, instead of being copied, and all of them back when the
 // bucket has come in, so they are read and written once each way. Flags are in the wire.
 //
+// Encoded buckets (kernels/codec.h): what travels between nodes is float32's codec, and int8's error is kept. What a
+// rank lost in encoding is its residual, added to its gradients of the next backward, so nothing is lost for good
+// (error feedback; F. Seide et al., "1-bit stochastic gradient descent", 2014). A flag would not survive beside large
+// gradients, so the flags of such a bucket are reduced by an operation of their own, as they are.
+//
 // Gradients that the program keeps beyond their step stay what they are: move() gives what comes next another memory.
 // A gradient that was kept once has memory of its own from then on, and is copied in and out of its bucket, so that
 // whoever keeps it again keeps no more than it.
@@ -40,7 +45,9 @@ struct ReducerOptions {
   size_t first_bucket_bytes = size_t{1} << 20;  // small, so that communication starts early
   double prescale = 1.0;
   double postscale = 1.0;
-  std::optional<DType> wire{};   // what gradients of more than 2 bytes per element are cast to on their way
+  kernels::Codec codec = kernels::Codec::kNone;  // of float32 between nodes
+  std::optional<DType>
+      wire{};  // of other types: what gradients of more than 2 bytes per element are cast to on their way
   std::vector<size_t> groups{};  // of each parameter: a bucket per group (and dtype). {}: by size
   std::string label{};           // in the names of buckets, which ranks compare: another for each Reducer in use
 };
@@ -64,11 +71,14 @@ struct Bucket {
   size_t flags_offset = 0;  // in elements
   size_t count = 0;         // elements, flags included
   std::shared_ptr<Memory> memory;
-  std::shared_ptr<Memory> wire;  // what is reduced: `memory`, unless the bucket is compressed
+  std::shared_ptr<Memory> wire;        // what is reduced: `memory`, unless the bucket is compressed
+  std::shared_ptr<Memory> residual{};  // float32 like the gradients, where encoding loses what the next step is to get
+  kernels::Codec codec = kernels::Codec::kNone;
   std::string name;
   bool moved = false;  // some gradients have memory of their own
   size_t ready = 0;
-  std::shared_ptr<Operation> operation;  // since it was submitted
+  std::shared_ptr<Operation> operation;        // since it was submitted
+  std::shared_ptr<Operation> flags_operation;  // of a bucket with a residual
 
   std::byte* gradient(size_t slot) const {
     const Slot& at = slots[slot];
@@ -101,7 +111,7 @@ class Reducer {
   // also when it throws, no bucket is in flight (unless `wait` threw something that is no Error) and the next backward
   // may begin.
   std::vector<size_t> finish(const std::function<void(Operation&)>& wait);
-  // In place of finish(): this rank cannot go on. Returns how many buckets are not submitted, which other ranks wait
+  // In place of finish(): this rank cannot go on. Returns how many operations are not submitted, which other ranks wait
   // for: at least one, because the last one is left to finish(), so that a backward that fails behind its last gradient
   // is no success on the others. That costs nothing: the end of backward is near when the last bucket is full.
   size_t abandon();
@@ -134,6 +144,8 @@ class Reducer {
   void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
+  void add_residual(Bucket& bucket) const;
+  void keep_residuals(const std::vector<Bucket>& old);
   void flush();
   void unpack(const Bucket& bucket) const;
   void wait_for_all(const std::function<void(Operation&)>& wait);

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/collective/choose_path.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
+#include "engine/schedule/encoded_all_reduce.h"
 #include "engine/schedule/executor.h"
 #include "kernels/reduce.h"
 
@@ -147,6 +149,25 @@ Task exchange_counts(Fabric& f, Operation& op) {
   co_await sizes;
 }
 
+Task move_encoded(Fabric& f, const Operation& op) {
+  const Request& r = op.request;
+  if (r.prescale != 1.0) {
+    kernels::scale(r.out, r.in, r.count, r.dtype, r.prescale);
+  } else if (r.in != r.out && r.count > 0) {
+    std::memcpy(r.out, r.in, r.count * dtype_bytes(r.dtype));
+  }
+  Nested messages(encoded_all_reduce(*f.transport, {.codec = r.codec,
+                                                    .data = static_cast<float*>(r.out),
+                                                    .count = r.count,
+                                                    .scale = final_scale(r.op, r.postscale, f.size),
+                                                    .error = r.error,
+                                                    .saturated = &f.saturated,
+                                                    .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
+                                                    .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
+                                                    .slice_bytes = f.slice_bytes}));
+  co_await messages;
+}
+
 }  // namespace
 
 // All ranks answer alike: the call is the same everywhere, but for the sizes of ragged collectives.
@@ -158,6 +179,13 @@ bool wants_constants(const Fabric& f, const Call& call) {
 
 Task move_by_schedule(Fabric& f, Operation& op) {
   const Request& r = op.request;
+  if (encodes(f, r.call())) {
+    op.phases.enter(Phase::kMove);
+    op.phases.name_algorithm(kernels::codec_name(r.codec));
+    Nested messages(move_encoded(f, op));
+    co_await messages;
+    co_return;
+  }
   // Schedules work in the output.
   if (r.kind == Kind::kBroadcast && f.rank == r.root && r.in != r.out && r.count > 0) std::memcpy(r.out, r.in, r.count);
   const bool ragged = r.kind == Kind::kAllGather || r.kind == Kind::kAllToAll;

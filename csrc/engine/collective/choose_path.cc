@@ -24,6 +24,12 @@ std::string_view path_text(Path path) {
   return "?";
 }
 
+bool encodes(const Fabric& f, const Call& call) {
+  if (call.codec == Codec::kNone || call.dtype != DType::kFloat32 || f.size == 1) return false;
+  if (call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) return false;
+  return f.compress_local || (f.board == nullptr && !call.is_small());
+}
+
 Path choose_path(const Fabric& f, const Call& call) {
   if (call.kind >= Kind::kBarrier) return Path::kMeeting;
   // The others have no algorithm of their own to choose: the configured one says whether they may read peers' memory.
@@ -31,6 +37,7 @@ Path choose_path(const Fabric& f, const Call& call) {
     return f.board != nullptr && f.algo.takes_direct() ? Path::kPull : Path::kSchedule;
   }
   if (call.op == ReduceOp::kAdasum) return Path::kAdasum;
+  if (encodes(f, call)) return f.hierarchy != nullptr ? Path::kTwoLevels : Path::kSchedule;
   const Algo algo = call.algo.or_else(f.algo);
   if (f.all_reduce != nullptr && algo.takes_direct()) return Path::kNodeDirect;
   if (f.hierarchy != nullptr && algo.takes_levels()) return Path::kTwoLevels;

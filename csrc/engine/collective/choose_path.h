@@ -22,6 +22,10 @@ enum class Path : uint8_t {
 // For people: "over shared memory", "a schedule of messages".
 std::string_view path_text(Path path);
 
+// Whether the messages of an all-reduce carry its codec's form: float32 that is summed, more than a few KiB, and
+// between nodes, unless DCOLL_COMPRESS_LOCAL asks for it everywhere.
+bool encodes(const Fabric& fabric, const Call& call);
+
 // The same on every rank for calls with equal fingerprints.
 Path choose_path(const Fabric& fabric, const Call& call);
 

@@ -42,6 +42,9 @@ struct Fabric {
   int size = 1;
   size_t slice_bytes = 64 << 10;
   Algo algo = "auto";  // configured
+  bool compress_local = false;
+  uint64_t saturated = 0;  // values that float16 had no room for, so far
+  bool told_saturated = false, told_uncompressed = false;
   const Log* log = nullptr;
   OutOfStep out_of_step;
 

@@ -1,5 +1,8 @@
 #include "engine/collective/run_collective.h"
 
+#include <string>
+#include <utility>
+
 #include "engine/collective/adasum.h"
 #include "engine/collective/by_schedule.h"
 #include "engine/collective/choose_path.h"
@@ -14,16 +17,15 @@ namespace dcoll {
 namespace {
 
 ReduceJob job_of(const Call& call, int size) {
-  return {static_cast<const std::byte*>(call.in),
-          static_cast<std::byte*>(call.out),
-          call.count,
-          call.dtype,
-          call.op,
-          call.prescale,
-          final_scale(call.op, call.postscale, size),
-          false,
-          call.tensors,
-          call.into_tensors};
+  return {.in = static_cast<const std::byte*>(call.in),
+          .out = static_cast<std::byte*>(call.out),
+          .count = call.count,
+          .dtype = call.dtype,
+          .op = call.op,
+          .prescale = call.prescale,
+          .postscale = final_scale(call.op, call.postscale, size),
+          .tensors = call.tensors,
+          .into_tensors = call.into_tensors};
 }
 
 // Shows the others the all-reduce, with the operand where it is small or staged.
@@ -32,6 +34,27 @@ void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phase
   phases.enter(Phase::kPack);
   all_reduce.enter(job, fingerprint);
   phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
+}
+
+// In `job` where it is used; else says once why not.
+void note_codec(Fabric& f, const Call& call, ReduceJob& job) {
+  if (encodes(f, call)) {
+    job.codec = call.codec;
+    job.error = call.error;
+    job.saturated = &f.saturated;
+  } else if (f.board != nullptr && f.rank == 0 && f.log != nullptr && !std::exchange(f.told_uncompressed, true)) {
+    (*f.log)(LogLevel::kInfo,
+             "nothing is compressed inside one node, where memory is faster than any encoder "
+             "(DCOLL_COMPRESS_LOCAL=1 does it all the same)");
+  }
+}
+
+// Once: that there were values which float16 had no room for.
+void tell_saturated(Fabric& f) {
+  if (f.saturated == 0 || f.log == nullptr || std::exchange(f.told_saturated, true)) return;
+  (*f.log)(LogLevel::kWarning, "float16 has no room for " + std::to_string(f.saturated) +
+                                   " of the values sent, which go as +-65504: scale them down (prescale_factor), or "
+                                   "use Compression.bf16, which has float32's range");
 }
 
 // Once: where everybody's slots are, and whether all ranks can read each other's memory.
@@ -83,7 +106,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Call call = r.call();
   const Path path = choose_path(f, call);
   const bool reduces_here = path == Path::kNodeDirect || path == Path::kTwoLevels;
-  const ReduceJob job = reduces_here ? job_of(call, f.size) : ReduceJob{};
+  ReduceJob job = reduces_here ? job_of(call, f.size) : ReduceJob{};
+  if (call.codec != Codec::kNone) note_codec(f, call, job);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) {
     Nested learnt(learn_slots(f));
@@ -172,6 +196,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       break;
     }
   }
+  if (call.codec == Codec::kFloat16) tell_saturated(f);
 }
 
 Task start_collective(Fabric& fabric, Operation& operation) {

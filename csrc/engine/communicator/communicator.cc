@@ -62,6 +62,7 @@ Communicator::Communicator(Members members, const Settings& settings)
   fabric_.job_rank = members_.job_rank(members_.rank);
   fabric_.size = members_.size;
   fabric_.algo = settings.algo;
+  fabric_.compress_local = settings.compress_local;
   fabric_.links = std::move(members_.links);
   fabric_.log = &log_;
   fabric_.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members_.transport->max_message_bytes());

@@ -132,6 +132,8 @@ class Communicator final : public Watched, public Notes {
 
   int rank() const override { return members_.rank; }
   int size() const { return members_.size; }
+  // Whether a codec is ever used here (encodes() in choose_path.h).
+  bool encodes() const { return members_.size > 1 && (fabric_.board == nullptr || fabric_.compress_local); }
   int node() const { return members_.node_of_rank[members_.rank]; }
   int local_rank() const;
   int local_size() const;

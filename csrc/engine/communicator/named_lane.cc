@@ -18,6 +18,8 @@ NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)
   fabric_.job_rank = main.job_rank;
   fabric_.size = main.size;
   fabric_.algo = main.algo;
+  fabric_.compress_local = main.compress_local;
+  fabric_.log = main.log;
   fabric_.slice_bytes = main.slice_bytes;
   fabric_.links = main.links.of_a_sequence();
   fabric_.topology = main.topology;

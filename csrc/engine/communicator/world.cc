@@ -54,6 +54,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
     char transport[16], algo[16], calibrate[16];
     uint64_t nodes;
     double bucket_mb, first_bucket_mb;
+    bool compress_local;
   } mine{};
   mine.slice_kb = s.slice_kb;
   mine.slots = s.slots;
@@ -66,13 +67,15 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   mine.nodes = nodes.value();
   mine.bucket_mb = s.bucket_mb;
   mine.first_bucket_mb = s.first_bucket_mb;
+  mine.compress_local = s.compress_local;
   const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
   auto text = [](const Record& r) {
     return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo + " DCOLL_CALIBRATE=" + r.calibrate +
            " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
            " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) +
            " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
-           " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb);
+           " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb) +
+           " DCOLL_COMPRESS_LOCAL=" + std::to_string(r.compress_local);
   };
   Record first;
   std::memcpy(&first, all.data(), sizeof first);

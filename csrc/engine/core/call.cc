@@ -57,8 +57,9 @@ bool Call::plainly_valid(int size) const {
 uint64_t Call::reduction_fingerprint() const {
   Fingerprint print;
   print.add(static_cast<uint64_t>(Kind::kAllReduce) | static_cast<uint64_t>(dtype) << 8 |
-            static_cast<uint64_t>(op) << 16 | uint64_t{algo.id()} << 24 | uint64_t{name.size()} << 32 |
-            uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 | uint64_t{packed} << 63);
+            static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(codec) << 20 | uint64_t{algo.id()} << 24 |
+            uint64_t{name.size()} << 32 | uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 |
+            uint64_t{packed} << 63);
   print.add(count);
   if (compared(dims)) add_dims(print, dims);
   if (!name.empty()) print.add(name);

@@ -10,9 +10,12 @@
 #include "base/types.h"
 #include "engine/core/algo.h"
 #include "engine/core/dims.h"
+#include "kernels/codec.h"
 #include "kernels/pack.h"
 
 namespace dcoll {
+
+using kernels::Codec;
 
 // The last three are meetings, which move nothing.
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown, kJoin };
@@ -44,6 +47,11 @@ struct Call {
   double prescale = 1.0;
   double postscale = 1.0;
   Algo algo{};
+  // allreduce: what float32 is between nodes. encodes() (choose_path.h) says whether it is used.
+  Codec codec = Codec::kNone;
+  // Of a codec: as long as the operand, zeros; what encoding loses here is added, so that the next call can make up for
+  // it. Null: it is lost.
+  float* error = nullptr;
   std::string_view name{};  // part of what ranks compare; "" is fine
   // alltoall: rows for each rank. reducescatter: elements for each rank; {} is rows shared evenly. Adasum: elements of
   // each tensor; {} is one tensor

@@ -62,6 +62,8 @@ Request Request::of(const Call& call, int size) {
             .prescale = call.prescale,
             .postscale = call.postscale,
             .algo = call.algo,
+            .codec = call.codec,
+            .error = call.error,
             .name = std::string(call.name),
             .splits = {call.splits.begin(), call.splits.end()},
             .out_bytes = call.out_bytes,
@@ -89,6 +91,8 @@ Call Request::call() const {
           .prescale = prescale,
           .postscale = postscale,
           .algo = algo,
+          .codec = codec,
+          .error = error,
           .name = name,
           .splits = splits,
           .out_bytes = out_bytes,
@@ -154,6 +158,7 @@ std::string Request::describe() const {
       return text;
   }
   if (!group.empty()) text += ", " + group;
+  if (codec != Codec::kNone) text += ", as " + std::string(kernels::codec_name(codec));
   if (!algo.as_configured()) text += ", algo " + std::string(algo.name());
   return text + factors_text(*this) + ")";
 }

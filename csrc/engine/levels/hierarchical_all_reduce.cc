@@ -34,9 +34,13 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
   if (piece_bytes_ > 0) pieces_ = (job.bytes() + piece_bytes_ - 1) / piece_bytes_;  // rounding may have saved the last
   h_.pieces_begun += pieces_;
   if (carries()) {
-    const Hierarchy::Between& between = h_.between(job.bytes() / carriers_, carriers_);
-    schedule_ = between.schedule;
-    channels_ = between.channels;
+    if (job.codec != kernels::Codec::kNone) {
+      channels_ = h_.encoded().channels;
+    } else {
+      const Hierarchy::Between& between = h_.between(job.bytes() / carriers_, carriers_);
+      schedule_ = between.schedule;
+      channels_ = between.channels;
+    }
     banks_ = std::clamp<size_t>(kMaxChannels / channels_, 1, kAhead);
   }
   if (ins_[h_.local_rank()] != nullptr) {
@@ -122,20 +126,38 @@ bool HierarchicalAllReduce::may_launch(size_t k) const {
 
 void HierarchicalAllReduce::launch(size_t k) {
   const Span mine = slice(k, h_.local_rank());
-  const Layout layout = Layout::even(mine.size / dtype_bytes(job_.dtype), schedule_->input_chunks);
-  std::byte* data = result(h_.local_rank(), k, mine.begin);
   Flight flight;
   flight.transport = h_.carriers(static_cast<int>(k % banks_), channels_);
-  flight.executor = std::make_unique<Executor>(*flight.transport, schedule_,
-                                               Binding{.input = data,
-                                                       .output = data,
-                                                       .input_layout = layout,
-                                                       .output_layout = layout,
-                                                       .dtype = job_.dtype,
-                                                       .op = job_.op,
-                                                       .postscale = job_.postscale},
-                                               h_.slice_bytes());
+  flight.exchange = exchange(*flight.transport, result(h_.local_rank(), k, mine.begin), mine);
   flights_.push_back(std::move(flight));
+}
+
+// Between nodes, of a slice whose sum over this node lies at `data`.
+std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carriers, std::byte* data, Span mine) const {
+  const size_t elem = dtype_bytes(job_.dtype);
+  if (job_.codec != kernels::Codec::kNone) {
+    const Hierarchy::Encoded& encoded = h_.encoded();
+    return std::make_unique<Nested>(
+        encoded_all_reduce(carriers, {.codec = job_.codec,
+                                      .data = reinterpret_cast<float*>(data),
+                                      .count = mine.size / elem,
+                                      .scale = job_.postscale,
+                                      .error = job_.error == nullptr ? nullptr : job_.error + mine.begin / elem,
+                                      .saturated = job_.saturated,
+                                      .to_owners = encoded.to_owners,
+                                      .to_everybody = encoded.to_everybody,
+                                      .slice_bytes = h_.slice_bytes()}));
+  }
+  const Layout layout = Layout::even(mine.size / elem, schedule_->input_chunks);
+  return std::make_unique<Executor>(carriers, schedule_,
+                                    Binding{.input = data,
+                                            .output = data,
+                                            .input_layout = layout,
+                                            .output_layout = layout,
+                                            .dtype = job_.dtype,
+                                            .op = job_.op,
+                                            .postscale = job_.postscale},
+                                    h_.slice_bytes());
 }
 
 bool HierarchicalAllReduce::move_network() {
@@ -147,8 +169,8 @@ bool HierarchicalAllReduce::move_network() {
   }
   bool first = true;  // pieces arrive in order
   for (auto flight = flights_.begin(); flight != flights_.end();) {
-    if (flight->executor == nullptr || flight->executor->poll(moved)) {
-      flight->executor.reset();
+    if (flight->exchange == nullptr || flight->exchange->poll(moved)) {
+      flight->exchange.reset();
       if (first) {
         flight = flights_.erase(flight);
         publish(&NodeShared::arrived, ++arrived_);
@@ -250,9 +272,9 @@ void HierarchicalAllReduce::add_uncounted(Count count, uint64_t pieces, std::vec
 void HierarchicalAllReduce::waiting_for(std::vector<int>& ranks) const {
   std::vector<int> missing;
   for (const Flight& flight : flights_) {
-    if (flight.executor == nullptr) continue;
+    if (flight.exchange == nullptr) continue;
     std::vector<int> nodes;
-    flight.executor->waiting_for(nodes);
+    flight.exchange->waiting_for(nodes);
     for (const int node : nodes) missing.push_back(flight.transport->rank_of(node));
   }
   std::sort(missing.begin(), missing.end());

@@ -37,6 +37,7 @@
 #include "engine/core/task.h"
 #include "engine/levels/hierarchy.h"
 #include "engine/node/slots.h"
+#include "engine/schedule/encoded_all_reduce.h"
 #include "engine/schedule/executor.h"
 
 namespace dcoll {
@@ -65,7 +66,7 @@ class HierarchicalAllReduce final : public Pollable {
   };
   struct Flight {
     std::unique_ptr<GroupTransport> transport;
-    std::unique_ptr<Executor> executor;
+    std::unique_ptr<Pollable> exchange;  // null: done
   };
 
   Span piece(size_t k) const;
@@ -84,6 +85,7 @@ class HierarchicalAllReduce final : public Pollable {
 
   bool move_network();
   void launch(size_t k);
+  std::unique_ptr<Pollable> exchange(GroupTransport& carriers, std::byte* data, Span mine) const;
   bool may_launch(size_t k) const;
   bool may_reduce(size_t k) const;
   bool may_fill(size_t k) const;

@@ -108,6 +108,12 @@ class Hierarchy {
     int channels = 1;  // the most that any of the carriers uses
   };
   const Between& between(size_t bytes, int carriers);
+  // The same of an all-reduce whose messages are encoded (schedule/encoded_all_reduce.h).
+  struct Encoded {
+    std::shared_ptr<const plan::Schedule> to_owners, to_everybody;
+    int channels = 1;
+  };
+  const Encoded& encoded();
   // The links were measured: later choices are made anew. All ranks call it before the same collective.
   void use(const plan::Constants& constants);
 
@@ -136,6 +142,7 @@ class Hierarchy {
   GroupTransport leaders_;
   uint64_t first_post_;
   bool connected_ = false;
+  Encoded encoded_;
   std::map<std::pair<int, size_t>, Between> between_of_;  // per number of carriers and power of two of bytes
 };
 

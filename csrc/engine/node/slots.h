@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "engine/board/agreement.h"
 #include "engine/core/memory.h"
+#include "kernels/codec.h"
 #include "kernels/pack.h"
 
 namespace dcoll {
@@ -26,6 +27,10 @@ struct ReduceJob {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
+  kernels::Codec codec =
+      kernels::Codec::kNone;  // between nodes, with what follows as in Call; kNone where encodes() says no
+  float* error = nullptr;
+  uint64_t* saturated = nullptr;
   bool timed = false;  // for the timeline: note when everybody had entered
   // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank
   // reduces in two shots (two_shot.h) was not packed, because no other rank reads it. {}: all is there.

@@ -1,0 +1,37 @@
+// An all-reduce of float32 whose messages are encoded (kernels/codec.h). Every rank owns a part of the buffer:
+//
+//   1. each encodes its operand, part by part, and sends each part to its owner (an all-to-all);
+//   2. the owner decodes what came, adds it up in float32, in the order of ranks, and encodes the sum;
+//   3. the encoded sums go to everybody (an all-gather), and everybody decodes the same bytes.
+//
+// So an element is rounded twice however many ranks there are, and all ranks get the same bits. 2(p-1)/p times the
+// encoded buffer leaves each of p ranks, as in a ring, which would have to round at each hop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "engine/core/task.h"
+#include "kernels/codec.h"
+#include "plan/schedule.h"
+#include "transport/transport.h"
+
+namespace dcoll {
+
+struct EncodedJob {
+  kernels::Codec codec;
+  float* data;  // operand and result
+  size_t count;
+  double scale;                                        // of the sum, before it is encoded
+  float* error;                                        // as Call::error
+  uint64_t* saturated;                                 // counts what float16 had no room for
+  std::shared_ptr<const plan::Schedule> to_owners;     // an all-to-all
+  std::shared_ptr<const plan::Schedule> to_everybody;  // an all-gather
+  size_t slice_bytes;
+};
+
+// The transport must live as long as the task, the data as in any all-reduce.
+Task encoded_all_reduce(Transport& transport, EncodedJob job);
+
+}  // namespace dcoll

@@ -1,0 +1,117 @@
+// The loops over elements are in simd_kernels.h; here they are put together, in portions that stay in the first cache.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+#include "kernels/cast.h"
+#include "kernels/codec.h"
+#include "kernels/dispatch.h"
+#include "kernels/float_state.h"
+#include "kernels/reduce.h"
+
+namespace dcoll::kernels {
+namespace {
+
+constexpr size_t kPortion = 8 * kCodecBlock;
+constexpr std::array<std::string_view, 4> kNames{"", "fp16", "bf16", "int8"};
+
+DType dtype_of(Codec codec) { return codec == Codec::kFloat16 ? DType::kFloat16 : DType::kBFloat16; }
+
+char* bytes(void* at) { return static_cast<char*>(at); }
+const char* bytes(const void* at) { return static_cast<const char*>(at); }
+
+size_t encode_portion(Codec codec, void* dst, const float* src, size_t count) {
+  if (codec == Codec::kInt8) {
+    active_kernels().quantize(bytes(dst), bytes(src), count);
+    return 0;
+  }
+  if (codec == Codec::kBFloat16) {
+    cast(dst, DType::kBFloat16, src, DType::kFloat32, count);
+    return 0;
+  }
+  alignas(64) float kept[kPortion];
+  const size_t beyond = active_kernels().clamp_to_half(bytes(kept), bytes(src), count);
+  cast(dst, DType::kFloat16, kept, DType::kFloat32, count);
+  return beyond;
+}
+
+void decode_portion(Codec codec, float* dst, const void* src, size_t count) {
+  if (codec == Codec::kInt8) {
+    active_kernels().dequantize(bytes(dst), bytes(src), count);
+  } else {
+    cast(dst, DType::kFloat32, src, dtype_of(codec), count);
+  }
+}
+
+// What encoding lost; nothing where the value was no number, or what comes next would not be one either.
+float lost(float value, float decoded) {
+  const float difference = value - decoded;
+  return difference - difference == 0.0f ? difference : 0.0f;
+}
+
+template <class Work>
+void in_portions(size_t count, const Work& work) {
+  for (size_t at = 0; at < count; at += kPortion) work(at, std::min(kPortion, count - at));
+}
+
+}  // namespace
+
+std::string_view codec_name(Codec codec) { return kNames[static_cast<size_t>(codec)]; }
+
+Codec codec_named(std::string_view name) {
+  const auto found = std::find(kNames.begin(), kNames.end(), name);
+  if (found == kNames.end()) {
+    throw ArgumentError("No codec '" + std::string(name) + "'; allowed are fp16, bf16, int8, and '' for none.");
+  }
+  return static_cast<Codec>(found - kNames.begin());
+}
+
+size_t encoded_bytes(Codec codec, size_t count) {
+  if (codec != Codec::kInt8) return 2 * count;
+  return count + (count + kCodecBlock - 1) / kCodecBlock * sizeof(float);
+}
+
+size_t encode(Codec codec, void* dst, const float* src, size_t count, float* error) {
+  const KeepSubnormals keep;
+  size_t beyond = 0;
+  in_portions(count, [&](size_t at, size_t n) {
+    char* const to = bytes(dst) + encoded_bytes(codec, at);
+    beyond += encode_portion(codec, to, src + at, n);
+    if (error == nullptr) return;
+    alignas(64) float decoded[kPortion];
+    decode_portion(codec, decoded, to, n);
+    for (size_t i = 0; i < n; ++i) error[at + i] = lost(src[at + i], decoded[i]);
+  });
+  return beyond;
+}
+
+void decode(Codec codec, float* dst, const void* src, size_t count) {
+  const KeepSubnormals keep;
+  in_portions(count,
+              [&](size_t at, size_t n) { decode_portion(codec, dst + at, bytes(src) + encoded_bytes(codec, at), n); });
+}
+
+size_t sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size_t count, double factor,
+                   float* error) {
+  const KeepSubnormals keep;
+  size_t beyond = 0;
+  in_portions(count, [&](size_t at, size_t n) {
+    const size_t begin = encoded_bytes(codec, at);
+    alignas(64) float sum[kPortion], next[kPortion];
+    decode_portion(codec, sum, bytes(srcs[0]) + begin, n);
+    for (size_t s = 1; s < srcs.size(); ++s) {
+      decode_portion(codec, next, bytes(srcs[s]) + begin, n);
+      for (size_t i = 0; i < n; ++i) sum[i] += next[i];
+    }
+    if (factor != 1.0) scale(sum, sum, n, DType::kFloat32, factor);
+    beyond += encode_portion(codec, bytes(dst) + begin, sum, n);
+    if (error == nullptr) return;
+    decode_portion(codec, next, bytes(dst) + begin, n);
+    const auto back = static_cast<float>(1.0 / factor);
+    for (size_t i = 0; i < n; ++i) error[at + i] += lost(sum[i], next[i]) * back;
+  });
+  return beyond;
+}
+
+}  // namespace dcoll::kernels

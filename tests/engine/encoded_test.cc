@@ -1,0 +1,136 @@
+// All-reduces whose messages are encoded (kernels/codec.h), ranks as threads: exact where the values survive encoding,
+// the same bits on all ranks, and nothing lost where the errors are kept.
+#include <cmath>
+#include <mutex>
+
+#include "rank_threads.h"
+#include "support/check.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+struct Job {
+  int ranks;
+  Settings settings;
+};
+
+std::vector<Job> jobs() {
+  std::vector<Job> all;
+  for (const int n : {2, 3, 5}) {
+    all.push_back({n, without_shared_memory()});
+    all.push_back({n, test_settings()});
+  }
+  for (const std::vector<int>& nodes : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 0, 1, 2, 2}}) {
+    all.push_back({static_cast<int>(nodes.size()), test_settings()});
+    all.back().settings.nodes = nodes;
+  }
+  for (Job& job : all) job.settings.compress_local = true;
+  return all;
+}
+
+// The greatest of each block is 127, so int8 keeps all of them, and equal operands leave multiples of one scale.
+float whole(size_t i) { return static_cast<float>(i % 16 == 0 ? 127 : static_cast<int>(i * 7 % 255) - 127); }
+
+struct Called {
+  std::vector<float> in, out, error;
+};
+
+Called reduce(Communicator& comm, Codec codec, std::vector<float> in, ReduceOp op, bool in_place = false,
+              double prescale = 1.0) {
+  Called called{in, std::vector<float>(in.size()), std::vector<float>(in.size())};
+  float* const out = in_place ? in.data() : called.out.data();
+  run(comm, {.kind = Kind::kAllReduce,
+             .in = in.data(),
+             .out = out,
+             .count = in.size(),
+             .op = op,
+             .prescale = prescale,
+             .codec = codec,
+             .error = called.error.data()});
+  if (in_place) called.out = in;
+  return called;
+}
+
+void check_exact(Communicator& comm, Codec codec, size_t count) {
+  // bfloat16 has 8 bits: 5 ranks' sums must fit them.
+  const float unit = codec == Codec::kBFloat16 ? 1.0f / 127 : 1.0f;
+  std::vector<float> in(count);
+  for (size_t i = 0; i < count; ++i) in[i] = codec == Codec::kInt8 ? whole(i) : std::round(whole(i) * unit) + 2;
+  for (const bool in_place : {false, true}) {
+    for (const auto op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      const Called got = reduce(comm, codec, in, op, in_place, op == ReduceOp::kSum ? 2.0 : 1.0);
+      const float factor = op == ReduceOp::kSum ? 2.0f * static_cast<float>(comm.size()) : 1.0f;
+      for (size_t i = 0; i < count; ++i) {
+        CHECK_EQ(got.out[i], in[i] * factor);
+        CHECK_EQ(got.error[i], 0.0f);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(what_survives_encoding_is_summed_exactly) {
+  for (const Job& job : jobs()) {
+    run_ranks(job.ranks, job.settings, [](Communicator& comm) {
+      for (const Codec codec : {Codec::kFloat16, Codec::kBFloat16, Codec::kInt8}) {
+        for (const size_t count : {0, 1, 255, 256, 257, 1000, 70001}) check_exact(comm, codec, count);
+      }
+    });
+  }
+}
+
+// The sum of what was given is what came out and what was kept, up to float32's own rounding.
+TEST(results_are_the_same_bits_and_errors_make_up_for_them) {
+  constexpr size_t kCount = 50000;
+  for (const Job& job : jobs()) {
+    for (const Codec codec : {Codec::kFloat16, Codec::kBFloat16, Codec::kInt8}) {
+      std::mutex mutex;
+      std::vector<Called> all;
+      run_ranks(job.ranks, job.settings, [&](Communicator& comm) {
+        std::vector<float> in(kCount);
+        for (size_t i = 0; i < kCount; ++i) {
+          in[i] = std::sin(static_cast<float>(i * 13 + static_cast<size_t>(comm.rank()) * 977));
+        }
+        Called called = reduce(comm, codec, in, ReduceOp::kAverage);
+        const std::lock_guard lock(mutex);
+        all.push_back(std::move(called));
+      });
+      bool any_error = false;
+      for (size_t i = 0; i < kCount; ++i) {
+        double given = 0, kept = 0;
+        for (const Called& one : all) {
+          CHECK_EQ(one.out[i], all[0].out[i]);
+          given += one.in[i];
+          kept += one.error[i];
+        }
+        any_error |= kept != 0;
+        CHECK(std::fabs(given - (all[0].out[i] * job.ranks + kept)) < 1e-5);
+        CHECK(std::fabs(kept) < 0.02 * job.ranks);
+      }
+      CHECK(any_error);
+    }
+  }
+}
+
+TEST(only_float32_that_is_summed_between_nodes_is_encoded) {
+  const float third = 1.0f / 3;
+  run_ranks(2, test_settings(), [&](Communicator& comm) {
+    CHECK_EQ(reduce(comm, Codec::kBFloat16, {third}, ReduceOp::kAverage).out[0], third);
+  });
+  Settings forced = test_settings();
+  forced.compress_local = true;
+  run_ranks(2, forced, [&](Communicator& comm) {
+    CHECK(reduce(comm, Codec::kBFloat16, {third}, ReduceOp::kAverage).out[0] != third);
+    CHECK_EQ(reduce(comm, Codec::kBFloat16, {third}, ReduceOp::kMax).out[0], third);
+  });
+  run_ranks(2, without_shared_memory(), [&](Communicator& comm) {  // as between nodes
+    CHECK_EQ(reduce(comm, Codec::kBFloat16, {third}, ReduceOp::kAverage).out[0], third);
+    const std::vector<float> many(20000, third);
+    CHECK(reduce(comm, Codec::kBFloat16, many, ReduceOp::kAverage).out[0] != third);
+  });
+}
+
+TEST_MAIN

@@ -1,0 +1,150 @@
+"""Checks of compression, in jobs where something is: pretended nodes, MPI, DCOLL_COMPRESS_LOCAL."""
+
+import numpy as np
+import pytest
+import torch
+from checks_optimizer_options import Toy, distributed
+
+import dcoll as hvd
+
+OURS = (hvd.Compression.fp16, hvd.Compression.bf16, hvd.Compression.int8)
+COUNT = 40000  # more than the few KiB that are never compressed
+
+
+def whole(count: int) -> torch.Tensor:
+    """Values that each of the three keeps, equal on all ranks: so their averages are kept too."""
+    values = torch.arange(count, dtype=torch.float32) % 64 - 32
+    values[::16] = 127
+    return values
+
+
+def by_every_call(x: torch.Tensor, compression: object, op: hvd.ReduceOp) -> list[torch.Tensor]:
+    leaf = x.clone().requires_grad_()
+    graded = hvd.allreduce(leaf, compression=compression, op=op)
+    graded.backward(x)
+    assert leaf.grad is not None
+    return [
+        hvd.allreduce(x, compression=compression, op=op),
+        torch.as_tensor(hvd.allreduce(x.numpy(), compression=compression, op=op)),
+        hvd.allreduce(x, compression=compression, op=op, process_set=hvd.global_process_set),
+        *hvd.grouped_allreduce([x, x], compression=compression, op=op),
+        graded.detach(),
+        leaf.grad,
+    ]
+
+
+def check_values_that_survive_are_exact() -> None:
+    x = whole(COUNT)
+    for compression in OURS:
+        for got in by_every_call(x, compression, hvd.Average):
+            assert got.dtype == torch.float32
+            assert torch.equal(got, x)
+
+
+def check_every_call_compresses() -> None:
+    x = torch.linspace(-1.0, 1.0, COUNT)
+    for compression, most in ((hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2), (hvd.Compression.int8, 2e-2)):
+        first, *others = by_every_call(x, compression, hvd.Average)
+        off = (first - x).abs()
+        assert 0 < off.max() < most
+        for other in others:
+            assert (other - x).abs().max() < most
+            assert not torch.equal(other, x)
+        everyones = hvd.allgather(first[None])
+        assert all(torch.equal(one, first) for one in everyones)
+
+
+def check_what_is_not_encoded_goes_as_before() -> None:
+    x = torch.full((COUNT,), 1 + 2**-12, dtype=torch.float64)
+    assert torch.equal(hvd.allreduce(x, compression=hvd.Compression.int8), x)
+    assert hvd.allreduce(x, compression=hvd.Compression.fp16).eq(1).all()
+    assert hvd.allreduce(x.float(), compression=hvd.Compression.fp16, op=hvd.Max).eq(1).all()
+    whole_numbers = torch.arange(COUNT)
+    assert torch.equal(hvd.allreduce(whole_numbers, compression=hvd.Compression.int8, op=hvd.Max), whole_numbers)
+    with pytest.raises(hvd.ArgumentError, match=r"Compression\.int8 is for all-reduces with op Sum or Average"):
+        hvd.allreduce(x.float(), compression=hvd.Compression.int8, op=hvd.Max)
+    with pytest.raises(hvd.ArgumentError, match=r"Compression\.int8 is for all-reduces"):
+        hvd.reducescatter(torch.ones(hvd.size()), compression=hvd.Compression.int8)
+    with pytest.raises(hvd.ArgumentError, match="none, fp16, bf16 or int8, or a class"):
+        hvd.allreduce(x, compression="topk")
+    with pytest.raises(hvd.ArgumentError, match="op is Adasum"):
+        distributed(Toy(1), compression=hvd.Compression.int8, op=hvd.Adasum)
+
+
+def check_float16_saturates() -> None:
+    x = torch.full((COUNT,), 1e6)
+    x[0], x[1] = float("inf"), float("nan")
+    got = hvd.allreduce(x, compression=hvd.Compression.fp16)
+    assert got[0].isinf()
+    assert got[1].isnan()
+    assert got[2:].ge(65504 / hvd.size()).all()  # of nodes' sums that are no greater
+    assert got[2:].le(65504).all()
+
+
+def check_other_codecs_are_a_mismatch() -> None:
+    x = torch.ones(COUNT)
+    with pytest.raises(hvd.MismatchError, match="as fp16"):
+        hvd.allreduce(x, compression=hvd.Compression.fp16 if hvd.rank() == 0 else hvd.Compression.bf16)
+    assert hvd.allreduce(x).eq(1).all()
+
+
+def check_int8_gives_later_what_it_lost() -> None:
+    """Many steps of equal gradients: their sum is off by what one step loses, not by what all do."""
+    steps = 50
+    for options in ({}, {"groups": 2}, {"gradient_predivide_factor": 2.0}):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(300, 100, bias=False)
+        spread = torch.randn(100, 300) * torch.logspace(-3, 0, 300)
+        optimizer = distributed(model, compression=hvd.Compression.int8, op=hvd.Average, **options)
+        total, worst = torch.zeros(100, 300), 0.0
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (model.weight * spread).sum().backward()
+            optimizer.synchronize()
+            assert model.weight.grad is not None
+            total += model.weight.grad
+            worst = max(worst, float((model.weight.grad - spread).abs().max()))
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        assert worst > 1e-3  # it does compress
+        assert float((total - steps * spread).abs().max()) < 4 * worst
+        assert all(torch.equal(one, total) for one in hvd.allgather(total[None]))
+
+
+def check_unused_parameters_are_known_beside_large_gradients() -> None:
+    model = Toy(3)
+    optimizer = distributed(model, compression=hvd.Compression.int8, op=hvd.Sum)
+    used = [0, 1] if hvd.rank() == 0 else [0]
+    model(1e6, used).backward()
+    grads = model.grads()
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert grads[2] is None
+    optimizer.step()
+
+
+def check_a_model_trains_as_without() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(64, 200)
+    y = x @ torch.randn(200, 100) / 14
+    losses = {}
+    for name in ("none", "fp16", "bf16", "int8"):
+        torch.manual_seed(4)
+        model = torch.nn.Sequential(torch.nn.Linear(200, 120), torch.nn.Tanh(), torch.nn.Linear(120, 100))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            model.named_parameters(),
+            compression=getattr(hvd.Compression, name),
+        )
+        for _ in range(60):
+            optimizer.zero_grad()
+            mine = slice(hvd.rank(), None, hvd.size())
+            loss = torch.nn.functional.mse_loss(model(x[mine]), y[mine])
+            loss.backward()
+            optimizer.step()
+        losses[name] = float(hvd.allreduce(loss.detach()))
+        same = np.asarray([float(p.detach().double().sum()) for p in model.parameters()])
+        assert (hvd.allgather(same[None]) == same).all(), name
+    assert losses["none"] < 1.0
+    for name, loss_there in losses.items():
+        assert loss_there == pytest.approx(losses["none"], rel=0.02), name
