@@ -648,6 +648,14 @@ class kernels:
     @staticmethod
     def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int) -> None: ...
     @staticmethod
+    def encoded_bytes(codec: str, count: int) -> int: ...
+    @staticmethod
+    def encode(codec: str, dst: int, src: int, count: int, error: int = 0) -> int:
+        """float32 into "fp16", "bf16" or "int8". Returns how many values float16 had no room for; error: 0, or where
+        what was lost goes, as float32."""
+    @staticmethod
+    def decode(codec: str, dst: int, src: int, count: int) -> None: ...
+    @staticmethod
     def pack(flat: int, segments: Sequence[tuple[int, int, int]]) -> None:
         """segments: (address, offset in bytes, bytes); address 0 packs zeros."""
     @staticmethod

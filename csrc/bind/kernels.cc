@@ -4,6 +4,7 @@
 
 #include "bind/kernel_args.h"
 #include "kernels/cast.h"
+#include "kernels/codec.h"
 #include "kernels/pack.h"
 #include "kernels/reduce.h"
 
@@ -50,6 +51,23 @@ void bind_kernels(py::module_& m) {
         kernels::cast(to_pointer(dst), to_dtype(dst_dtype), to_pointer(src), to_dtype(src_dtype), count);
       },
       py::arg("dst"), py::arg("dst_dtype"), py::arg("src"), py::arg("src_dtype"), py::arg("count"), NoGil());
+  k.def(
+      "encoded_bytes",
+      [](std::string_view codec, size_t count) { return kernels::encoded_bytes(kernels::codec_named(codec), count); },
+      py::arg("codec"), py::arg("count"));
+  k.def(
+      "encode",
+      [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t error) {
+        return kernels::encode(kernels::codec_named(codec), to_pointer(dst), static_cast<float*>(to_pointer(src)),
+                               count, static_cast<float*>(to_pointer(error)));
+      },
+      py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("error") = 0, NoGil());
+  k.def(
+      "decode",
+      [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count) {
+        kernels::decode(kernels::codec_named(codec), static_cast<float*>(to_pointer(dst)), to_pointer(src), count);
+      },
+      py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), NoGil());
   k.def(
       "pack",
       [](uintptr_t flat, const std::vector<SegmentTuple>& segments) {

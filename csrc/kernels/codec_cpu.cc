@@ -30,9 +30,13 @@ size_t encode_portion(Codec codec, void* dst, const float* src, size_t count) {
     cast(dst, DType::kBFloat16, src, DType::kFloat32, count);
     return 0;
   }
+  const size_t beyond = active_kernels().count_beyond_half(bytes(src), count);
   alignas(64) float kept[kPortion];
-  const size_t beyond = active_kernels().clamp_to_half(bytes(kept), bytes(src), count);
-  cast(dst, DType::kFloat16, kept, DType::kFloat32, count);
+  if (beyond > 0) {
+    active_kernels().clamp_to_half(bytes(kept), bytes(src), count);
+    src = kept;
+  }
+  cast(dst, DType::kFloat16, src, DType::kFloat32, count);
   return beyond;
 }
 

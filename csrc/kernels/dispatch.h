@@ -24,8 +24,7 @@ struct Scale {
 using ReduceFn = void (*)(char* const* dsts, size_t n_dsts, const char* const* srcs, size_t n_srcs, size_t count,
                           const Scale& scale);
 using CastFn = void (*)(char* dst, const char* src, size_t count);
-// float32 with what is finite brought into float16's range; returns how many were not.
-using ClampFn = size_t (*)(char* dst, const char* src, size_t count);
+using CountFn = size_t (*)(const char* src, size_t count);
 
 inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
 
@@ -33,8 +32,9 @@ struct Kernels {
   const char* isa;
   ReduceFn reduce[kNumDTypes][kNumReduceOps];   // null: Adasum, which is no operation on elements
   CastFn cast[kNumFloatTypes][kNumFloatTypes];  // [source][destination]; null on the diagonal, which is a copy
-  ClampFn clamp_to_half;
-  CastFn quantize;  // float32 to codec.h's int8, and back
+  CountFn count_beyond_half;                    // float32 that is finite, and not in float16
+  CastFn clamp_to_half;                         // these become the greatest there is
+  CastFn quantize;                              // float32 to codec.h's int8, and back
   CastFn dequantize;
 };
 

@@ -1,6 +1,8 @@
 #include "engine/collective/by_schedule.h"
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include "engine/collective/choose_path.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
+#include "engine/levels/group_transport.h"
 #include "engine/schedule/encoded_all_reduce.h"
 #include "engine/schedule/executor.h"
 #include "kernels/reduce.h"
@@ -149,6 +152,68 @@ Task exchange_counts(Fabric& f, Operation& op) {
   co_await sizes;
 }
 
+// An encoded all-reduce in pieces, some of which are under way at once, each on channels of its own: while one is
+// encoded or decoded, the wire has the others' messages.
+class EncodedPieces final : public Pollable {
+ public:
+  EncodedPieces(Fabric& f, const EncodedJob& whole) : whole_(whole) {
+    const auto channels = [](const plan::Schedule& s) { return s.channels.size(); };
+    const size_t each = std::max(channels(*whole.to_owners), channels(*whole.to_everybody));
+    const size_t banks = std::clamp<size_t>(kMaxChannels / each, 1, kUnderWay);
+    whole_.lanes = kMaxChannels / banks / each;
+    std::vector<int> everybody(static_cast<size_t>(f.size));
+    for (int rank = 0; rank < f.size; ++rank) everybody[static_cast<size_t>(rank)] = rank;
+    flights_.resize(banks);
+    for (size_t bank = 0; bank < banks; ++bank) {
+      flights_[bank].transport = std::make_unique<GroupTransport>(*f.transport, everybody, f.rank,
+                                                                  static_cast<int>(bank * (kMaxChannels / banks)));
+    }
+    const size_t pieces = std::clamp<size_t>(whole.count / kPieceElems, 1, 4 * kUnderWay);
+    piece_ = (whole.count / pieces + kernels::kCodecBlock) / kernels::kCodecBlock * kernels::kCodecBlock;
+  }
+
+  // Piece k is always on bank k % banks, on every rank.
+  bool poll(bool& moved) override {
+    bool all_done = true;
+    for (Flight& flight : flights_) {
+      if (flight.exchange != nullptr && flight.exchange->poll(moved)) flight.exchange.reset();
+      if (flight.exchange == nullptr && next_ < whole_.count && &flight == &flights_[turn_]) launch(flight);
+      all_done &= flight.exchange == nullptr;
+    }
+    return all_done && next_ >= whole_.count;
+  }
+  void waiting_for(std::vector<int>& ranks) const override {
+    for (const Flight& flight : flights_) {
+      if (flight.exchange != nullptr) flight.exchange->waiting_for(ranks);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  }
+
+ private:
+  static constexpr size_t kUnderWay = 4;
+  static constexpr size_t kPieceElems = size_t{512} << 10;  // at the least, of several
+  struct Flight {
+    std::unique_ptr<GroupTransport> transport;
+    std::unique_ptr<Nested> exchange;
+  };
+
+  void launch(Flight& flight) {
+    EncodedJob job = whole_;
+    job.data += next_;
+    if (job.error != nullptr) job.error += next_;
+    job.count = std::min(piece_, whole_.count - next_);
+    next_ += job.count;
+    turn_ = (turn_ + 1) % flights_.size();
+    flight.exchange = std::make_unique<Nested>(encoded_all_reduce(*flight.transport, job));
+  }
+
+  EncodedJob whole_;
+  std::vector<Flight> flights_;
+  size_t piece_ = 0, next_ = 0;  // elements of a piece, of all launched
+  size_t turn_ = 0;              // whose the next piece is
+};
+
 Task move_encoded(Fabric& f, const Operation& op) {
   const Request& r = op.request;
   if (r.prescale != 1.0) {
@@ -156,15 +221,15 @@ Task move_encoded(Fabric& f, const Operation& op) {
   } else if (r.in != r.out && r.count > 0) {
     std::memcpy(r.out, r.in, r.count * dtype_bytes(r.dtype));
   }
-  Nested messages(encoded_all_reduce(*f.transport, {.codec = r.codec,
-                                                    .data = static_cast<float*>(r.out),
-                                                    .count = r.count,
-                                                    .scale = final_scale(r.op, r.postscale, f.size),
-                                                    .error = r.error,
-                                                    .saturated = &f.saturated,
-                                                    .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
-                                                    .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
-                                                    .slice_bytes = f.slice_bytes}));
+  EncodedPieces messages(f, {.codec = r.codec,
+                             .data = static_cast<float*>(r.out),
+                             .count = r.count,
+                             .scale = final_scale(r.op, r.postscale, f.size),
+                             .error = r.error,
+                             .saturated = &f.saturated,
+                             .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
+                             .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
+                             .slice_bytes = f.slice_bytes});
   co_await messages;
 }
 

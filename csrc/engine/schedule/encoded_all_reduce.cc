@@ -66,7 +66,7 @@ Task encoded_all_reduce(Transport& transport, EncodedJob job) {
   Executor to_owners(
       transport, job.to_owners,
       {.input = encoded->data(), .output = arrived->data(), .input_layout = wire, .output_layout = arriving},
-      job.slice_bytes, Executor::most_lanes(*job.to_owners));
+      job.slice_bytes, job.lanes);
   co_await to_owners;
 
   std::vector<const void*> operands;
@@ -78,7 +78,7 @@ Task encoded_all_reduce(Transport& transport, EncodedJob job) {
                          .output = encoded->data(),
                          .input_layout = Layout::of({own_bytes}),
                          .output_layout = wire},
-                        job.slice_bytes, Executor::most_lanes(*job.to_everybody));
+                        job.slice_bytes, job.lanes);
   co_await to_everybody;
 
   for (size_t i = 0; i < size; ++i) {

@@ -29,6 +29,7 @@ struct EncodedJob {
   std::shared_ptr<const plan::Schedule> to_owners;     // an all-to-all
   std::shared_ptr<const plan::Schedule> to_everybody;  // an all-gather
   size_t slice_bytes;
+  size_t lanes = 1;  // of the messages; the channels of a schedule times this are the transport's
 };
 
 // The transport must live as long as the task, the data as in any all-reduce.

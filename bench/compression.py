@@ -1,0 +1,185 @@
+"""What compression costs and saves: encoders beside the memory's speed, and all-reduces over links of several rates.
+
+    python bench/compression.py kernels                       # one core, 25 million float32
+    sudo python bench/compression.py lab --rates 100mbit,1gbit,10gbit --json c.json --markdown c.md
+
+kernels: "moved" is the bytes that must be read and written, per second; "of a copy" compares it with memcpy's, which
+moves two bytes for each it copies, of the same array in the same turn.
+
+lab: all-reduces of float32 between hosts in network namespaces (bench/netlab, so root is needed), plain and with each
+codec in turns; a figure is the median over the turns of the slowest rank, beside it how many times faster than plain.
+Below 1.0 a codec does not pay.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import netlab
+import numpy as np
+from arguments import at_least, format_size, parse_size
+
+CODECS = ("fp16", "bf16", "int8")
+JOB = "job"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    kernels = commands.add_parser("kernels", help="encoders and decoders on one core")
+    kernels.add_argument("--count", type=at_least(1), default=25_000_000, help="float32 elements")
+    lab = commands.add_parser("lab", help="all-reduces between hosts")
+    lab.add_argument("--hosts", type=at_least(2), default=4)
+    lab.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
+    lab.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of each host's link, in turn")
+    lab.add_argument("--sizes", default="1M,16M,64M", help="of the buffer, in bytes")
+    lab.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the job of a rate")
+    for command in (kernels, lab):
+        command.add_argument("--turns", type=at_least(1), default=7)
+        command.add_argument("--json", type=Path)
+        command.add_argument("--markdown", type=Path)
+    job = commands.add_parser(JOB)
+    job.add_argument("output", type=Path)
+    job.add_argument("sizes")
+    job.add_argument("turns", type=int)
+    return parser.parse_args(argv)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
+    from dcoll import _C
+
+    count, k = args.count, _C.kernels
+    x = np.random.default_rng().standard_normal(count).astype(np.float32)
+    other, error, wire = np.empty_like(x), np.empty_like(x), np.zeros(count * 2, np.uint8)
+    source, target, lost, encoded = (a.ctypes.data for a in (x, other, error, wire))
+    calls: dict[str, tuple[Callable[[], object], int]] = {"memcpy": (lambda: np.copyto(other, x), 8 * count)}
+    for codec in CODECS:
+        size = k.encoded_bytes(codec, count)
+        calls[f"{codec} encode"] = (lambda c=codec: k.encode(c, encoded, source, count), 4 * count + size)
+        calls[f"{codec} encode, error kept"] = (
+            lambda c=codec: k.encode(c, encoded, source, count, lost), 8 * count + size
+        )  # fmt: skip
+        calls[f"{codec} decode"] = (lambda c=codec: k.decode(c, target, encoded, count), 4 * count + size)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for codec in CODECS:
+        k.encode(codec, encoded, source, count, lost)
+    for _ in range(args.turns):
+        for name, (call, _) in calls.items():
+            if name.endswith("decode"):
+                calls[name.replace("decode", "encode")][0]()
+            times[name].append(seconds(call))
+    rows = []
+    for name, (_, moved) in calls.items():
+        of_copy = [
+            (moved / t) / (calls["memcpy"][1] / c) for t, c in zip(times[name], times["memcpy"], strict=True)
+        ]  # fmt: skip
+        median = statistics.median(times[name])
+        rows.append(
+            {"kernel": name, "ms": median * 1e3, "moved_gb_s": moved / median / 1e9,
+             "of_copy": statistics.median(of_copy)}
+        )  # fmt: skip
+    return {"isa": k.active_isa(), "count": count, "rows": rows}
+
+
+def job(args: argparse.Namespace) -> None:
+    """One rank of a lab's job."""
+    import torch
+
+    import dcoll as hvd
+
+    hvd.init()
+    choices = {"plain": hvd.Compression.none} | {codec: getattr(hvd.Compression, codec) for codec in CODECS}
+    samples: list[tuple[str, int, float]] = []
+    for size in map(int, args.sizes.split(",")):
+        x = torch.randn(size // 4)
+        for turn in range(args.turns + 1):
+            for name, compression in choices.items():
+                hvd.barrier()
+                taken = seconds(lambda c=compression, x=x: hvd.allreduce(x, compression=c))
+                slowest = float(hvd.allreduce(np.array([taken]), op=hvd.Max)[0])
+                if turn > 0:
+                    samples.append((name, size, slowest))
+    if hvd.rank() == 0:
+        args.output.write_text(json.dumps(samples))
+    hvd.shutdown()
+
+
+def measure_lab(args: argparse.Namespace) -> dict[str, Any]:
+    sizes = ",".join(str(parse_size(text)) for text in args.sizes.split(","))
+    rows = []
+    for rate in args.rates.split(","):
+        lab = netlab.up(f"bench-{os.getpid()}", args.hosts, rate)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                output = Path(folder) / "samples.json"
+                command = [*lab.launcher(str(args.slots)), sys.executable, __file__, JOB, str(output), sizes]
+                environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                subprocess.run([*command, str(args.turns)], env=environment, check=True, timeout=args.timeout)
+                samples = json.loads(output.read_text())
+        finally:
+            netlab.down(lab.name)
+        for size in sorted({size for _, size, _ in samples}):
+            by_name = {name: [t for n, at, t in samples if n == name and at == size] for name, _, _ in samples}
+            medians = {name: statistics.median(times) for name, times in by_name.items()}
+            gains = {
+                name: statistics.median(p / t for p, t in zip(by_name["plain"], by_name[name], strict=True))
+                for name in CODECS
+            }
+            rows.append({"rate": rate, "bytes": size, "median_s": medians, "times_faster": gains})
+            print(f"{rate} {format_size(size)}: {gains}", file=sys.stderr, flush=True)
+    return {"hosts": args.hosts, "ranks_per_host": args.slots, "rows": rows}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    rows = document["rows"]
+    if document["command"] == "kernels":
+        head = f"One core ({document['isa']}), {document['count']:,} float32; medians of {document['turns']} turns."
+        lines = [head, "", "| kernel | ms | moved GB/s | of a copy |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| {r['kernel']} | {r['ms']:.1f} | {r['moved_gb_s']:.1f} | {r['of_copy']:.0%} |" for r in rows
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+    head = (
+        f"{document['hosts']} hosts x {document['ranks_per_host']} ranks, all-reduce of float32; median ms of "
+        f"{document['turns']} turns, in brackets how many times faster than plain."
+    )
+    lines = [head, "", "| link | bytes | plain | " + " | ".join(CODECS) + " |", "| --- " * (3 + len(CODECS)) + "|"]
+    for row in rows:
+        cells = [f"{row['median_s'][c] * 1e3:.1f} ({row['times_faster'][c]:.2f})" for c in CODECS]
+        plain = f"{row['median_s']['plain'] * 1e3:.1f}"
+        lines.append(f"| {row['rate']} | {format_size(row['bytes'])} | {plain} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    if args.command == JOB:
+        return job(args)
+    result = measure_kernels(args) if args.command == "kernels" else measure_lab(args)
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    document = {"command": args.command, "date": now, "turns": args.turns} | result
+    text = markdown(document)
+    print(text, end="")
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if args.markdown:
+        args.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
