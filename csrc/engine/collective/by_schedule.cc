@@ -156,7 +156,7 @@ Task exchange_counts(Fabric& f, Operation& op) {
 // encoded or decoded, the wire has the others' messages.
 class EncodedPieces final : public Pollable {
  public:
-  EncodedPieces(Fabric& f, const EncodedJob& whole) : whole_(whole) {
+  EncodedPieces(Fabric& f, const Request& r, const EncodedJob& whole) : request_(r), whole_(whole) {
     const auto channels = [](const plan::Schedule& s) { return s.channels.size(); };
     const size_t each = std::max(channels(*whole.to_owners), channels(*whole.to_everybody));
     const size_t banks = std::clamp<size_t>(kMaxChannels / each, 1, kUnderWay);
@@ -191,7 +191,7 @@ class EncodedPieces final : public Pollable {
   }
 
  private:
-  static constexpr size_t kUnderWay = 4;
+  static constexpr size_t kUnderWay = 8;
   static constexpr size_t kPieceElems = size_t{512} << 10;  // at the least, of several
   struct Flight {
     std::unique_ptr<GroupTransport> transport;
@@ -200,14 +200,21 @@ class EncodedPieces final : public Pollable {
 
   void launch(Flight& flight) {
     EncodedJob job = whole_;
-    job.data += next_;
-    if (job.error != nullptr) job.error += next_;
     job.count = std::min(piece_, whole_.count - next_);
+    job.data += next_;
+    const float* const operand = static_cast<const float*>(request_.in) + next_;
+    if (request_.prescale != 1.0) {
+      kernels::scale(job.data, operand, job.count, DType::kFloat32, request_.prescale);
+    } else if (operand != job.data) {
+      std::memcpy(job.data, operand, job.count * sizeof(float));
+    }
+    if (job.error != nullptr) job.error += next_;
     next_ += job.count;
     turn_ = (turn_ + 1) % flights_.size();
     flight.exchange = std::make_unique<Nested>(encoded_all_reduce(*flight.transport, job));
   }
 
+  const Request& request_;
   EncodedJob whole_;
   std::vector<Flight> flights_;
   size_t piece_ = 0, next_ = 0;  // elements of a piece, of all launched
@@ -216,20 +223,16 @@ class EncodedPieces final : public Pollable {
 
 Task move_encoded(Fabric& f, const Operation& op) {
   const Request& r = op.request;
-  if (r.prescale != 1.0) {
-    kernels::scale(r.out, r.in, r.count, r.dtype, r.prescale);
-  } else if (r.in != r.out && r.count > 0) {
-    std::memcpy(r.out, r.in, r.count * dtype_bytes(r.dtype));
-  }
-  EncodedPieces messages(f, {.codec = r.codec,
-                             .data = static_cast<float*>(r.out),
-                             .count = r.count,
-                             .scale = final_scale(r.op, r.postscale, f.size),
-                             .error = r.error,
-                             .saturated = &f.saturated,
-                             .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
-                             .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
-                             .slice_bytes = f.slice_bytes});
+  EncodedPieces messages(f, r,
+                         {.codec = r.codec,
+                          .data = static_cast<float*>(r.out),
+                          .count = r.count,
+                          .scale = final_scale(r.op, r.postscale, f.size),
+                          .error = r.error,
+                          .saturated = &f.saturated,
+                          .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
+                          .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
+                          .slice_bytes = f.slice_bytes});
   co_await messages;
 }
 
