@@ -8,7 +8,7 @@ from checks_optimizer_options import Toy, distributed
 import dcoll as hvd
 
 OURS = (hvd.Compression.fp16, hvd.Compression.bf16, hvd.Compression.int8)
-COUNT = 40000  # more than the few KiB that are never compressed
+COUNT = 40000  # more than the 64 KiB that are never compressed
 
 
 def whole(count: int) -> torch.Tensor:
@@ -79,6 +79,16 @@ def check_float16_saturates() -> None:
     assert got[1].isnan()
     assert got[2:].ge(65504 / hvd.size()).all()  # of nodes' sums that are no greater
     assert got[2:].le(65504).all()
+
+
+def check_joined_ranks_take_part_with_zeros() -> None:
+    x = whole(COUNT)
+    if hvd.rank() == 0:
+        for compression in OURS:
+            got = hvd.allreduce(x, compression=compression, op=hvd.Sum)
+            assert torch.equal(got, x)
+            assert torch.equal(hvd.allreduce(x, compression=compression, op=hvd.Sum, name="named"), x)
+    assert hvd.join() == 0
 
 
 def check_other_codecs_are_a_mismatch() -> None:

@@ -22,8 +22,8 @@ enum class Path : uint8_t {
 // For people: "over shared memory", "a schedule of messages".
 std::string_view path_text(Path path);
 
-// Whether the messages of an all-reduce carry its codec's form: float32 that is summed, more than a few KiB, and
-// between nodes, unless DCOLL_COMPRESS_LOCAL asks for it everywhere.
+// Whether the messages of an all-reduce carry its codec's form: float32 that is summed, of more than
+// Call::kSmallBytes, between nodes; with DCOLL_COMPRESS_LOCAL all float32 that is summed.
 bool encodes(const Fabric& fabric, const Call& call);
 
 // The same on every rank for calls with equal fingerprints.
