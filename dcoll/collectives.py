@@ -149,12 +149,14 @@ def grouped_allreduce(
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
     op = _op(average, op)
     options = (op, name or "", prescale_factor, postscale_factor)
-    tensors = list(tensors)
-    codecs = {codec_of(compression, tensor, op) for tensor in tensors}
+    if compression is Compression.none:
+        return cast(list[T], _reduce_group(tensors, process_set, (*options, "")))
+    listed = grouped.list_of(tensors, "grouped_allreduce")
+    codecs = {codec_of(compression, tensor, op) for tensor in listed}
     codec = codecs.pop() if len(codecs) == 1 else ""
     if codec:
-        return cast(list[T], _reduce_group(tensors, process_set, (*options, codec)))
-    return _compressed(tensors, compression, lambda sent: _reduce_group(sent, process_set, (*options, "")))
+        return cast(list[T], _reduce_group(listed, process_set, (*options, codec)))
+    return _compressed(listed, compression, lambda sent: _reduce_group(sent, process_set, (*options, "")))
 
 
 def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[T]:

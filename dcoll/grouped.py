@@ -38,7 +38,7 @@ class _AllOf:
         self.results = results
 
 
-def _listed(tensors: Any, what: str) -> list[Any]:
+def list_of(tensors: Any, what: str) -> list[Any]:
     if not isinstance(tensors, (list, tuple)):
         raise ArgumentError(f"{what} takes a list of tensors, but got a {type(tensors).__name__}")
     return list(tensors)
@@ -92,7 +92,7 @@ def reduce_plain(
     _checked(op)
     torch = sys.modules.get("torch")
     graded = torch is not None and torch.is_grad_enabled()
-    listed = _listed(tensors, "grouped_allreduce")
+    listed = list_of(tensors, "grouped_allreduce")
     return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, graded, codec)
 
 
@@ -107,7 +107,7 @@ def _reduce_now(
     in_place: bool,
 ) -> list[Any]:
     _checked(op)
-    listed = _listed(tensors, "grouped_allreduce")
+    listed = list_of(tensors, "grouped_allreduce")
     out: list[Any] | None = _C.grouped_allreduce_sync(
         comm, listed, in_place, op, name, prescale, postscale, False, codec
     )
@@ -142,7 +142,7 @@ def start_allreduce(
 ) -> Handle:
     """A handle whose result is the list. In place, the tensors are written to by wait(), or poll() that says True."""
     _checked(op)
-    listed = _listed(tensors, "grouped_allreduce")
+    listed = list_of(tensors, "grouped_allreduce")
     dense = _dense(listed, in_place)
     started: Any = _C.grouped_allreduce(comm, dense, in_place, op, name, prescale, postscale, codec)
     if started is not None:
@@ -159,7 +159,7 @@ def _together(handles: list[Handle]) -> Handle:
 
 def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple[list[Any], Any]:
     """The tensors or row-major copies, and what `run` returned for them."""
-    listed = _listed(tensors, what)
+    listed = list_of(tensors, what)
     core = run(listed)
     if core is not None:
         return listed, core
