@@ -524,9 +524,15 @@ class Reducer:
         groups: Sequence[int] = (),
         label: str = "",
         codec: str = "",
+        feedback: bool = True,
+        momentum: float = 0.0,
+        warmup_steps: int = 0,
     ) -> None:
         """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced; not float32 with a
-        codec, which is what it is between nodes. With "int8" what encoding loses is added to the next step's gradients.
+        codec, which is what it is between nodes.
+
+        codec: "fp16", "bf16", "int8", "topk 0.01" (the share that is sent), "fp32" or "" for none.
+        feedback: what int8 and topk lose is added to the next step's gradients. momentum, warmup_steps: of topk.
 
         groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
         label: in the names of the buckets, which ranks compare: tells them from another Reducer's.
@@ -557,6 +563,10 @@ class Reducer:
         Returns the parameters that no rank had a gradient for (their slots hold zeros): their .grad should stay None.
         Resets readiness for the next backward.
         """
+    def kept(self, param: int) -> dict[str, Any]:
+        """What encoding has lost of the parameter's gradient so far: flat float32 "error" and "velocity", if kept."""
+    def keep(self, param: int, values: dict[str, Any]) -> None:
+        """Replaces it."""
     def abandon(self) -> int:
         """In place of finish(): this rank cannot go on. Returns how many buckets the other ranks still submit.
 
@@ -651,10 +661,21 @@ class kernels:
     def encoded_bytes(codec: str, count: int) -> int: ...
     @staticmethod
     def encode(codec: str, dst: int, src: int, count: int, error: int = 0) -> int:
-        """float32 into "fp16", "bf16" or "int8". Returns how many values float16 had no room for; error: 0, or where
-        what was lost goes, as float32."""
+        """float32 into "fp16", "bf16", "int8" or "fp32". Returns how many values float16 had no room for; error: 0, or
+        float32 that is added first, and is what was lost afterwards."""
     @staticmethod
     def decode(codec: str, dst: int, src: int, count: int) -> None: ...
+    @staticmethod
+    def top_bytes(count: int, k: int) -> int: ...
+    @staticmethod
+    def encode_top(
+        message: int, src: int, count: int, k: int, error: int = 0, velocity: int = 0, momentum: float = 0.0
+    ) -> int:
+        """The k greatest of float32, or of error + src, which stays in error but for what is sent (csrc/kernels/topk.h).
+        Returns how many are sent."""
+    @staticmethod
+    def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
+        """False: a message is damaged."""
     @staticmethod
     def pack(flat: int, segments: Sequence[tuple[int, int, int]]) -> None:
         """segments: (address, offset in bytes, bytes); address 0 packs zeros."""
@@ -698,6 +719,17 @@ class cuda:
     def scale(dst: int, src: int, count: int, dtype: int, scale: float, stream: int = 0) -> None: ...
     @staticmethod
     def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int, stream: int = 0) -> None: ...
+    @staticmethod
+    def top_bytes(count: int, k: int) -> int: ...
+    @staticmethod
+    def encode_top(
+        message: int, src: int, count: int, k: int, error: int = 0, velocity: int = 0, momentum: float = 0.0
+    ) -> int:
+        """The k greatest of float32, or of error + src, which stays in error but for what is sent (csrc/kernels/topk.h).
+        Returns how many are sent."""
+    @staticmethod
+    def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
+        """False: a message is damaged."""
     @staticmethod
     def pack(flat: int, segments: Sequence[tuple[int, int, int]], stream: int = 0) -> None: ...
     @staticmethod

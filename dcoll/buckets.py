@@ -10,6 +10,7 @@ from dcoll.compressed_reducer import CompressedReducer
 from dcoll.compression import NoneCompressor, codec_for_buckets, wire_dtype_of
 from dcoll.errors import JoinedError
 from dcoll.ops import ReduceOp
+from dcoll.residuals import Residuals
 from dcoll.tensors import CODES, library
 
 library("torch")  # gives its dtypes their codes
@@ -44,6 +45,8 @@ class AnyReducer(Protocol):
     def order(self) -> list[int]: ...
     def rebuild(self, order: Sequence[int]) -> None: ...
     def move(self, params: Sequence[int]) -> list[int]: ...
+    def kept(self, param: int) -> dict[str, Any]: ...
+    def keep(self, param: int, values: dict[str, Any]) -> None: ...
     def wait_seconds(self) -> float: ...
 
 
@@ -101,7 +104,7 @@ class Layout:
             wire,
             groups,
             self.label,
-            codec,
+            **codec,
         )
 
 
@@ -162,13 +165,14 @@ class Views:
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
         """By the Reducer's numbers. Always the same list: the hooks have it, and nobody else keeps what is in it."""
+        self.residuals = Residuals()
         self.left = False
         """leave_kept() was called in this round."""
         self._storages: list[int] = []
         self._usual_uses: list[int] = []
 
     def make(self, reducer: AnyReducer, params: Sequence[torch.Tensor]) -> None:
-        """Gradients that lay in former buckets move along."""
+        """Gradients that lay in former buckets move along, and what their compression has lost."""
         before = {id(view) for view in self.tensors}
         for p, view in zip(params, views := views_of(reducer, params, range(len(params))), strict=True):
             if p.grad is not None and id(p.grad) in before:
@@ -177,6 +181,7 @@ class Views:
         self._storages[:] = self._usual_uses[:] = [0] * len(views)
         for i in range(len(views)):
             self._note_uses(i)
+        self.residuals.move(reducer, params)
 
     def _note_uses(self, i: int) -> None:
         self._storages[i] = self.tensors[i].untyped_storage()._cdata

@@ -116,5 +116,11 @@ class CompressedReducer:
     def order(self) -> list[int]:
         return self._observed
 
+    def kept(self, param: int) -> dict[str, Any]:
+        return {}  # a class of the user's keeps what it likes
+
+    def keep(self, param: int, values: dict[str, Any]) -> None:
+        pass
+
     def wait_seconds(self) -> float:
         return self._wait_seconds

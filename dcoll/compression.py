@@ -109,18 +109,76 @@ class Int8Compressor(Compressor):
     """
 
     codec = "int8"
+    feedback = True
+
+    def __init__(self, *, feedback: bool = True) -> None:
+        """feedback: False forgets what was lost. The class itself is as good as an instance with feedback."""
+        self.feedback = feedback
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        if "float32" in str(getattr(tensor, "dtype", "")):
-            raise ArgumentError(
-                "Compression.int8 is for all-reduces with op Sum or Average. Use Compression.fp16, bf16 or none"
-            )
-        return tensor, None
+        return _unless_float32(tensor, "Compression.int8")
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+class TopKCompressor(Compressor):
+    """Sends the elements of greatest magnitude of float32 alone: of each piece of the tensor, about two megabytes, a
+    share.
+
+    The result is the sum, or the average, of what each node sends, so of an element that only one node sends, that.
+    For sums and averages; other dtypes travel as they are. With DistributedOptimizer what is not sent is added to the
+    next step's gradients.
+
+        optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.topk(ratio=0.01))
+    """
+
+    codec = "topk 0.01"
+    feedback = True
+    momentum = 0.0
+    warmup_steps = 0
+
+    def __init__(
+        self, ratio: float = 0.01, *, feedback: bool = True, momentum: float = 0.0, warmup_steps: int = 0
+    ) -> None:
+        """ratio: the share of the elements that is sent, more than 0 and at most 1.
+        feedback: False forgets what is not sent.
+        momentum: momentum correction of Deep Gradient Compression (Lin et al., 2018): what is not sent gathers momentum
+            before it is. In place of the optimizer's own, which is to have none then.
+        warmup_steps: in so many first steps more is sent: a quarter, then less at each step, geometrically.
+
+        Raises ArgumentError for others.
+        """
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise ArgumentError(f"ratio is {ratio!r}, but must be a share of the elements: more than 0 and at most 1")
+        if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            raise ArgumentError(f"momentum is {momentum!r}, but must be at least 0 and less than 1")
+        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise ArgumentError(f"warmup_steps is {warmup_steps!r}, but must be a number of steps, 0 for none")
+        if momentum and not feedback:
+            raise ArgumentError("momentum corrects what is kept for later steps: pass feedback=True, or no momentum")
+        self.ratio = float(ratio)
+        self.codec = f"topk {self.ratio!r}"  # type: ignore[misc]
+        self.feedback = feedback
+        self.momentum = float(momentum)
+        self.warmup_steps = warmup_steps
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return _unless_float32(tensor, "Compression.topk")
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+def _unless_float32(tensor: Any, name: str) -> tuple[Any, Any]:
+    """What the core would have encoded for another operator."""
+    if "float32" in str(getattr(tensor, "dtype", "")):
+        raise ArgumentError(f"{name} is for all-reduces with op Sum or Average. Use Compression.fp16, bf16 or none")
+    return tensor, None
 
 
 class Compression:
@@ -130,23 +188,31 @@ class Compression:
     fp16 = FP16Compressor
     bf16 = BF16Compressor
     int8 = Int8Compressor
+    topk = TopKCompressor
 
 
-_OURS = (FP16Compressor, BF16Compressor, Int8Compressor)
+_OURS = (FP16Compressor, BF16Compressor, Int8Compressor, TopKCompressor)
+
+
+def _is_ours(compression: Any) -> bool:
+    """Whether the core knows it: one of the classes given here, or an instance, but not of a class derived from one,
+    whose methods may do anything.
+    """
+    return compression in _OURS or type(compression) in _OURS
 
 
 def check_compression(compression: Any) -> None:
     """Raises ArgumentError, which lists what is allowed, for what is no compressor."""
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ArgumentError(
-            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16 or int8, or a class with "
-            "compress() and decompress()"
+            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16, int8 or "
+            "topk(ratio), or a class with compress() and decompress()"
         )
 
 
 def codec_of(compression: Any, tensor: Any, op: ReduceOp) -> str:
     """The core's codec for this all-reduce; "" where compress() is to be called, and where nothing is compressed."""
-    if compression not in _OURS or op not in (Sum, Average):
+    if not _is_ours(compression) or op not in (Sum, Average):
         return ""
     return compression.codec if str(getattr(tensor, "dtype", "")) in ("torch.float32", "float32") else ""
 
@@ -169,13 +235,20 @@ def encode(compression: Any, tensor: Any, op: ReduceOp) -> tuple[Any, Any, str]:
     return (tensor, None, codec) if codec else (*narrow(compression, tensor), "")
 
 
-def codec_for_buckets(compression: Any) -> str:
-    """The core's codec of float32 buckets, which are summed or averaged."""
-    return compression.codec if compression in _OURS else ""
+def codec_for_buckets(compression: Any) -> dict[str, Any]:
+    """The core's codec of float32 buckets, which are summed or averaged, and its options; {} if it has none."""
+    if not _is_ours(compression):
+        return {}
+    options = ("codec", "feedback", "momentum", "warmup_steps")
+    return {name: getattr(compression, name) for name in options if hasattr(compression, name)}
+
+
+def only_sums(compression: Any) -> str:
+    """Its name if it has no form for other operators than Sum and Average; else ""."""
+    ours = compression if isinstance(compression, type) else type(compression)
+    return {Int8Compressor: "Compression.int8", TopKCompressor: "Compression.topk"}.get(ours, "")
 
 
 def wire_dtype_of(compression: Any) -> int | None:
-    """The dtype the core casts to for `compression`: of the ones given here only, not of a class derived from one,
-    whose methods may do anything.
-    """
-    return compression.wire_dtype if compression in _OURS else None
+    """The dtype the core casts to for `compression`."""
+    return compression.wire_dtype if _is_ours(compression) else None

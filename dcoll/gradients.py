@@ -68,7 +68,7 @@ class GradientSync(FailedRounds):
         self.sparse = SparseGradients()  # those that are gathered
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
         self._gradients = Views()
-        self._views = self._gradients.tensors
+        self._views, self.residuals = self._gradients.tensors, self._gradients.residuals
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._late = LateGradients()
         self._late_bytes = late_bytes

@@ -12,7 +12,7 @@ from dcoll import _C, on_communicator, world
 from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
 from dcoll.buckets import new_label
 from dcoll.check_sync import check_tensors
-from dcoll.compression import Compression, check_compression
+from dcoll.compression import Compression, check_compression, only_sums
 from dcoll.errors import ArgumentError
 from dcoll.gradients import GradientSync
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
@@ -95,9 +95,17 @@ class _Distributed:
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
         self._dcoll.extend(groups[-1]["params"])
 
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, and what compression has lost on this rank, which is this rank's alone."""
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        self._dcoll.residuals.save(state, self.param_groups, self._dcoll.comm.rank)  # type: ignore[attr-defined]
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch. The wrapped optimizer sees the new state too."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
+        groups = self.param_groups  # type: ignore[attr-defined]
+        self._dcoll.residuals.load(state_dict, groups, self._dcoll.comm.rank)
         wrapped = self._dcoll_wrapped
         wrapped.state, wrapped.param_groups = self.state, self.param_groups  # type: ignore[attr-defined]
 
@@ -158,8 +166,8 @@ def DistributedOptimizer(
     schedulers work as in one process. Use the result from then on, and build schedulers on it.
 
     named_parameters: model.named_parameters(), for messages.
-    compression: dcoll.Compression.none, fp16, bf16 or int8, or a class derived from dcoll.compression.Compressor: what
-        gradients are on their way.
+    compression: what gradients are on their way: dcoll.Compression.none, fp16, bf16, int8 or topk(ratio), or a class
+        derived from dcoll.compression.Compressor.
     backward_passes_per_step: backward passes added up locally before their gradients are reduced.
     op: dcoll.Average, dcoll.Sum or dcoll.Adasum. With Adasum each rank steps by itself, and the steps are combined.
     gradient_predivide_factor: divide by this before the sum and by size() / this after it, against overflow.
@@ -250,9 +258,7 @@ def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float
     if predivide != 1.0 and op is not Average:
         raise ArgumentError("gradient_predivide_factor not supported with op != Average")
     check_compression(compression)
-    if op is Adasum and compression is Compression.int8:
-        raise ArgumentError(
-            "Compression.int8 encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none"
-        )
+    if op is Adasum and (name := only_sums(compression)):
+        raise ArgumentError(f"{name} encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none")
     if isinstance(check_sync, bool) or not isinstance(check_sync, int) or check_sync < 0:
         raise ArgumentError(f"check_sync is {check_sync!r}, but must be a number of steps, or 0 for never")

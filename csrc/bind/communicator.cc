@@ -118,7 +118,7 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .prescale = prescale,
           .postscale = postscale,
           .algo = std::move(algo),
-          .codec = kernels::codec_named(codec),
+          .encoding = kernels::encoding_named(codec),
           .name = std::move(name),
           .dims = std::move(dims)};
 }

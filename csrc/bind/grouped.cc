@@ -115,7 +115,7 @@ Call options_of(int op, const std::string& name, double prescale, double postsca
   return {.op = static_cast<ReduceOp>(op),
           .prescale = prescale,
           .postscale = postscale,
-          .codec = kernels::codec_named(codec),
+          .encoding = kernels::encoding_named(codec),
           .name = name};
 }
 

@@ -7,10 +7,22 @@
 #include "kernels/codec.h"
 #include "kernels/pack.h"
 #include "kernels/reduce.h"
+#include "kernels/topk.h"
 
 namespace py = pybind11;
 using namespace dcoll;
 using namespace dcoll::bind;
+
+namespace {
+
+// Of the codecs whose encoded form is as long for any values.
+kernels::Codec elementwise(std::string_view name) {
+  const kernels::Codec codec = kernels::encoding_named(name).codec;
+  if (codec != kernels::Codec::kNone && codec != kernels::Codec::kTopK) return codec;
+  throw ArgumentError("'" + std::string(name) + "' is none of fp16, bf16, int8 and fp32: see encode_top for top-k.");
+}
+
+}  // namespace
 
 void bind_kernels(py::module_& m) {
   py::module_ k = m.def_submodule("kernels", "The CPU kernels, by address.");
@@ -51,21 +63,42 @@ void bind_kernels(py::module_& m) {
         kernels::cast(to_pointer(dst), to_dtype(dst_dtype), to_pointer(src), to_dtype(src_dtype), count);
       },
       py::arg("dst"), py::arg("dst_dtype"), py::arg("src"), py::arg("src_dtype"), py::arg("count"), NoGil());
+  k.def("top_bytes", &kernels::top_bytes, py::arg("count"), py::arg("k"));
+  k.def(
+      "encode_top",
+      [](uintptr_t message, uintptr_t src, size_t count, size_t k, uintptr_t error, uintptr_t velocity, double momentum) {
+        const auto floats = [](uintptr_t at) { return static_cast<float*>(to_pointer(at)); };
+        if (k > count || (velocity != 0 && error == 0)) {
+          throw ArgumentError("encode_top: k is at most count, and a velocity needs an error.");
+        }
+        return kernels::encode_top(to_pointer(message), floats(src), count, k,
+                                   {floats(error), floats(velocity), static_cast<float>(momentum)});
+      },
+      py::arg("message"), py::arg("src"), py::arg("count"), py::arg("k"), py::arg("error") = 0,
+      py::arg("velocity") = 0, py::arg("momentum") = 0.0, NoGil());
+  k.def(
+      "sum_top",
+      [](uintptr_t dst, const std::vector<uintptr_t>& messages, size_t count, size_t k, double factor) {
+        std::vector<const void*> all;
+        for (const uintptr_t message : messages) all.push_back(to_pointer(message));
+        return kernels::sum_top(static_cast<float*>(to_pointer(dst)), all, count, k, factor) == all.size();
+      },
+      py::arg("dst"), py::arg("messages"), py::arg("count"), py::arg("k"), py::arg("factor") = 1.0, NoGil());
   k.def(
       "encoded_bytes",
-      [](std::string_view codec, size_t count) { return kernels::encoded_bytes(kernels::codec_named(codec), count); },
+      [](std::string_view codec, size_t count) { return kernels::encoded_bytes(elementwise(codec), count); },
       py::arg("codec"), py::arg("count"));
   k.def(
       "encode",
       [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t error) {
-        return kernels::encode(kernels::codec_named(codec), to_pointer(dst), static_cast<float*>(to_pointer(src)),
+        return kernels::encode(elementwise(codec), to_pointer(dst), static_cast<float*>(to_pointer(src)),
                                count, static_cast<float*>(to_pointer(error)));
       },
       py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("error") = 0, NoGil());
   k.def(
       "decode",
       [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count) {
-        kernels::decode(kernels::codec_named(codec), static_cast<float*>(to_pointer(dst)), to_pointer(src), count);
+        kernels::decode(elementwise(codec), static_cast<float*>(to_pointer(dst)), to_pointer(src), count);
       },
       py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), NoGil());
   k.def(

@@ -1,4 +1,5 @@
 // Reducer: the gradient buckets of engine/buckets/bucket.h.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "base/error.h"
@@ -14,7 +15,7 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
                                       const std::vector<int>& dtypes, const std::vector<std::string>& names, int op,
                                       size_t bucket_bytes, size_t first_bucket_bytes, double prescale, double postscale,
                                       std::optional<int> wire, std::vector<size_t> groups, std::string label,
-                                      std::string_view codec) {
+                                      std::string_view codec, bool feedback, double momentum, size_t warmup_steps) {
   if (numels.size() != dtypes.size() || numels.size() != names.size()) {
     throw ArgumentError("Reducer needs one numel, dtype and name per parameter; got " + std::to_string(numels.size()) +
                         ", " + std::to_string(dtypes.size()) + " and " + std::to_string(names.size()) + ".");
@@ -24,8 +25,18 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
   const auto wire_dtype = wire ? std::optional(static_cast<DType>(*wire)) : std::nullopt;
   return std::make_shared<Reducer>(
       std::move(comm), std::move(params),
-      ReducerOptions{static_cast<ReduceOp>(op), bucket_bytes, first_bucket_bytes, prescale, postscale,
-                     kernels::codec_named(codec), wire_dtype, std::move(groups), std::move(label)});
+      ReducerOptions{.op = static_cast<ReduceOp>(op),
+                     .bucket_bytes = bucket_bytes,
+                     .first_bucket_bytes = first_bucket_bytes,
+                     .prescale = prescale,
+                     .postscale = postscale,
+                     .encoding = kernels::encoding_named(codec),
+                     .feedback = feedback,
+                     .momentum = momentum,
+                     .warmup_steps = warmup_steps,
+                     .wire = wire_dtype,
+                     .groups = std::move(groups),
+                     .label = std::move(label)});
 }
 
 auto waiting_in(Reducer& reducer) {
@@ -38,6 +49,28 @@ std::vector<size_t> bucket_params(const Reducer& reducer, size_t index) {
   return params;
 }
 
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+constexpr std::pair<const char*, Reducer::Kept> kKept[] = {{"error", Reducer::Kept::kError},
+                                                           {"velocity", Reducer::Kept::kVelocity}};
+
+// Only what there is.
+std::map<std::string, Floats> kept(const Reducer& reducer, size_t param) {
+  std::map<std::string, Floats> all;
+  for (const auto& [name, what] : kKept) {
+    const std::vector<float> values = reducer.kept(param, what);
+    if (!values.empty()) all.emplace(name, Floats(static_cast<py::ssize_t>(values.size()), values.data()));
+  }
+  return all;
+}
+
+void keep(Reducer& reducer, size_t param, const std::map<std::string, Floats>& values) {
+  for (const auto& [name, what] : kKept) {
+    const auto found = values.find(name);
+    if (found == values.end()) continue;
+    reducer.keep(param, what, {found->second.data(), static_cast<size_t>(found->second.size())});
+  }
+}
+
 }  // namespace
 
 void bind_reducer(py::module_& m) {
@@ -45,7 +78,8 @@ void bind_reducer(py::module_& m) {
   py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer", py::is_final())
       .def(py::init(&make_reducer), "comm"_a, "numels"_a, "dtypes"_a, "names"_a, "op"_a, "bucket_bytes"_a,
            "first_bucket_bytes"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "wire_dtype"_a = py::none(),
-           "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "")
+           "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "", "feedback"_a = true,
+           "momentum"_a = 0.0, "warmup_steps"_a = 0)
       .def("num_buckets", &Reducer::num_buckets)
       .def("bucket_of", &Reducer::bucket_of, "param"_a)
       .def("bucket_params", &bucket_params, "bucket"_a)
@@ -66,6 +100,8 @@ void bind_reducer(py::module_& m) {
       .def("missing", &Reducer::missing)
       .def("order", &Reducer::order)
       .def("rebuild", &Reducer::rebuild, "order"_a)
+      .def("kept", &kept, "param"_a)
+      .def("keep", &keep, "param"_a, "values"_a)
       .def("wait_seconds", &Reducer::wait_seconds);
 }
 

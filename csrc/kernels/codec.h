@@ -8,6 +8,9 @@
 //                        by half a scale at most. A block with infinity or NaN in it arrives as NaN; one without a
 //                        magnitude of 1e-36 as zeros.
 //
+//   kTopK                the elements of greatest magnitude alone (topk.h).
+//   kFloat32             what it is: the same sums without an encoding.
+//
 // An encoded form does not depend on the instruction set. Encoded blocks of kCodecBlock elements lie end to end, so a
 // part that begins at a multiple of it begins at encoded_bytes(codec, begin).
 #pragma once
@@ -20,18 +23,39 @@
 
 namespace dcoll::kernels {
 
-enum class Codec : uint8_t { kNone, kFloat16, kBFloat16, kInt8 };
+enum class Codec : uint8_t { kNone, kFloat16, kBFloat16, kInt8, kTopK, kFloat32 };
 inline constexpr size_t kCodecBlock = 256;
 
-std::string_view codec_name(Codec codec);  // "", "fp16", "bf16", "int8"
+// A codec and what it needs to know: of kTopK the share of the elements that are sent, greater than 0, at most 1.
+struct Encoding {
+  Codec codec = Codec::kNone;
+  float ratio = 0;
+  bool operator==(const Encoding&) const = default;
+  explicit operator bool() const { return codec != Codec::kNone; }
+};
+std::string_view codec_name(Codec codec);
+std::string encoding_name(const Encoding& encoding);  // "", "fp16", "bf16", "int8", "topk 0.01", "fp32"
 // Throws ArgumentError, which lists the names, for others.
-Codec codec_named(std::string_view name);
+Encoding encoding_named(std::string_view name);
 
-// Of so many elements; not for kNone, as in what follows. No alignment is assumed of encoded forms.
+// Error feedback (F. Seide et al., "1-bit stochastic gradient descent", 2014): `error`, unless null, is added to what
+// is encoded, and is what was lost afterwards. Of kTopK, `velocity`, unless null, accumulates what comes in, times
+// `momentum` at each step, and takes its place (momentum correction; Y. Lin et al., "Deep Gradient Compression", 2018,
+// section 3.1); it needs `error`. As long as what is encoded, all of them.
+struct Feedback {
+  float* error = nullptr;
+  float* velocity = nullptr;
+  float momentum = 0;
+
+  Feedback from(size_t element) const {
+    return {error == nullptr ? nullptr : error + element, velocity == nullptr ? nullptr : velocity + element, momentum};
+  }
+};
+
+// Of so many elements; not for kNone and kTopK, as in what follows. No alignment is assumed of encoded forms.
 size_t encoded_bytes(Codec codec, size_t count);
 
-// Returns how many values float16 had no room for. `error`, unless null: src[i] - (what decode makes of it); it may
-// equal src.
+// Returns how many values float16 had no room for. `error` as in Feedback.
 size_t encode(Codec codec, void* dst, const float* src, size_t count, float* error = nullptr);
 void decode(Codec codec, float* dst, const void* src, size_t count);
 

@@ -1,6 +1,7 @@
 // The loops over elements are in simd_kernels.h; here they are put together, in portions that stay in the first cache.
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 
 #include "base/error.h"
@@ -14,7 +15,7 @@ namespace dcoll::kernels {
 namespace {
 
 constexpr size_t kPortion = 8 * kCodecBlock;
-constexpr std::array<std::string_view, 4> kNames{"", "fp16", "bf16", "int8"};
+constexpr std::array<std::string_view, 6> kNames{"", "fp16", "bf16", "int8", "topk", "fp32"};
 
 DType dtype_of(Codec codec) { return codec == Codec::kFloat16 ? DType::kFloat16 : DType::kBFloat16; }
 
@@ -22,6 +23,10 @@ char* bytes(void* at) { return static_cast<char*>(at); }
 const char* bytes(const void* at) { return static_cast<const char*>(at); }
 
 size_t encode_portion(Codec codec, void* dst, const float* src, size_t count) {
+  if (codec == Codec::kFloat32) {
+    std::memcpy(dst, src, count * sizeof(float));
+    return 0;
+  }
   if (codec == Codec::kInt8) {
     active_kernels().quantize(bytes(dst), bytes(src), count);
     return 0;
@@ -41,7 +46,9 @@ size_t encode_portion(Codec codec, void* dst, const float* src, size_t count) {
 }
 
 void decode_portion(Codec codec, float* dst, const void* src, size_t count) {
-  if (codec == Codec::kInt8) {
+  if (codec == Codec::kFloat32) {
+    std::memcpy(dst, src, count * sizeof(float));
+  } else if (codec == Codec::kInt8) {
     active_kernels().dequantize(bytes(dst), bytes(src), count);
   } else {
     cast(dst, DType::kFloat32, src, dtype_of(codec), count);
@@ -63,15 +70,35 @@ void in_portions(size_t count, const Work& work) {
 
 std::string_view codec_name(Codec codec) { return kNames[static_cast<size_t>(codec)]; }
 
-Codec codec_named(std::string_view name) {
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) {
-    throw ArgumentError("No codec '" + std::string(name) + "'; allowed are fp16, bf16, int8, and '' for none.");
+std::string encoding_name(const Encoding& encoding) {
+  std::string name(kNames[static_cast<size_t>(encoding.codec)]);
+  if (encoding.codec != Codec::kTopK) return name;
+  std::array<char, 32> digits{};
+  return name + ' ' + std::string(digits.data(), std::to_chars(digits.begin(), digits.end(), encoding.ratio).ptr);
+}
+
+Encoding encoding_named(std::string_view name) {
+  const std::string_view codec = name.substr(0, name.find(' '));
+  const auto found = std::find(kNames.begin(), kNames.end(), codec);
+  Encoding encoding;
+  if (found != kNames.end()) encoding.codec = static_cast<Codec>(found - kNames.begin());
+  if (encoding.codec == Codec::kTopK) {
+    const char* const begin = name.data() + std::min(name.size(), codec.size() + 1);
+    const auto [end, failure] = std::from_chars(begin, name.data() + name.size(), encoding.ratio);
+    if (failure != std::errc() || end != name.data() + name.size()) encoding.ratio = 0;
+    if (!(encoding.ratio > 0 && encoding.ratio <= 1)) {
+      throw ArgumentError("'" + std::string(name) + "': top-k takes a share that is greater than 0 and at most 1, as " +
+                          "in 'topk 0.01'.");
+    }
+  } else if (found == kNames.end() || codec.size() != name.size()) {
+    throw ArgumentError("No codec '" + std::string(name) +
+                        "'; allowed are fp16, bf16, int8, topk with a share, fp32, and '' for none.");
   }
-  return static_cast<Codec>(found - kNames.begin());
+  return encoding;
 }
 
 size_t encoded_bytes(Codec codec, size_t count) {
+  if (codec == Codec::kFloat32) return 4 * count;
   if (codec != Codec::kInt8) return 2 * count;
   return count + (count + kCodecBlock - 1) / kCodecBlock * sizeof(float);
 }
@@ -81,11 +108,15 @@ size_t encode(Codec codec, void* dst, const float* src, size_t count, float* err
   size_t beyond = 0;
   in_portions(count, [&](size_t at, size_t n) {
     char* const to = bytes(dst) + encoded_bytes(codec, at);
-    beyond += encode_portion(codec, to, src + at, n);
-    if (error == nullptr) return;
-    alignas(64) float decoded[kPortion];
+    if (error == nullptr) {
+      beyond += encode_portion(codec, to, src + at, n);
+      return;
+    }
+    alignas(64) float whole[kPortion], decoded[kPortion];
+    for (size_t i = 0; i < n; ++i) whole[i] = src[at + i] + error[at + i];
+    beyond += encode_portion(codec, to, whole, n);
     decode_portion(codec, decoded, to, n);
-    for (size_t i = 0; i < n; ++i) error[at + i] = lost(src[at + i], decoded[i]);
+    for (size_t i = 0; i < n; ++i) error[at + i] = lost(whole[i], decoded[i]);
   });
   return beyond;
 }

@@ -1,6 +1,6 @@
 // Internal to kernels: the table of functions each instruction set provides, and which one is in force.
 //
-// How the variants are built: simd.h and simd_kernels.h are compiled four times, by isa_generic.cc, isa_avx2.cc,
+// How the variants are built: simd.h, simd_codec.h and simd_kernels.h are compiled four times, by isa_generic.cc, isa_avx2.cc,
 // isa_avx512.cc and isa_avx512vnni.cc, each with its own -m flags (kernels.cmake). Everything in those headers lives in
 // an unnamed namespace and calls no inline function of another header: an inline function with external linkage,
 // compiled with AVX flags, could be the copy the linker keeps for everybody, and then crash on a CPU without AVX.
@@ -25,6 +25,7 @@ using ReduceFn = void (*)(char* const* dsts, size_t n_dsts, const char* const* s
                           const Scale& scale);
 using CastFn = void (*)(char* dst, const char* src, size_t count);
 using CountFn = size_t (*)(const char* src, size_t count);
+using FindFn = size_t (*)(uint32_t* found, const char* src, size_t count, uint32_t least, uint32_t first);
 
 inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
 
@@ -36,6 +37,7 @@ struct Kernels {
   CastFn clamp_to_half;                         // these become the greatest there is
   CastFn quantize;                              // float32 to codec.h's int8, and back
   CastFn dequantize;
+  FindFn find_beyond;  // topk.h
 };
 
 const Kernels& generic_kernels();

@@ -10,7 +10,8 @@ set(DCOLL_KERNEL_SOURCES
     csrc/kernels/isa_generic.cc
     csrc/kernels/pack_cpu.cc
     csrc/kernels/reduce_cpu.cc
-    csrc/kernels/scale.cc)
+    csrc/kernels/scale.cc
+    csrc/kernels/topk_cpu.cc)
 set(DCOLL_CUDA_SOURCES
     csrc/kernels/cast_cuda.cu
     csrc/kernels/cuda_status.cu

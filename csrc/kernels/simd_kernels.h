@@ -3,6 +3,7 @@
 
 #include "kernels/dispatch.h"
 #include "kernels/simd.h"
+#include "kernels/simd_codec.h"
 
 namespace dcoll::kernels {
 namespace {
@@ -307,109 +308,6 @@ void cast_loop(char* dst, const char* src, size_t count) {
   __builtin_memcpy(dst + i * D::kElemBytes, out, (count - i) * D::kElemBytes);
 }
 
-// ---- encoded forms (codec.h): plain loops over a block, which the compiler turns into vectors ----
-
-constexpr size_t kEncodedBlock = 256;
-
-constexpr int32_t kGreatestHalf = 0x477fe000, kInfinityBits = 0x7f800000;  // the bits of 65504 and of infinity
-
-DCOLL_INLINE bool beyond_half(int32_t x) {
-  const int32_t magnitude = x & 0x7fffffff;
-  return (magnitude > kGreatestHalf) & (magnitude < kInfinityBits);
-}
-
-size_t count_beyond_half(const char* src, size_t count) {
-  size_t found = 0;
-  for (size_t at = 0; at < count; at += kEncodedBlock) {
-    const size_t n = count - at < kEncodedBlock ? count - at : kEncodedBlock;
-    int32_t here = 0;
-    for (size_t i = 0; i < n; ++i) {
-      int32_t x;
-      __builtin_memcpy(&x, src + (at + i) * 4, 4);
-      here += beyond_half(x);
-    }
-    found += static_cast<size_t>(here);
-  }
-  return found;
-}
-
-void clamp_to_half(char* dst, const char* src, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    int32_t x;
-    __builtin_memcpy(&x, src + i * 4, 4);
-    x = beyond_half(x) ? (x & ~0x7fffffff) | kGreatestHalf : x;
-    __builtin_memcpy(dst + i * 4, &x, 4);
-  }
-}
-
-// n is a constant for all blocks but the last, so that copies become loads and stores.
-DCOLL_INLINE void quantize_block(char* dst, const char* src, size_t n) {
-  alignas(kVectorBytes) float x[kEncodedBlock] = {};
-  alignas(kVectorBytes) int8_t steps[kEncodedBlock];
-  __builtin_memcpy(x, src, n * 4);
-  int32_t most = 0;  // of the bits of magnitudes, which are ordered as they are
-  for (size_t i = 0; i < kEncodedBlock; ++i) {
-    const int32_t magnitude = __builtin_bit_cast(int32_t, x[i]) & 0x7fffffff;
-    most = magnitude > most ? magnitude : most;
-  }
-  const float greatest = __builtin_bit_cast(float, most);
-  const bool finite = most < kInfinityBits, counts = greatest >= 1e-36f;  // below, 127 / greatest would be infinite
-  float scale = !finite ? __builtin_nanf("") : counts ? greatest / 127.0f : 0.0f;
-  if (finite && scale * 127.0f > 0x1.fffffep127f) {
-    scale = __builtin_bit_cast(float, __builtin_bit_cast(int32_t, scale) - 1);
-  }
-  const float per_step = finite && counts ? 127.0f / greatest : 0.0f;
-  for (size_t i = 0; i < kEncodedBlock; ++i) {
-    // Adding 1.5 * 2^23 leaves the whole number, rounded to nearest even, in the low bits.
-    const float shifted = x[i] * per_step + 12582912.0f;
-    steps[i] = static_cast<int8_t>(__builtin_bit_cast(int32_t, shifted));
-  }
-  if (!finite) __builtin_memset(steps, 0, kEncodedBlock);  // 0 * NaN
-  __builtin_memcpy(dst, &scale, 4);
-  __builtin_memcpy(dst + 4, steps, n);
-}
-
-void quantize(char* dst, const char* src, size_t count) {
-  size_t at = 0;
-  for (; at + kEncodedBlock <= count; at += kEncodedBlock, dst += 4 + kEncodedBlock) {
-    quantize_block(dst, src + at * 4, kEncodedBlock);
-  }
-  if (at < count) quantize_block(dst, src + at * 4, count - at);
-}
-
-// GCC 12 would take the bytes one by one.
-DCOLL_INLINE VecI widen_steps(const int8_t* p) {
-#if defined(__AVX512BW__)
-  return (VecI)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#elif defined(__AVX2__)
-  return (VecI)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-#else
-  VecI whole;
-  for (size_t i = 0; i < kVectorBytes / 4; ++i) whole[i] = p[i];
-  return whole;
-#endif
-}
-
-DCOLL_INLINE void dequantize_block(char* dst, const char* src, size_t n) {
-  alignas(kVectorBytes) float x[kEncodedBlock];
-  alignas(kVectorBytes) int8_t steps[kEncodedBlock] = {};
-  float scale;
-  __builtin_memcpy(&scale, src, 4);
-  __builtin_memcpy(steps, src + 4, n);
-  for (size_t i = 0; i < kEncodedBlock; i += kVectorBytes / 4) {
-    store_vec(reinterpret_cast<char*>(x + i), __builtin_convertvector(widen_steps(steps + i), VecF) * scale);
-  }
-  __builtin_memcpy(dst, x, n * 4);
-}
-
-void dequantize(char* dst, const char* src, size_t count) {
-  size_t at = 0;
-  for (; at + kEncodedBlock <= count; at += kEncodedBlock, src += 4 + kEncodedBlock) {
-    dequantize_block(dst + at * 4, src, kEncodedBlock);
-  }
-  if (at < count) dequantize_block(dst + at * 4, src, count - at);
-}
-
 // ---- the table, in the order of DType and ReduceOp ----
 
 // clang-format off
@@ -440,6 +338,7 @@ constexpr Kernels make_table(const char* isa) {
       clamp_to_half,
       quantize,
       dequantize,
+      find_beyond,
   };
 }
 #undef DCOLL_REDUCE_ROW

@@ -15,8 +15,9 @@ namespace dcoll {
 namespace {
 
 using kernels::Codec;
+using kernels::Encoding;
 
-constexpr Codec kCodecs[] = {Codec::kFloat16, Codec::kBFloat16, Codec::kInt8};
+constexpr Codec kCodecs[] = {Codec::kFloat16, Codec::kBFloat16, Codec::kInt8, Codec::kFloat32};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const std::vector<size_t> kSizes = {0, 1, 7, 255, 256, 257, 511, 512, 2047, 2048, 2049, 5000};
 
@@ -30,7 +31,7 @@ std::vector<float> some_values(size_t count, unsigned seed) {
 
 std::vector<char> encoded(Codec codec, const std::vector<float>& values, std::vector<float>* error = nullptr) {
   std::vector<char> wire(kernels::encoded_bytes(codec, values.size()) + 1, 'x');
-  if (error != nullptr) error->assign(values.size(), -7.0f);
+  if (error != nullptr) error->assign(values.size(), 0.0f);
   kernels::encode(codec, wire.data(), values.data(), values.size(), error == nullptr ? nullptr : error->data());
   CHECK_EQ(wire.back(), 'x');
   wire.pop_back();
@@ -94,6 +95,11 @@ void check_errors_and_sums() {
       const std::vector<char> wire_a = encoded(codec, a, &error), wire_b = encoded(codec, b);
       const std::vector<float> from_a = decoded(codec, wire_a, count), from_b = decoded(codec, wire_b, count);
       for (size_t i = 0; i < count; ++i) CHECK_EQ(error[i], a[i] - from_a[i]);
+      std::vector<float> again(count);
+      for (size_t i = 0; i < count; ++i) again[i] = a[i] + error[i];
+      std::vector<char> wire_again(wire_a.size());
+      kernels::encode(codec, wire_again.data(), a.data(), count, error.data());
+      CHECK(wire_again == encoded(codec, again));
       std::vector<float> sum(count), left(count, 0.25f);
       for (size_t i = 0; i < count; ++i) sum[i] = (from_a[i] + from_b[i]) * 0.5f;
       std::vector<char> wire(wire_a.size());
@@ -127,9 +133,16 @@ void check_edges() {
 }
 
 void check_names() {
-  CHECK(kernels::codec_named("int8") == Codec::kInt8 && kernels::codec_named("") == Codec::kNone);
-  for (const Codec codec : kCodecs) CHECK(kernels::codec_named(kernels::codec_name(codec)) == codec);
-  CHECK_THROWS(kernels::codec_named("int4"), ArgumentError, "fp16, bf16, int8");
+  CHECK(!kernels::encoding_named(""));
+  for (const Codec codec : kCodecs) CHECK(kernels::encoding_named(kernels::codec_name(codec)) == Encoding{codec});
+  const Encoding top = kernels::encoding_named("topk 0.25");
+  CHECK((top == Encoding{Codec::kTopK, 0.25f}));
+  CHECK(kernels::encoding_name(top) == "topk 0.25");
+  CHECK_THROWS(kernels::encoding_named("int4"), ArgumentError, "fp16, bf16, int8");
+  CHECK_THROWS(kernels::encoding_named("fp16 2"), ArgumentError, "fp16, bf16, int8");
+  for (const char* name : {"topk", "topk ", "topk 0", "topk 1.5", "topk -1", "topk nan", "topk 0.1x", "topk 1e-60"}) {
+    CHECK_THROWS(kernels::encoding_named(name), ArgumentError, "greater than 0 and at most 1");
+  }
 }
 
 template <class Body>

@@ -132,19 +132,6 @@ void Reducer::fill_buckets(const std::vector<size_t>& order) {
   keep_residuals(old);
 }
 
-// Residuals belong to parameters, whatever bucket they are in.
-void Reducer::keep_residuals(const std::vector<Bucket>& old) {
-  for (const Bucket& bucket : old) {
-    for (const Bucket::Slot& slot : bucket.slots) {
-      const Place& place = place_[slot.param];
-      const Bucket& now = buckets_[place.bucket];
-      if (bucket.residual == nullptr || now.residual == nullptr) continue;
-      std::memcpy(now.residual->data() + now.slots[place.slot].offset_bytes,
-                  bucket.residual->data() + slot.offset_bytes, params_[slot.param].count * sizeof(float));
-    }
-  }
-}
-
 // Padding makes buckets of different parameters equally long, and a second Reducer has a bucket of each number too: the
 // name is what ranks tell them apart by.
 std::string Reducer::name_of(const Bucket& bucket, size_t index) const {
@@ -162,9 +149,14 @@ void Reducer::close_bucket(Bucket& bucket) {
   const size_t elem = dtype_bytes(bucket.dtype);
   bucket.flags_offset = align(last.offset_bytes + params_[last.param].count * elem) / elem;
   bucket.count = bucket.flags_offset + bucket.slots.size();
-  if (bucket.dtype == DType::kFloat32 && comm_->encodes()) bucket.codec = options_.codec;
-  if (bucket.codec == kernels::Codec::kInt8) bucket.residual = Memory::plain(bucket.flags_offset * sizeof(float));
-  const bool is_encoded = bucket.dtype == DType::kFloat32 && options_.codec != kernels::Codec::kNone;
+  const bool is_encoded = bucket.dtype == DType::kFloat32 && options_.encoding;
+  bucket.encoded = is_encoded && comm_->encodes();
+  const Codec codec = options_.encoding.codec;
+  bucket.own_flags = bucket.encoded && (codec == Codec::kInt8 || codec == Codec::kTopK);
+  if (bucket.own_flags && options_.feedback) {
+    bucket.residual = Memory::plain(bucket.flags_offset * sizeof(float));
+    if (options_.momentum != 0) bucket.velocity = Memory::plain(bucket.flags_offset * sizeof(float));
+  }
   const bool narrow = !is_encoded && options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
   bucket.wire_dtype = narrow ? *options_.wire : bucket.dtype;
   allocate(bucket);
@@ -285,20 +277,25 @@ void Reducer::submit(Bucket& bucket) {
                   .op = options_.op,
                   .prescale = options_.prescale,
                   .postscale = options_.postscale,
-                  .codec = bucket.codec,
+                  .encoding = bucket.encoded ? encoding_now() : Encoding{},
                   .name = bucket.name};
-  if (bucket.residual == nullptr) {
+  if (!bucket.own_flags) {
     bucket.operation = comm_->submit(std::move(request), Communicator::Start::kInBackground, bucket.wire);
     return;
   }
-  add_residual(bucket);
   request.count = bucket.flags_offset;
-  request.error = reinterpret_cast<float*>(bucket.residual->data());
-  // Both blocks are in use for as long as the operation is.
-  const auto both =
-      std::make_shared<std::pair<std::shared_ptr<Memory>, std::shared_ptr<Memory>>>(bucket.wire, bucket.residual);
+  if (bucket.residual != nullptr) {
+    add_scattered(bucket);
+    const auto floats = [](const std::shared_ptr<Memory>& memory) {
+      return memory == nullptr ? nullptr : reinterpret_cast<float*>(memory->data());
+    };
+    request.feedback = {floats(bucket.residual), floats(bucket.velocity), static_cast<float>(options_.momentum)};
+  }
+  // All blocks are in use for as long as the operation is.
+  const auto all = std::make_shared<std::array<std::shared_ptr<Memory>, 3>>(
+      std::array{bucket.wire, bucket.residual, bucket.velocity});
   bucket.operation = comm_->submit(std::move(request), Communicator::Start::kInBackground,
-                                   std::shared_ptr<Memory>(both, bucket.wire.get()));
+                                   std::shared_ptr<Memory>(all, bucket.wire.get()));
   std::byte* const flags = bucket.flag(0);
   bucket.flags_operation = comm_->submit({.kind = Kind::kAllReduce,
                                           .in = flags,
@@ -308,17 +305,6 @@ void Reducer::submit(Bucket& bucket) {
                                           .op = ReduceOp::kMax,
                                           .name = bucket.name + ", its flags"},
                                          Communicator::Start::kInBackground, bucket.wire);
-}
-
-// The residual is what was lost behind the prescale; the gradients are in front of it. Left behind: zeros.
-void Reducer::add_residual(Bucket& bucket) const {
-  std::byte* const residual = bucket.residual->data();
-  const size_t count = bucket.flags_offset;
-  if (options_.prescale != 1.0) {
-    kernels::scale(residual, residual, count, DType::kFloat32, 1.0 / options_.prescale);
-  }
-  kernels::reduce2(bucket.wire->data(), bucket.wire->data(), residual, count, DType::kFloat32, ReduceOp::kSum);
-  std::memset(residual, 0, count * sizeof(float));
 }
 
 void Reducer::flush() {
@@ -384,7 +370,7 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
 
 size_t Reducer::abandon() {
   size_t left = 0;
-  for (size_t b = next_; b < buckets_.size(); ++b) left += buckets_[b].residual == nullptr ? 1 : 2;
+  for (size_t b = next_; b < buckets_.size(); ++b) left += buckets_[b].own_flags ? 2 : 1;
   reset();
   return left;
 }
@@ -404,6 +390,7 @@ void Reducer::reset() {
   arrived_.clear();
   for (Bucket& bucket : buckets_) bucket.ready = 0;
   next_ = 0;
+  ++rounds_;
 }
 
 std::vector<size_t> Reducer::missing() const {

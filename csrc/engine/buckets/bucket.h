@@ -14,9 +14,10 @@
 // reduced. A gradient is cast into the wire when it is ready, instead of being copied, and all of them back when the
 // bucket has come in, so they are read and written once each way. Flags are in the wire.
 //
-// Encoded buckets (kernels/codec.h): what travels between nodes is float32's codec, and int8's error is kept. What a
-// rank lost in encoding is its residual, added to its gradients of the next backward, so nothing is lost for good
-// (error feedback; F. Seide et al., "1-bit stochastic gradient descent", 2014). A flag would not survive beside large
+// Encoded buckets (kernels/codec.h): what travels between nodes is float32's codec, and the error of int8 and top-k is
+// kept. What a rank lost in encoding is its residual, which it adds when it encodes the next backward's gradients, so
+// nothing is lost for good. In a node of several ranks each encodes its share of the bucket, so where a bucket is not
+// the one it was, the residual is added to the rank's own gradients, once. A flag would not survive beside large
 // gradients, so the flags of such a bucket are reduced by an operation of their own, as they are.
 //
 // Gradients that the program keeps beyond their step stay what they are: move() gives what comes next another memory.
@@ -28,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +47,10 @@ struct ReducerOptions {
   size_t first_bucket_bytes = size_t{1} << 20;  // small, so that communication starts early
   double prescale = 1.0;
   double postscale = 1.0;
-  kernels::Codec codec = kernels::Codec::kNone;  // of float32 between nodes
+  Encoding encoding{};      // of float32 between nodes
+  bool feedback = true;     // what int8 and top-k lose is kept
+  double momentum = 0;      // of top-k: momentum correction (kernels::Feedback)
+  size_t warmup_steps = 0;  // of top-k: so many backwards take a larger share first, less each time
   std::optional<DType>
       wire{};  // of other types: what gradients of more than 2 bytes per element are cast to on their way
   std::vector<size_t> groups{};  // of each parameter: a bucket per group (and dtype). {}: by size
@@ -73,12 +78,15 @@ struct Bucket {
   std::shared_ptr<Memory> memory;
   std::shared_ptr<Memory> wire;        // what is reduced: `memory`, unless the bucket is compressed
   std::shared_ptr<Memory> residual{};  // float32 like the gradients, where encoding loses what the next step is to get
-  kernels::Codec codec = kernels::Codec::kNone;
+  std::shared_ptr<Memory> velocity{};  // as long, of momentum correction
+  bool scattered = false;              // some of the residual is of what other ranks encode now
+  bool encoded = false;
+  bool own_flags = false;  // an operation of theirs: they would be lost in this encoding
   std::string name;
   bool moved = false;  // some gradients have memory of their own
   size_t ready = 0;
   std::shared_ptr<Operation> operation;        // since it was submitted
-  std::shared_ptr<Operation> flags_operation;  // of a bucket with a residual
+  std::shared_ptr<Operation> flags_operation;  // of a bucket with own_flags
 
   std::byte* gradient(size_t slot) const {
     const Slot& at = slots[slot];
@@ -125,6 +133,12 @@ class Reducer {
   std::vector<size_t> order() const;
   void rebuild(const std::vector<size_t>& order);
 
+  // What encoding this parameter's gradients has lost so far, and its velocity, both in units of gradients; empty where
+  // nothing of the kind is kept, where keep() does nothing.
+  enum class Kept : uint8_t { kError, kVelocity };
+  std::vector<float> kept(size_t param, Kept what) const;
+  void keep(size_t param, Kept what, std::span<const float> values);
+
   Communicator& communicator() const { return *comm_; }
   double wait_seconds() const { return wait_seconds_; }
 
@@ -144,8 +158,9 @@ class Reducer {
   void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
-  void add_residual(Bucket& bucket) const;
+  void add_scattered(Bucket& bucket) const;
   void keep_residuals(const std::vector<Bucket>& old);
+  Encoding encoding_now() const;
   void flush();
   void unpack(const Bucket& bucket) const;
   void wait_for_all(const std::function<void(Operation&)>& wait);
@@ -163,6 +178,7 @@ class Reducer {
   size_t next_ = 0;               // the next bucket to submit
   double wait_seconds_ = 0;
   size_t backwards_ = 0;  // begun so far
+  size_t rounds_ = 0;     // ended, well or not: the same number on every rank
 };
 
 }  // namespace dcoll

@@ -43,7 +43,7 @@ GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std
       op_(options.op),
       prescale_(options.prescale),
       postscale_(options.postscale),
-      codec_(options.codec),
+      encoding_(options.encoding),
       given_name_(options.name),
       tensors_(text_of(tensors)),
       name_(given_name_ + "[" + tensors_ + "]") {
@@ -110,7 +110,7 @@ Call GroupedAllReduce::call_of(const Part& part) const {
           .op = op_,
           .prescale = prescale_,
           .postscale = postscale_,
-          .codec = codec_,
+          .encoding = encoding_,
           .name = name_,
           .packed = true,
           .tensors = part.own.begin < part.own.end ? std::span<const kernels::Segment>(part.inputs)

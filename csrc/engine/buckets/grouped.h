@@ -79,7 +79,7 @@ class GroupedAllReduce {
   const std::shared_ptr<Communicator> comm_;
   const ReduceOp op_;
   const double prescale_, postscale_;
-  const kernels::Codec codec_;
+  const kernels::Encoding encoding_;
   const std::string given_name_, tensors_, name_;
   std::vector<Part> parts_;
   size_t bytes_ = 0;

@@ -10,7 +10,7 @@
 #include "engine/collective/choose_path.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
-#include "engine/levels/group_transport.h"
+#include "transport/group_transport.h"
 #include "engine/schedule/encoded_all_reduce.h"
 #include "engine/schedule/executor.h"
 #include "kernels/reduce.h"
@@ -208,7 +208,7 @@ class EncodedPieces final : public Pollable {
     } else if (operand != job.data) {
       std::memcpy(job.data, operand, job.count * sizeof(float));
     }
-    if (job.error != nullptr) job.error += next_;
+    job.feedback = whole_.feedback.from(next_);
     next_ += job.count;
     turn_ = (turn_ + 1) % flights_.size();
     flight.exchange = std::make_unique<Nested>(encoded_all_reduce(*flight.transport, job));
@@ -224,11 +224,11 @@ class EncodedPieces final : public Pollable {
 Task move_encoded(Fabric& f, const Operation& op) {
   const Request& r = op.request;
   EncodedPieces messages(f, r,
-                         {.codec = r.codec,
+                         {.encoding = r.encoding,
                           .data = static_cast<float*>(r.out),
                           .count = r.count,
                           .scale = final_scale(r.op, r.postscale, f.size),
-                          .error = r.error,
+                          .feedback = r.feedback,
                           .saturated = &f.saturated,
                           .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
                           .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
@@ -249,7 +249,7 @@ Task move_by_schedule(Fabric& f, Operation& op) {
   const Request& r = op.request;
   if (encodes(f, r.call())) {
     op.phases.enter(Phase::kMove);
-    op.phases.name_algorithm(kernels::codec_name(r.codec));
+    op.phases.name_algorithm(kernels::codec_name(r.encoding.codec));
     Nested messages(move_encoded(f, op));
     co_await messages;
     co_return;

@@ -25,7 +25,7 @@ std::string_view path_text(Path path) {
 }
 
 bool encodes(const Fabric& f, const Call& call) {
-  if (call.codec == Codec::kNone || call.dtype != DType::kFloat32 || f.size == 1) return false;
+  if (!call.encoding || call.dtype != DType::kFloat32 || f.size == 1) return false;
   if (call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) return false;
   return f.compress_local || (f.board == nullptr && !call.is_small());
 }

@@ -38,7 +38,7 @@ Called Called::of(const Request& r) {
   call.standing.call = r.fingerprint();
   call.count = r.count;
   call.algo = r.algo.id();
-  call.codec = r.codec;
+  call.encoding = r.encoding;
   call.prescale = r.prescale;
   call.postscale = r.postscale;
   call.kind = r.kind;
@@ -55,7 +55,7 @@ Request Called::stand_in() const {
           .prescale = prescale,
           .postscale = postscale,
           .algo = Algo::of_id(algo),
-          .codec = codec,
+          .encoding = encoding,
           .stands_for = fingerprint()};
 }
 

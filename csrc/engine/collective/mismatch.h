@@ -38,7 +38,7 @@ struct Called {
   uint64_t count = 0;
   double prescale = 1.0, postscale = 1.0;
   uint8_t algo = 0;  // Algo::id
-  Codec codec = Codec::kNone;
+  Encoding encoding{};
   Kind kind = Kind::kBarrier;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;

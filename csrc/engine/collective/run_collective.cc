@@ -39,8 +39,8 @@ void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phase
 // In `job` where it is used; else says once why not.
 void note_codec(Fabric& f, const Call& call, ReduceJob& job) {
   if (encodes(f, call)) {
-    job.codec = call.codec;
-    job.error = call.error;
+    job.encoding = call.encoding;
+    job.feedback = call.feedback;
     job.saturated = &f.saturated;
   } else if (f.board != nullptr && f.rank == 0 && f.log != nullptr && !std::exchange(f.told_uncompressed, true)) {
     (*f.log)(LogLevel::kInfo,
@@ -107,7 +107,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Path path = choose_path(f, call);
   const bool reduces_here = path == Path::kNodeDirect || path == Path::kTwoLevels;
   ReduceJob job = reduces_here ? job_of(call, f.size) : ReduceJob{};
-  if (call.codec != Codec::kNone) note_codec(f, call, job);
+  if (call.encoding) note_codec(f, call, job);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) {
     Nested learnt(learn_slots(f));
@@ -196,7 +196,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       break;
     }
   }
-  if (call.codec == Codec::kFloat16) tell_saturated(f);
+  if (call.encoding.codec == Codec::kFloat16) tell_saturated(f);
 }
 
 Task start_collective(Fabric& fabric, Operation& operation) {

@@ -57,7 +57,7 @@ bool Call::plainly_valid(int size) const {
 uint64_t Call::reduction_fingerprint() const {
   Fingerprint print;
   print.add(static_cast<uint64_t>(Kind::kAllReduce) | static_cast<uint64_t>(dtype) << 8 |
-            static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(codec) << 20 | uint64_t{algo.id()} << 24 |
+            static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(encoding.codec) << 20 | uint64_t{algo.id()} << 24 |
             uint64_t{name.size()} << 32 | uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 |
             uint64_t{packed} << 63);
   print.add(count);
@@ -66,6 +66,7 @@ uint64_t Call::reduction_fingerprint() const {
   if (prescale != 1.0 || postscale != 1.0) {
     print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
   }
+  if (encoding.ratio != 0) print.add(std::bit_cast<uint32_t>(encoding.ratio));
   if (!splits.empty() || !group.empty()) {
     print.add(group);
     for (const size_t elements : splits) print.add(elements);

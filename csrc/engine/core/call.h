@@ -16,6 +16,8 @@
 namespace dcoll {
 
 using kernels::Codec;
+using kernels::Encoding;
+using kernels::Feedback;
 
 // The last three are meetings, which move nothing.
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown, kJoin };
@@ -48,10 +50,10 @@ struct Call {
   double postscale = 1.0;
   Algo algo{};
   // allreduce: what float32 is between nodes. encodes() (choose_path.h) says whether it is used.
-  Codec codec = Codec::kNone;
-  // Of a codec: as long as the operand, zeros; what encoding loses here is added, so that the next call can make up for
-  // it. Null: it is lost.
-  float* error = nullptr;
+  Encoding encoding{};
+  // As long as the operand: what this rank's encoding lost before, and loses now. Used where this rank encodes, which
+  // is in the same places in every call of the same length.
+  Feedback feedback{};
   std::string_view name{};  // part of what ranks compare; "" is fine
   // alltoall: rows for each rank. reducescatter: elements for each rank; {} is rows shared evenly. Adasum: elements of
   // each tensor; {} is one tensor

@@ -62,8 +62,8 @@ Request Request::of(const Call& call, int size) {
             .prescale = call.prescale,
             .postscale = call.postscale,
             .algo = call.algo,
-            .codec = call.codec,
-            .error = call.error,
+            .encoding = call.encoding,
+            .feedback = call.feedback,
             .name = std::string(call.name),
             .splits = {call.splits.begin(), call.splits.end()},
             .out_bytes = call.out_bytes,
@@ -91,8 +91,8 @@ Call Request::call() const {
           .prescale = prescale,
           .postscale = postscale,
           .algo = algo,
-          .codec = codec,
-          .error = error,
+          .encoding = encoding,
+          .feedback = feedback,
           .name = name,
           .splits = splits,
           .out_bytes = out_bytes,
@@ -158,7 +158,7 @@ std::string Request::describe() const {
       return text;
   }
   if (!group.empty()) text += ", " + group;
-  if (codec != Codec::kNone) text += ", as " + std::string(kernels::codec_name(codec));
+  if (encoding) text += ", as " + kernels::encoding_name(encoding);
   if (!algo.as_configured()) text += ", algo " + std::string(algo.name());
   return text + factors_text(*this) + ")";
 }

@@ -35,8 +35,8 @@ struct Request {
   double prescale = 1.0;
   double postscale = 1.0;
   Algo algo{};
-  Codec codec = Codec::kNone;
-  float* error = nullptr;
+  Encoding encoding{};
+  Feedback feedback{};
   std::string name{};
   std::vector<size_t> splits{};
   uint64_t stands_for = 0;  // a joined rank's part in what others called: their fingerprint

@@ -34,7 +34,7 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
   if (piece_bytes_ > 0) pieces_ = (job.bytes() + piece_bytes_ - 1) / piece_bytes_;  // rounding may have saved the last
   h_.pieces_begun += pieces_;
   if (carries()) {
-    if (job.codec != kernels::Codec::kNone) {
+    if (job.encoding) {
       channels_ = h_.encoded().channels;
     } else {
       const Hierarchy::Between& between = h_.between(job.bytes() / carriers_, carriers_);
@@ -135,14 +135,14 @@ void HierarchicalAllReduce::launch(size_t k) {
 // Between nodes, of a slice whose sum over this node lies at `data`.
 std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carriers, std::byte* data, Span mine) const {
   const size_t elem = dtype_bytes(job_.dtype);
-  if (job_.codec != kernels::Codec::kNone) {
+  if (job_.encoding) {
     const Hierarchy::Encoded& encoded = h_.encoded();
     return std::make_unique<Nested>(
-        encoded_all_reduce(carriers, {.codec = job_.codec,
+        encoded_all_reduce(carriers, {.encoding = job_.encoding,
                                       .data = reinterpret_cast<float*>(data),
                                       .count = mine.size / elem,
                                       .scale = job_.postscale,
-                                      .error = job_.error == nullptr ? nullptr : job_.error + mine.begin / elem,
+                                      .feedback = job_.feedback.from(mine.begin / elem),
                                       .saturated = job_.saturated,
                                       .to_owners = encoded.to_owners,
                                       .to_everybody = encoded.to_everybody,

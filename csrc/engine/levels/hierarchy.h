@@ -22,7 +22,7 @@
 
 #include "engine/board/agreement.h"
 #include "engine/core/memory.h"
-#include "engine/levels/group_transport.h"
+#include "transport/group_transport.h"
 #include "engine/levels/node_map.h"
 #include "plan/hierarchical.h"
 #include "plan/schedule.h"

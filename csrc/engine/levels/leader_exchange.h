@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/core/task.h"
-#include "engine/levels/group_transport.h"
+#include "transport/group_transport.h"
 
 namespace dcoll {
 

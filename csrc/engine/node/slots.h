@@ -27,9 +27,8 @@ struct ReduceJob {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
-  kernels::Codec codec =
-      kernels::Codec::kNone;  // between nodes, with what follows as in Call; kNone where encodes() says no
-  float* error = nullptr;
+  kernels::Encoding encoding{};  // between nodes, and its feedback, as in Call; none where encodes() says no
+  kernels::Feedback feedback{};
   uint64_t* saturated = nullptr;
   bool timed = false;  // for the timeline: note when everybody had entered
   // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank

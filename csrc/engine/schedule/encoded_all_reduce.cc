@@ -4,8 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/core/memory.h"
 #include "engine/schedule/executor.h"
+#include "kernels/topk.h"
 
 namespace dcoll {
 namespace {
@@ -43,19 +45,16 @@ Layout encoded(kernels::Codec codec, const Layout& parts) {
   return Layout::of(lengths);
 }
 
-float* behind(float* at, size_t elements) { return at == nullptr ? nullptr : at + elements; }
-
-}  // namespace
-
-Task encoded_all_reduce(Transport& transport, EncodedJob job) {
+Task by_owners(GroupTransport& transport, EncodedJob job) {
+  const kernels::Codec codec = job.encoding.codec;
   const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
-  const Layout parts = parts_of(job.count, size), wire = encoded(job.codec, parts);
+  const Layout parts = parts_of(job.count, size), wire = encoded(codec, parts);
   const ChunkRange mine = parts.chunk(own);
   const std::shared_ptr<Memory> encoded = Memory::uninitialized(wire.total());
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
-    *job.saturated += kernels::encode(job.codec, encoded->data() + wire.chunk(i).begin, job.data + part.begin, part.len,
-                                      behind(job.error, part.begin));
+    *job.saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.data + part.begin, part.len,
+                                      job.feedback.from(part.begin).error);
     Pause portion;
     co_await portion;
   }
@@ -72,7 +71,7 @@ Task encoded_all_reduce(Transport& transport, EncodedJob job) {
   std::vector<const void*> operands;
   for (size_t i = 0; i < size; ++i) operands.push_back(arrived->data() + arriving.chunk(i).begin);
   *job.saturated +=
-      kernels::sum_encoded(job.codec, arrived->data(), operands, mine.len, job.scale, behind(job.error, mine.begin));
+      kernels::sum_encoded(codec, arrived->data(), operands, mine.len, job.scale, job.feedback.from(mine.begin).error);
   Executor to_everybody(transport, job.to_everybody,
                         {.input = arrived->data(),
                          .output = encoded->data(),
@@ -83,10 +82,50 @@ Task encoded_all_reduce(Transport& transport, EncodedJob job) {
 
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
-    kernels::decode(job.codec, job.data + part.begin, encoded->data() + wire.chunk(i).begin, part.len);
+    kernels::decode(codec, job.data + part.begin, encoded->data() + wire.chunk(i).begin, part.len);
     Pause portion;
     co_await portion;
   }
+}
+
+Task of_greatest(GroupTransport& transport, EncodedJob job) {
+  const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
+  const size_t k = kernels::top_count(job.count, job.encoding.ratio), bytes = kernels::top_bytes(job.count, k);
+  const std::shared_ptr<Memory> selected = Memory::uninitialized(size * bytes);
+  std::vector<const void*> messages;
+  for (size_t i = 0; i < size; ++i) messages.push_back(selected->data() + i * bytes);
+  kernels::encode_top(selected->data() + own * bytes, job.data, job.count, k, job.feedback);
+  Pause portion;
+  co_await portion;
+
+  if (size * bytes > 2 * job.count * sizeof(float)) {
+    kernels::sum_top(job.data, {&messages[own], 1}, job.count, k);
+    job.encoding = {.codec = kernels::Codec::kFloat32};
+    job.feedback = {};
+    Nested buffer(by_owners(transport, job));
+    co_await buffer;
+    co_return;
+  }
+  Executor to_everybody(transport, job.to_everybody,
+                        {.input = selected->data() + own * bytes,
+                         .output = selected->data(),
+                         .input_layout = Layout::of({bytes}),
+                         .output_layout = Layout::of(std::vector<size_t>(size, bytes))},
+                        job.slice_bytes, job.lanes);
+  co_await to_everybody;
+  const size_t damaged = kernels::sum_top(job.data, messages, job.count, k, job.scale);
+  if (damaged < size) {
+    throw TransportError("rank " + std::to_string(transport.rank_of(static_cast<int>(damaged))) +
+                         " sent a selection of the greatest elements that no encoder makes: its message or its memory "
+                         "is damaged. Run the same dcoll version on every rank, and check the network");
+  }
+}
+
+}  // namespace
+
+Task encoded_all_reduce(GroupTransport& transport, EncodedJob job) {
+  return job.encoding.codec == kernels::Codec::kTopK ? of_greatest(transport, std::move(job))
+                                                     : by_owners(transport, std::move(job));
 }
 
 }  // namespace dcoll

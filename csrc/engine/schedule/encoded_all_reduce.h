@@ -6,6 +6,10 @@
 //
 // So an element is rounded twice however many ranks there are, and all ranks get the same bits. 2(p-1)/p times the
 // encoded buffer leaves each of p ranks, as in a ring, which would have to round at each hop.
+//
+// Of top-k (kernels/topk.h) everybody's selection goes to everybody, in one all-gather of messages of equal length, and
+// everybody adds them up, in the order of ranks. Where that is more than the buffer itself is, the selections travel
+// as a buffer of zeros and them, in the three steps above with Codec::kFloat32: the same sums.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +17,18 @@
 #include <memory>
 
 #include "engine/core/task.h"
+#include "transport/group_transport.h"
 #include "kernels/codec.h"
 #include "plan/schedule.h"
-#include "transport/transport.h"
 
 namespace dcoll {
 
 struct EncodedJob {
-  kernels::Codec codec;
+  kernels::Encoding encoding;
   float* data;  // operand and result
   size_t count;
   double scale;                                        // of the sum, before it is encoded
-  float* error;                                        // as Call::error
+  kernels::Feedback feedback;                          // as in Call
   uint64_t* saturated;                                 // counts what float16 had no room for
   std::shared_ptr<const plan::Schedule> to_owners;     // an all-to-all
   std::shared_ptr<const plan::Schedule> to_everybody;  // an all-gather
@@ -33,6 +37,6 @@ struct EncodedJob {
 };
 
 // The transport must live as long as the task, the data as in any all-reduce.
-Task encoded_all_reduce(Transport& transport, EncodedJob job);
+Task encoded_all_reduce(GroupTransport& transport, EncodedJob job);
 
 }  // namespace dcoll

@@ -1,0 +1,63 @@
+"""What compressing an optimizer's gradients has lost so far, and is to give later: kept by parameter, saved with it."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+KEY = "dcoll_residuals"
+"""Of an optimizer's state_dict(), where something is kept."""
+
+_PROCESS = secrets.token_hex(8)
+
+
+class Keeper(Protocol):
+    """The part of a Reducer that is about this."""
+
+    def kept(self, param: int) -> dict[str, Any]: ...
+    def keep(self, param: int, values: dict[str, Any]) -> None: ...
+
+
+class Residuals:
+    """Moves them from a Reducer to the one that takes its place, and in and out of state dicts."""
+
+    def __init__(self) -> None:
+        self._reducer: Keeper | None = None
+        self._params: list[torch.Tensor] = []
+
+    def move(self, reducer: Keeper, params: Sequence[torch.Tensor]) -> None:
+        """`params` are in `reducer` from now on. New ones have lost nothing."""
+        kept = self._kept()
+        self._reducer, self._params = reducer, list(params)
+        self._keep(kept)
+
+    def _kept(self) -> dict[int, dict[str, Any]]:
+        """By the parameter's id."""
+        if self._reducer is None:
+            return {}
+        return {id(p): kept for i, p in enumerate(self._params) if (kept := self._reducer.kept(i))}
+
+    def _keep(self, kept: dict[int, dict[str, Any]]) -> None:
+        assert self._reducer is not None
+        for i, p in enumerate(self._params):
+            if id(p) in kept:
+                self._reducer.keep(i, kept[id(p)])
+
+    def save(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
+        """Add what this rank's compression has lost to an optimizer's state_dict(); nothing where nothing is kept."""
+        kept = self._kept()
+        numbers = {id(p): i for i, p in enumerate(p for group in groups for p in group["params"])}
+        lost = {
+            numbers[key]: {name: torch.as_tensor(values) for name, values in one.items()} for key, one in kept.items()
+        }
+        if lost:
+            state[KEY] = {"rank": rank, "process": _PROCESS, "lost": lost}
+
+    def load(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
+        """What save() added on this rank, or in this process. Another rank's is not this one's, which keeps its own."""
+        saved = state.get(KEY)
+        if saved is None or (saved["rank"] != rank and saved["process"] != _PROCESS):
+            return
+        params = [p for group in groups for p in group["params"]]
+        self._keep({id(params[i]): one for i, one in saved["lost"].items() if i < len(params)})
