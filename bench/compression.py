@@ -4,7 +4,7 @@
     sudo python bench/compression.py lab --rates 100mbit,1gbit,10gbit --json c.json --markdown c.md
 
 kernels: "moved" is the bytes that must be read and written, per second; "of a copy" compares it with memcpy's, which
-moves two bytes for each it copies, of the same array in the same turn.
+moves two bytes for each it copies, of the same array in the same turn; "in copies": how many of these take as long.
 
 lab: all-reduces of float32 between hosts in network namespaces (bench/netlab, so root is needed), plain and with each
 codec in turns; a figure is the median over the turns of the slowest rank, beside it how many times faster than plain.
@@ -29,6 +29,10 @@ import numpy as np
 from arguments import at_least, format_size, parse_size
 
 CODECS = ("fp16", "bf16", "int8")
+METHODS = (*CODECS, "topk")
+RATIO = 0.01
+PIECE = 512 << 10
+"""Elements that top-k chooses from at once; the engine's pieces are about as long."""
 JOB = "job"
 
 
@@ -72,14 +76,18 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
         size = k.encoded_bytes(codec, count)
         calls[f"{codec} encode"] = (lambda c=codec: k.encode(c, encoded, source, count), 4 * count + size)
         calls[f"{codec} encode, error kept"] = (
-            lambda c=codec: k.encode(c, encoded, source, count, lost), 8 * count + size
+            lambda c=codec: k.encode(c, encoded, source, count, lost), 12 * count + size
         )  # fmt: skip
         calls[f"{codec} decode"] = (lambda c=codec: k.decode(c, target, encoded, count), 4 * count + size)
+    calls |= top_k_calls(k, x, other, error)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for codec in CODECS:
         k.encode(codec, encoded, source, count, lost)
     for _ in range(args.turns):
         for name, (call, _) in calls.items():
+            if name.endswith("kept"):
+                error[:] = 0
+                call()
             if name.endswith("decode"):
                 calls[name.replace("decode", "encode")][0]()
             times[name].append(seconds(call))
@@ -91,9 +99,36 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
         median = statistics.median(times[name])
         rows.append(
             {"kernel": name, "ms": median * 1e3, "moved_gb_s": moved / median / 1e9,
-             "of_copy": statistics.median(of_copy)}
+             "of_copy": statistics.median(of_copy), "copies": median / statistics.median(times["memcpy"])}
         )  # fmt: skip
     return {"isa": k.active_isa(), "count": count, "rows": rows}
+
+
+def top_k_calls(k: Any, x: Any, target: Any, error: Any) -> dict[str, tuple[Callable[[], object], int]]:
+    """Top-k of a hundredth, in pieces, each with how many bytes it must move; and what torch has."""
+    import torch
+
+    torch.set_num_threads(1)
+    pieces = [(at, min(PIECE, len(x) - at)) for at in range(0, len(x), PIECE)]
+    wanted = [max(1, round(RATIO * n)) for _, n in pieces]
+    messages = [np.zeros(k.top_bytes(n, most), np.uint8) for (_, n), most in zip(pieces, wanted, strict=True)]
+    size = sum(len(one) for one in messages)
+    tensor = torch.from_numpy(x)
+
+    def encode(lost: int = 0) -> None:
+        for (at, n), most, message in zip(pieces, wanted, messages, strict=True):
+            k.encode_top(message.ctypes.data, x.ctypes.data + 4 * at, n, most, lost and lost + 4 * at)
+
+    def add_up() -> None:
+        for (at, n), most, message in zip(pieces, wanted, messages, strict=True):
+            assert k.sum_top(target.ctypes.data + 4 * at, [message.ctypes.data], n, most)
+
+    return {
+        "topk 1 % encode": (encode, 4 * len(x) + size),
+        "topk 1 % encode, error kept": (lambda: encode(error.ctypes.data), 12 * len(x) + size),
+        "topk 1 % sum": (add_up, 4 * len(x) + size),
+        "torch.topk(x.abs(), 1 %)": (lambda: torch.topk(tensor.abs(), int(RATIO * len(x))), 4 * len(x) + size),
+    }
 
 
 def job(args: argparse.Namespace) -> None:
@@ -103,7 +138,7 @@ def job(args: argparse.Namespace) -> None:
     import dcoll as hvd
 
     hvd.init()
-    choices = {"plain": hvd.Compression.none} | {codec: getattr(hvd.Compression, codec) for codec in CODECS}
+    choices = {"plain": hvd.Compression.none} | {codec: getattr(hvd.Compression, codec) for codec in METHODS}
     samples: list[tuple[str, int, float]] = []
     for size in map(int, args.sizes.split(",")):
         x = torch.randn(size // 4)
@@ -138,7 +173,7 @@ def measure_lab(args: argparse.Namespace) -> dict[str, Any]:
             medians = {name: statistics.median(times) for name, times in by_name.items()}
             gains = {
                 name: statistics.median(p / t for p, t in zip(by_name["plain"], by_name[name], strict=True))
-                for name in CODECS
+                for name in METHODS
             }
             rows.append({"rate": rate, "bytes": size, "median_s": medians, "times_faster": gains})
             print(f"{rate} {format_size(size)}: {gains}", file=sys.stderr, flush=True)
@@ -149,18 +184,19 @@ def markdown(document: dict[str, Any]) -> str:
     rows = document["rows"]
     if document["command"] == "kernels":
         head = f"One core ({document['isa']}), {document['count']:,} float32; medians of {document['turns']} turns."
-        lines = [head, "", "| kernel | ms | moved GB/s | of a copy |", "| --- | --- | --- | --- |"]
+        lines = [head, "", "| kernel | ms | in copies | moved GB/s | of a copy |", "| --- | --- | --- | --- | --- |"]
         lines += [
-            f"| {r['kernel']} | {r['ms']:.1f} | {r['moved_gb_s']:.1f} | {r['of_copy']:.0%} |" for r in rows
-        ]  # fmt: skip
+            f"| {r['kernel']} | {r['ms']:.1f} | {r['copies']:.2f} | {r['moved_gb_s']:.1f} | {r['of_copy']:.0%} |"
+            for r in rows
+        ]
         return "\n".join(lines) + "\n"
     head = (
         f"{document['hosts']} hosts x {document['ranks_per_host']} ranks, all-reduce of float32; median ms of "
         f"{document['turns']} turns, in brackets how many times faster than plain."
     )
-    lines = [head, "", "| link | bytes | plain | " + " | ".join(CODECS) + " |", "| --- " * (3 + len(CODECS)) + "|"]
+    lines = [head, "", "| link | bytes | plain | " + " | ".join(METHODS) + " |", "| --- " * (3 + len(METHODS)) + "|"]
     for row in rows:
-        cells = [f"{row['median_s'][c] * 1e3:.1f} ({row['times_faster'][c]:.2f})" for c in CODECS]
+        cells = [f"{row['median_s'][c] * 1e3:.1f} ({row['times_faster'][c]:.2f})" for c in METHODS]
         plain = f"{row['median_s']['plain'] * 1e3:.1f}"
         lines.append(f"| {row['rate']} | {format_size(row['bytes'])} | {plain} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -671,7 +671,7 @@ class kernels:
     def encode_top(
         message: int, src: int, count: int, k: int, error: int = 0, velocity: int = 0, momentum: float = 0.0
     ) -> int:
-        """The k greatest of float32, or of error + src, which stays in error but for what is sent (csrc/kernels/topk.h).
+        """The k greatest of float32, or of error + src, which stays in error but for what is sent (kernels/topk.h).
         Returns how many are sent."""
     @staticmethod
     def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
@@ -719,17 +719,6 @@ class cuda:
     def scale(dst: int, src: int, count: int, dtype: int, scale: float, stream: int = 0) -> None: ...
     @staticmethod
     def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int, stream: int = 0) -> None: ...
-    @staticmethod
-    def top_bytes(count: int, k: int) -> int: ...
-    @staticmethod
-    def encode_top(
-        message: int, src: int, count: int, k: int, error: int = 0, velocity: int = 0, momentum: float = 0.0
-    ) -> int:
-        """The k greatest of float32, or of error + src, which stays in error but for what is sent (csrc/kernels/topk.h).
-        Returns how many are sent."""
-    @staticmethod
-    def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
-        """False: a message is damaged."""
     @staticmethod
     def pack(flat: int, segments: Sequence[tuple[int, int, int]], stream: int = 0) -> None: ...
     @staticmethod

@@ -28,6 +28,8 @@ class Residuals:
 
     def move(self, reducer: Keeper, params: Sequence[torch.Tensor]) -> None:
         """`params` are in `reducer` from now on. New ones have lost nothing."""
+        if reducer is self._reducer:
+            return  # which has built its buckets anew, and kept them itself
         kept = self._kept()
         self._reducer, self._params = reducer, list(params)
         self._keep(kept)

@@ -1,6 +1,7 @@
 """What travels between nodes is compressed: over pretended nodes, MPI alone, and one node where it is forced."""
 
 import checks_compression
+import checks_top_k
 import pytest
 from mpirun import expect, names_of_checks, run_checks
 
@@ -19,3 +20,9 @@ JOBS = [
 @pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
 def test_compression(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_compression", n, settings), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_top_k))
+@pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
+def test_top_k(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_top_k", n, settings), check)

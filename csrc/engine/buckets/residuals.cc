@@ -18,7 +18,8 @@ void Reducer::keep_residuals(const std::vector<Bucket>& old) {
       const size_t bytes = params_[slot.param].count * sizeof(float), to = now.slots[place.slot].offset_bytes;
       if (bucket.residual == nullptr || now.residual == nullptr) continue;
       std::memcpy(now.residual->data() + to, bucket.residual->data() + slot.offset_bytes, bytes);
-      now.scattered = true;
+      const bool stays = to == slot.offset_bytes && now.count == bucket.count;  // in the same rank's share
+      now.scattered |= bucket.scattered || (!stays && comm_->shares_encoding());
       if (now.velocity != nullptr && bucket.velocity != nullptr) {
         std::memcpy(now.velocity->data() + to, bucket.velocity->data() + slot.offset_bytes, bytes);
       }
@@ -37,14 +38,14 @@ Encoding Reducer::encoding_now() const {
   return encoding;
 }
 
-// The residual is what was lost behind the prescale; the gradients are in front of it. Left behind: zeros.
+// The residual is what was lost behind the prescale; the gradients are in front of it. Left behind: zeros. What goes
+// through a velocity comes out 1 / (1 - momentum) times, by and by.
 void Reducer::add_scattered(Bucket& bucket) const {
   if (!std::exchange(bucket.scattered, false)) return;
   std::byte* const residual = bucket.residual->data();
   const size_t count = bucket.flags_offset;
-  if (options_.prescale != 1.0) {
-    kernels::scale(residual, residual, count, DType::kFloat32, 1.0 / options_.prescale);
-  }
+  const double factor = (bucket.velocity == nullptr ? 1.0 : 1.0 - options_.momentum) / options_.prescale;
+  if (factor != 1.0) kernels::scale(residual, residual, count, DType::kFloat32, factor);
   kernels::reduce2(bucket.wire->data(), bucket.wire->data(), residual, count, DType::kFloat32, ReduceOp::kSum);
   std::memset(residual, 0, count * sizeof(float));
 }
@@ -73,7 +74,7 @@ void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
   settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
   std::byte* const to = memory->data() + bucket.slots[place.slot].offset_bytes;
   kernels::scale(to, values.data(), values.size(), DType::kFloat32, options_.prescale);
-  bucket.scattered = true;
+  bucket.scattered = comm_->shares_encoding();
 }
 
 }  // namespace dcoll
