@@ -12,7 +12,7 @@ from dcoll import _C, on_communicator, world
 from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
 from dcoll.buckets import new_label
 from dcoll.check_sync import check_tensors
-from dcoll.compression import Compression, check_compression
+from dcoll.compression import Compression, OptimizersCompressor, check_compression
 from dcoll.errors import ArgumentError
 from dcoll.gradients import GradientSync
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
@@ -158,7 +158,8 @@ def DistributedOptimizer(
     schedulers work as in one process. Use the result from then on, and build schedulers on it.
 
     named_parameters: model.named_parameters(), for messages.
-    compression: dcoll.Compression.none, fp16, bf16 or int8, or a class derived from dcoll.compression.Compressor: what
+    compression: dcoll.Compression.none, fp16, bf16, int8 or powersgd(rank), a class derived from
+        dcoll.compression.Compressor, or an object of a class derived from StatefulCompressor, there too: what
         gradients are on their way.
     backward_passes_per_step: backward passes added up locally before their gradients are reduced.
     op: dcoll.Average, dcoll.Sum or dcoll.Adasum. With Adasum each rank steps by itself, and the steps are combined.
@@ -253,6 +254,11 @@ def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float
     if op is Adasum and compression is Compression.int8:
         raise ArgumentError(
             "Compression.int8 encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none"
+        )
+    if op is Adasum and isinstance(compression, OptimizersCompressor):
+        raise ArgumentError(
+            f"compression is {compression!r}, which is for op Average and Sum, but op is Adasum. Use Compression.fp16, "
+            "bf16 or none"
         )
     if isinstance(check_sync, bool) or not isinstance(check_sync, int) or check_sync < 0:
         raise ArgumentError(f"check_sync is {check_sync!r}, but must be a number of steps, or 0 for never")

@@ -1,0 +1,219 @@
+"""PowerSGD (Vogels, Karimireddy, Jaggi, 2019): of a matrix M of gradients two thin factors travel.
+
+With Q of the last step: P = M Q, averaged; orthogonalised; Q = M^T P, averaged; the result is P Q^T, the average of M
+projected on what P spans. What the projection took away on a rank is added to its M of the next step.
+
+The two all-reduces depend on each other. Those of all matrices of a bucket are made together: the first when all its
+gradients are ready, with those that travel as they are, the second after the first one of the next bucket. So all ranks
+make the same calls in the same order, and backward has gone on for a bucket when the first is waited for.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from dcoll import _C, grouped
+from dcoll.compressed_reducer import PythonReducer
+from dcoll.compression import PowerSGD
+from dcoll.errors import ArgumentError, DcollError
+from dcoll.handle import Handle
+from dcoll.ops import ReduceOp
+
+_EXACT = torch.autocast("cpu", enabled=False)  # steps and backwards may be inside of one that is
+
+
+def is_used(comm: _C.Communicator) -> bool:
+    """Whether gradients are compressed among these ranks: between nodes, or anywhere if a setting says so."""
+    forced = any(name == "DCOLL_COMPRESS_LOCAL" and value == "1" for name, _, _, _, value in _C.settings())
+    return comm.size > 1 and (comm.num_nodes > 1 or forced)
+
+
+class MatrixState:
+    """What is kept of a parameter from step to step, whatever bucket it is in."""
+
+    def __init__(self, name: str) -> None:
+        self.q: torch.Tensor | None = None
+        self.error: torch.Tensor | None = None
+        self._number = zlib.crc32(name.encode())
+
+    def first_q(self, columns: int, rank: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+        """Random, the same on every rank and in every bucket."""
+        generator = torch.Generator().manual_seed((seed << 32 | self._number) & (1 << 63) - 1)
+        return torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(dtype)
+
+
+class _Matrix:
+    """A gradient on its way."""
+
+    def __init__(self, index: int, value: torch.Tensor, q: torch.Tensor) -> None:
+        """value: the gradient with what was lost before."""
+        self.index = index
+        self.value = value
+        with _EXACT:
+            self.p = value @ q
+
+    def project(self) -> None:
+        """p has come back as the sum over the ranks, or their average. Infinity and NaN become NaN everywhere."""
+        if self.p.isfinite().all():
+            self.p = torch.linalg.qr(self.p).Q  # orthonormal for a p of lower rank, and of zeros, too
+        else:
+            self.p.fill_(torch.nan)
+        with _EXACT:
+            self.q = self.value.t() @ self.p
+        self.sum = self.q.clone()
+
+    def store(self, state: MatrixState, first_q: Callable[[int], torch.Tensor]) -> None:
+        """`sum` has come back. What is not finite leaves the state as it was."""
+        if self.sum.isfinite().all():
+            if state.error is None:
+                state.error = torch.empty_like(self.value)
+            with _EXACT:
+                torch.addmm(self.value, self.p, self.q.t(), alpha=-1, out=state.error)
+            largest = self.sum.abs().amax(0)  # columns of like size: neither P of the next step overflows nor vanishes
+            state.q = self.sum / largest
+            if not largest.all():
+                state.q = torch.where(largest > 0, state.q, first_q(self.index))
+        with _EXACT:
+            torch.mm(self.p, self.sum.t(), out=self.value)
+
+
+class PowerSGDReducer(PythonReducer):
+    """Buckets as the core's: of one dtype, by size or by group."""
+
+    def __init__(
+        self,
+        comm: _C.Communicator,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        op: ReduceOp,
+        compression: PowerSGD,
+        prescale: float,
+        postscale: float,
+        groups: Sequence[int],
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        states: Sequence[MatrixState],
+    ) -> None:
+        self._options = compression
+        self._limits = first_bucket_bytes, bucket_bytes
+        self._states = states
+        self._compressed = [compression.compresses(p) for p in params]
+        of_one_dtype = [(group, p.dtype) for group, p in zip(groups, params, strict=True)] if groups else ()
+        super().__init__(comm, params, names, op, prescale, postscale, of_one_dtype)
+
+    def _units_of(self, order: Sequence[int]) -> list[list[int]]:
+        if self._groups:
+            return super()._units_of(order)
+        filled: list[list[int]] = []
+        growing: dict[torch.dtype, tuple[list[int], int]] = {}
+        for i in order:
+            gradient = self.gradients[i]
+            unit, nbytes = growing.get(gradient.dtype, ([], 0))
+            if unit and nbytes + gradient.nbytes > self._limits[bool(filled)]:
+                filled.append(unit)
+                unit, nbytes = [], 0
+            growing[gradient.dtype] = [*unit, i], nbytes + gradient.nbytes
+        return filled + [unit for unit, _ in growing.values()]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._first: tuple[Handle, str, list[_Matrix]] | None = None  # whose first phase is under way
+        self._second: list[Handle] = []
+        self._matrices: list[_Matrix] = []  # in their second phase
+        self._failure: DcollError | None = None
+
+    def _calls(self) -> int:
+        return len(self._units) + sum(any(self._compressed[i] for i in unit) for unit in self._units)
+
+    def _start(self, tensors: Sequence[torch.Tensor], name: str) -> Handle:
+        scales = self._scales
+        return self._note(grouped.start_allreduce(self._comm, list(tensors), self._op, name, *scales, in_place=True))
+
+    def _first_q(self, i: int) -> torch.Tensor:
+        gradient = self.gradients[i]
+        columns = gradient.numel() // gradient.shape[0]
+        return self._states[i].first_q(columns, self._options.rank, self._options.seed, gradient.dtype)
+
+    def _send(self, unit: Sequence[int]) -> None:
+        tensors, matrices = [], []
+        for i in unit:
+            if not self._compressed[i]:
+                tensors.append(self.gradients[i])
+                continue
+            state = self._states[i]
+            value = self.gradients[i].reshape(len(self.gradients[i]), -1)
+            if state.error is not None:
+                value.add_(state.error)
+            matrices.append(_Matrix(i, value, self._first_q(i) if state.q is None else state.q))
+            tensors.append(matrices[-1].p)
+        name = f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
+        handle = self._start(tensors, name)
+        self._send_last()
+        self._first = handle, name, matrices
+
+    def _send_last(self) -> None:
+        """The second phase of the bucket whose first one is under way."""
+        if self._first is None:
+            return
+        handle, name, matrices = self._first
+        self._first = None
+        try:
+            self._wait(handle)
+        except DcollError as error:  # on all ranks; they stay in step, and finish() raises it
+            self._failure = self._failure or error
+            for one in matrices:
+                one.p.fill_(torch.nan)
+        for one in matrices:
+            one.project()
+        if matrices:
+            self._second.append(self._start([one.sum for one in matrices], f"{name}, second factors"))
+        self._matrices += matrices
+
+    def _receive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for handle in self._second:
+            self._wait(handle)
+
+    def _store(self, unused: Sequence[int]) -> None:
+        without = set(unused)
+        for one in self._matrices:
+            if one.index not in without:
+                one.store(self._states[one.index], self._first_q)
+                gradient = self.gradients[one.index]
+                if not gradient.is_contiguous():  # `value` is a copy of it
+                    gradient.copy_(one.value.view(gradient.shape))
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[int, dict[str, torch.Tensor]]:
+        """By parameter, copies of what is kept: "error" (rows, columns), of this rank, and "q" (columns, rank)."""
+        found = {}
+        for i, state in enumerate(self._states):
+            if state.q is not None and state.error is not None:
+                found[i] = {"error": state.error.clone(), "q": state.q.clone()}
+        return found
+
+    def load_state(self, saved: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+        """What state() returned; parameters that are not in it begin anew, and a q of another rank does.
+
+        Raises ArgumentError, and changes nothing, for shapes that are not those of the parameters.
+        """
+        for i, kept in saved.items():
+            shape = list(self.gradients[i].reshape(len(self.gradients[i]), -1).shape) if self._compresses(i) else None
+            if list(kept["error"].shape) != shape:
+                raise ArgumentError(
+                    f"PowerSGD's state has an error of shape {list(kept['error'].shape)} for parameter {i}, which "
+                    + (f"must be {shape}" if shape else "is not compressed")
+                    + ": load the state of the same model, with the same compression"
+                )
+        for i, state in enumerate(self._states):
+            state.error = state.q = None
+            if i in saved:
+                first, q = self._first_q(i), saved[i]["q"]
+                state.error = saved[i]["error"].to(first.dtype, copy=True)
+                state.q = q.to(first.dtype, copy=True) if q.shape == first.shape else None
+
+    def _compresses(self, i: int) -> bool:
+        return 0 <= i < len(self._compressed) and self._compressed[i]
