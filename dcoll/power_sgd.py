@@ -20,7 +20,10 @@ from dcoll.errors import ArgumentError, DcollError
 from dcoll.handle import Handle
 from dcoll.ops import ReduceOp
 
-_EXACT = torch.autocast("cpu", enabled=False)  # steps and backwards may be inside of one that is
+
+def _exactly() -> torch.autocast:
+    """float32 is multiplied as such, also in a step or a backward that is inside torch.autocast()."""
+    return torch.autocast("cpu", enabled=False)
 
 
 def is_used(comm: _C.Communicator) -> bool:
@@ -37,21 +40,20 @@ class MatrixState:
         self.error: torch.Tensor | None = None
         self._number = zlib.crc32(name.encode())
 
-    def first_q(self, columns: int, rank: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    def first_q(self, rank: int, columns: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
         """Random, the same on every rank and in every bucket."""
         generator = torch.Generator().manual_seed((seed << 32 | self._number) & (1 << 63) - 1)
-        return torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(rank, columns, generator=generator, dtype=torch.float64).to(dtype)
 
 
 class _Matrix:
-    """A gradient on its way."""
+    """A gradient on its way. q is kept transposed: BLAS is ten times slower at M^T P than at P^T M, for thin P."""
 
     def __init__(self, index: int, value: torch.Tensor, q: torch.Tensor) -> None:
         """value: the gradient with what was lost before."""
         self.index = index
         self.value = value
-        with _EXACT:
-            self.p = value @ q
+        self.p = value @ q.t()
 
     def project(self) -> None:
         """p has come back as the sum over the ranks, or their average. Infinity and NaN become NaN everywhere."""
@@ -59,8 +61,7 @@ class _Matrix:
             self.p = torch.linalg.qr(self.p).Q  # orthonormal for a p of lower rank, and of zeros, too
         else:
             self.p.fill_(torch.nan)
-        with _EXACT:
-            self.q = self.value.t() @ self.p
+        self.q = self.p.t() @ self.value
         self.sum = self.q.clone()
 
     def store(self, state: MatrixState, first_q: Callable[[int], torch.Tensor]) -> None:
@@ -68,14 +69,12 @@ class _Matrix:
         if self.sum.isfinite().all():
             if state.error is None:
                 state.error = torch.empty_like(self.value)
-            with _EXACT:
-                torch.addmm(self.value, self.p, self.q.t(), alpha=-1, out=state.error)
-            largest = self.sum.abs().amax(0)  # columns of like size: neither P of the next step overflows nor vanishes
+            torch.addmm(self.value, self.p, self.q, alpha=-1, out=state.error)
+            largest = self.sum.abs().amax(1, keepdim=True)  # so P of the next step neither overflows nor vanishes
             state.q = self.sum / largest
             if not largest.all():
                 state.q = torch.where(largest > 0, state.q, first_q(self.index))
-        with _EXACT:
-            torch.mm(self.p, self.sum.t(), out=self.value)
+        torch.mm(self.p, self.sum, out=self.value)
 
 
 class PowerSGDReducer(PythonReducer):
@@ -133,7 +132,7 @@ class PowerSGDReducer(PythonReducer):
     def _first_q(self, i: int) -> torch.Tensor:
         gradient = self.gradients[i]
         columns = gradient.numel() // gradient.shape[0]
-        return self._states[i].first_q(columns, self._options.rank, self._options.seed, gradient.dtype)
+        return self._states[i].first_q(self._options.rank, columns, self._options.seed, gradient.dtype)
 
     def _send(self, unit: Sequence[int]) -> None:
         tensors, matrices = [], []
@@ -145,7 +144,8 @@ class PowerSGDReducer(PythonReducer):
             value = self.gradients[i].reshape(len(self.gradients[i]), -1)
             if state.error is not None:
                 value.add_(state.error)
-            matrices.append(_Matrix(i, value, self._first_q(i) if state.q is None else state.q))
+            with _exactly():
+                matrices.append(_Matrix(i, value, self._first_q(i) if state.q is None else state.q))
             tensors.append(matrices[-1].p)
         name = f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
         handle = self._start(tensors, name)
@@ -164,8 +164,9 @@ class PowerSGDReducer(PythonReducer):
             self._failure = self._failure or error
             for one in matrices:
                 one.p.fill_(torch.nan)
-        for one in matrices:
-            one.project()
+        with _exactly():
+            for one in matrices:
+                one.project()
         if matrices:
             self._second.append(self._start([one.sum for one in matrices], f"{name}, second factors"))
         self._matrices += matrices
@@ -179,16 +180,18 @@ class PowerSGDReducer(PythonReducer):
     def _store(self, unused: Sequence[int]) -> None:
         without = set(unused)
         for one in self._matrices:
-            if one.index not in without:
+            if one.index in without:
+                continue
+            with _exactly():
                 one.store(self._states[one.index], self._first_q)
-                gradient = self.gradients[one.index]
-                if not gradient.is_contiguous():  # `value` is a copy of it
-                    gradient.copy_(one.value.view(gradient.shape))
+            gradient = self.gradients[one.index]
+            if not gradient.is_contiguous():  # `value` is a copy of it
+                gradient.copy_(one.value.view(gradient.shape))
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[int, dict[str, torch.Tensor]]:
-        """By parameter, copies of what is kept: "error" (rows, columns), of this rank, and "q" (columns, rank)."""
+        """By parameter, copies of what is kept: "error" (rows, columns), of this rank, and "q" (rank, columns)."""
         found = {}
         for i, state in enumerate(self._states):
             if state.q is not None and state.error is not None:
