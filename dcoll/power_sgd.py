@@ -29,7 +29,11 @@ def _exactly() -> torch.autocast:
 def is_used(comm: _C.Communicator) -> bool:
     """Whether gradients are compressed among these ranks: between nodes, or anywhere if a setting says so."""
     forced = any(name == "DCOLL_COMPRESS_LOCAL" and value == "1" for name, _, _, _, value in _C.settings())
-    return comm.size > 1 and (comm.num_nodes > 1 or forced)
+    if comm.size > 1 and (comm.num_nodes > 1 or forced):
+        return True
+    if comm.rank == 0:
+        comm.log("info", "PowerSGD compresses nothing on one node (DCOLL_COMPRESS_LOCAL=1 does it all the same)")
+    return False
 
 
 class MatrixState:

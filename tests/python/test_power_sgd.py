@@ -251,6 +251,20 @@ def test_layouts_and_autocast() -> None:
     run_ranks(2, body)
 
 
+def test_nothing_in_a_gradient() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = nn.ParameterList([torch.zeros(0, 5), torch.zeros(5, 0), torch.zeros(()), torch.zeros(40, 30)])
+        sync = made(comm, model, bucket_bytes=0, first_bucket_bytes=0)
+        for _ in range(2):
+            clear(model, sync)
+            sum((p * (comm.rank + 1)).sum() for p in model).backward()  # type: ignore[union-attr]
+            assert model[2].grad == 1.5
+            torch.testing.assert_close(model[3].grad, torch.full((40, 30), 1.5))
+            sync.after_step()
+
+    run_ranks(2, body)
+
+
 def test_half_floats_travel_as_they_are() -> None:
     def body(comm: _C.Communicator) -> None:
         model = Model(torch.bfloat16)
