@@ -1,13 +1,14 @@
 """The buckets of a GradientSync: which Reducer they are in, and the views that are the parameters' gradients."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll import _C, objects, on_communicator
-from dcoll.compressed_reducer import CompressedReducer
-from dcoll.compression import NoneCompressor, codec_for_buckets, wire_dtype_of
+from dcoll import _C, objects, on_communicator, power_sgd
+from dcoll.compressed_reducer import CompressedReducer, PythonReducer
+from dcoll.compression import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
 from dcoll.errors import JoinedError
 from dcoll.ops import ReduceOp
 from dcoll.residuals import Residuals
@@ -71,6 +72,9 @@ class Layout:
         self._first_bucket_bytes = first_bucket_bytes
         self._compression = compression
         self._group_of = group_of
+        self._states: MutableMapping[torch.Tensor, power_sgd.MatrixState] = (
+            WeakIdKeyDictionary()
+        )  # of parameters, for PowerSGD: Reducers come and go
 
     def reducer(self, comm: _C.Communicator, params: list[torch.Tensor], names: list[str]) -> AnyReducer:
         """A Reducer for the parameters. Collective: the same ones on every rank."""
@@ -88,9 +92,19 @@ class Layout:
         pre, post = 1.0 / self.predivide, self.predivide
         wire = wire_dtype_of(self._compression)
         codec = codec_for_buckets(self._compression)
-        if wire is None and not codec and self._compression is not NoneCompressor:
-            called = [f"{name} of {self.label}" for name in names]
-            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups)
+        called = [f"{name} of {self.label}" for name in names]
+        if isinstance(self._compression, PowerSGD):
+            if power_sgd.is_used(comm):
+                states = [
+                    self._states.setdefault(p, power_sgd.MatrixState(n)) for n, p in zip(names, params, strict=True)
+                ]
+                power_sgd.agree_on_directions(comm, states)
+                sizes = self._bucket_bytes, self._first_bucket_bytes
+                return power_sgd.PowerSGDReducer(
+                    comm, params, called, self.op, self._compression, pre, post, groups, *sizes, states
+                )
+        elif wire is None and not codec and self._compression is not NoneCompressor:
+            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups, names)
         return _C.Reducer(
             comm,
             [p.numel() for p in params],
@@ -126,7 +140,7 @@ def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor], which: Iterabl
     views = []
     for i in which:
         p = params[i]
-        if isinstance(reducer, CompressedReducer):
+        if isinstance(reducer, PythonReducer):
             views.append(reducer.gradients[i].detach())
         elif p.numel() == 0:
             views.append(torch.empty_like(p, requires_grad=False))

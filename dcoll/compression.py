@@ -181,6 +181,104 @@ def _unless_float32(tensor: Any, name: str) -> tuple[Any, Any]:
     return tensor, None
 
 
+class OptimizersCompressor:
+    """Base of what keeps something from step to step: an object for one DistributedOptimizer, not for single calls."""
+
+
+class StatefulCompressor(OptimizersCompressor):
+    """Base for compressors of your own that keep something of each parameter, as the error they made.
+
+    Pass an instance to DistributedOptimizer(compression=...), each optimizer its own. encode() is called for every
+    gradient of a step, in the same order on all ranks, and decode() for every result. What encode() returns is summed,
+    or averaged, over the ranks, as op says: then all ranks must return the same number of tensors, of the same shapes
+    and of one dtype. With gathers = True it is gathered instead, and the first dimensions may differ.
+
+        import torch, dcoll
+
+        class ScaledSign(dcoll.compression.StatefulCompressor):
+            '''A byte for each element: its sign, times the mean magnitude.'''
+
+            gathers = True
+
+            def __init__(self):
+                self.errors = {}
+
+            def encode(self, name, tensor):
+                tensor = tensor + self.errors.get(name, 0)
+                scale, signs = tensor.abs().mean(), tensor.sign()
+                self.errors[name] = tensor - scale * signs
+                return [signs.flatten().to(torch.int8), scale]
+
+            def decode(self, name, tensors, like):
+                return sum(scale * signs for signs, scale in tensors).view_as(like)
+
+        dcoll.init()
+        model = torch.nn.Linear(20, 10)
+        optimizer = dcoll.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=ScaledSign())
+        model(torch.ones(5, 20)).sum().backward()
+        optimizer.step()
+    """
+
+    gathers: ClassVar[bool] = False
+    """decode() gets what each rank has encoded, instead of the sum or average."""
+
+    def encode(self, name: str, tensor: Any) -> Any:
+        """What is sent for a gradient: a tensor or a list of them, of any shape and dtype.
+
+        tensor: of the parameter's shape and dtype; zeros where this rank has none. clone() it to keep it: the result
+        is written to it. For a parameter that no rank has a gradient of, what decode() returns is not used.
+        """
+        raise NotImplementedError
+
+    def decode(self, name: str, tensors: Any, like: Any) -> Any:
+        """The gradient: a tensor of the shape of `like`, whose values mean nothing.
+
+        tensors: a list with the sum, or average, of each tensor. With gathers = True, for each rank the list of its
+        tensors (those without dimensions with one), and decode() returns the sum, which is divided if op is Average.
+        """
+        raise NotImplementedError
+
+
+class PowerSGD(OptimizersCompressor):
+    """Sends of a matrix of gradients two thin factors: a projection on `rank` directions, which follow the gradients.
+
+    For DistributedOptimizer, with op Average or Sum. A gradient of shape (n, ...), m values for each of the n, is a
+    matrix n x m; (n + m) * rank values travel for it. What the projection loses is added to the next step's gradient,
+    which takes memory of a gradient's size. Gradients of float16 or bfloat16, those of one dimension, and small ones
+    travel as they are. A matrix with infinity or NaN in it on any rank arrives as NaN, and what is kept stays.
+
+    rank: 1 or more; more is more exact. min_compression_rate: gradients travel as they are where n * m is not more than
+    so many times what the factors have. seed: of the first directions; the same on every rank. Raises ArgumentError.
+
+        optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.powersgd(rank=4))
+    """
+
+    def __init__(self, rank: int = 4, min_compression_rate: float = 2.0, seed: int = 0) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise ArgumentError(f"Compression.powersgd got rank {rank!r}, but takes a whole number of 1 or more")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ArgumentError(f"Compression.powersgd got seed {seed!r}, but takes a whole number of 0 or more")
+        if not isinstance(min_compression_rate, int | float) or not min_compression_rate >= 1:
+            raise ArgumentError(
+                f"Compression.powersgd got min_compression_rate {min_compression_rate!r}, but takes a number of 1 or "
+                "more: times that the factors are smaller than the matrix"
+            )
+        self.rank = rank
+        self.min_compression_rate = min_compression_rate
+        self.seed = seed
+
+    def __repr__(self) -> str:
+        return f"Compression.powersgd(rank={self.rank})"
+
+    def compresses(self, tensor: Any) -> bool:
+        """Whether two factors travel for a torch tensor of this shape and dtype."""
+        if tensor.dim() < 2 or tensor.numel() == 0 or str(tensor.dtype) not in ("torch.float32", "torch.float64"):
+            return False
+        rows = tensor.shape[0]
+        factors = (rows + tensor.numel() // rows) * self.rank
+        return bool(factors * self.min_compression_rate < tensor.numel())
+
+
 class Compression:
     """The compressors there are; classes derived from Compressor do as well."""
 
@@ -189,6 +287,7 @@ class Compression:
     bf16 = BF16Compressor
     int8 = Int8Compressor
     topk = TopKCompressor
+    powersgd = PowerSGD
 
 
 _OURS = (FP16Compressor, BF16Compressor, Int8Compressor, TopKCompressor)
@@ -203,10 +302,13 @@ def _is_ours(compression: Any) -> bool:
 
 def check_compression(compression: Any) -> None:
     """Raises ArgumentError, which lists what is allowed, for what is no compressor."""
+    if isinstance(compression, OptimizersCompressor):
+        return
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ArgumentError(
-            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16, int8 or "
-            "topk(ratio), or a class with compress() and decompress()"
+            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16, int8 or topk(ratio), or "
+            "a class with compress() and decompress(); for DistributedOptimizer also Compression.powersgd(rank=4), or "
+            "an object of a class derived from dcoll.compression.StatefulCompressor"
         )
 
 
@@ -222,6 +324,12 @@ def narrow(compression: Any, tensor: Any) -> tuple[Any, Any]:
     if compression is NoneCompressor:
         return tensor, None
     check_compression(compression)
+    if isinstance(compression, OptimizersCompressor):
+        name = repr(compression) if isinstance(compression, PowerSGD) else type(compression).__name__
+        raise ArgumentError(
+            f"{name} keeps something from step to step, so it is for DistributedOptimizer(compression=...). Here use "
+            "Compression.fp16, bf16, int8 or none"
+        )
     return compression.compress(tensor)  # type: ignore[no-any-return]
 
 

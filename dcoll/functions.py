@@ -135,18 +135,13 @@ def broadcast_optimizer_state(
     if comm.size == 1:
         return
     tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(_shared_state(optimizer), tensors) if comm.rank == root_rank else None
+    skeleton = _without_tensors(residuals.shared(optimizer.state_dict()), tensors) if comm.rank == root_rank else None
     skeleton = objects.broadcast_object(comm, skeleton, root_rank, "optimizer state")
     if comm.rank != root_rank:
         _make_tensors(skeleton, tensors)
     broadcast_tensors(comm, [(f"optimizer state {i}", t) for i, t in enumerate(tensors)], root_rank)
     if comm.rank != root_rank:
         optimizer.load_state_dict(_with_tensors(skeleton, tensors))
-
-
-def _shared_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Without what is its rank's alone."""
-    return {key: value for key, value in optimizer.state_dict().items() if key != residuals.KEY}
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:

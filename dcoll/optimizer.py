@@ -12,7 +12,7 @@ from dcoll import _C, on_communicator, world
 from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
 from dcoll.buckets import new_label
 from dcoll.check_sync import check_tensors
-from dcoll.compression import Compression, check_compression, only_sums
+from dcoll.compression import Compression, OptimizersCompressor, check_compression, only_sums
 from dcoll.errors import ArgumentError
 from dcoll.gradients import GradientSync
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
@@ -166,8 +166,9 @@ def DistributedOptimizer(
     schedulers work as in one process. Use the result from then on, and build schedulers on it.
 
     named_parameters: model.named_parameters(), for messages.
-    compression: what gradients are on their way: dcoll.Compression.none, fp16, bf16, int8 or topk(ratio), or a class
-        derived from dcoll.compression.Compressor.
+    compression: what gradients are on their way: dcoll.Compression.none, fp16, bf16, int8, topk(ratio) or
+        powersgd(rank), a class derived from dcoll.compression.Compressor, or an object of a class derived from
+        StatefulCompressor, there too.
     backward_passes_per_step: backward passes added up locally before their gradients are reduced.
     op: dcoll.Average, dcoll.Sum or dcoll.Adasum. With Adasum each rank steps by itself, and the steps are combined.
     gradient_predivide_factor: divide by this before the sum and by size() / this after it, against overflow.
@@ -260,5 +261,10 @@ def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float
     check_compression(compression)
     if op is Adasum and (name := only_sums(compression)):
         raise ArgumentError(f"{name} encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none")
+    if op is Adasum and isinstance(compression, OptimizersCompressor):
+        raise ArgumentError(
+            f"compression is {compression!r}, which is for op Average and Sum, but op is Adasum. Use Compression.fp16, "
+            "bf16 or none"
+        )
     if isinstance(check_sync, bool) or not isinstance(check_sync, int) or check_sync < 0:
         raise ArgumentError(f"check_sync is {check_sync!r}, but must be a number of steps, or 0 for never")

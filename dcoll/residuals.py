@@ -9,6 +9,9 @@ import torch
 KEY = "dcoll_residuals"
 """Of an optimizer's state_dict(), where something is kept."""
 
+_SHARED = ("q",)
+"""What is the same on all ranks: the directions of PowerSGD."""
+
 _PROCESS = secrets.token_hex(8)
 
 
@@ -57,9 +60,20 @@ class Residuals:
             state[KEY] = {"rank": rank, "process": _PROCESS, "lost": lost}
 
     def load(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
-        """What save() added on this rank, or in this process. Another rank's is not this one's, which keeps its own."""
-        saved = state.get(KEY)
-        if saved is None or (saved["rank"] != rank and saved["process"] != _PROCESS):
+        """What save() added on this rank, or in this process. Of another rank's, what is the same on all; this rank
+        keeps its own.
+        """
+        if KEY not in state:
             return
+        if state[KEY]["rank"] != rank and state[KEY]["process"] != _PROCESS:
+            state = shared(state)
         params = [p for group in groups for p in group["params"]]
-        self._keep({id(params[i]): one for i, one in saved["lost"].items() if i < len(params)})
+        self._keep({id(params[i]): one for i, one in state[KEY]["lost"].items() if i < len(params)})
+
+
+def shared(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state_dict() without what is its rank's alone."""
+    if KEY not in state:
+        return state
+    lost = {i: {name: one[name] for name in _SHARED if name in one} for i, one in state[KEY]["lost"].items()}
+    return state | {KEY: state[KEY] | {"lost": lost, "process": ""}}
