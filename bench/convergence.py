@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from arguments import at_least
-from convergence_methods import METHODS, PLAIN, available
+from convergence_methods import METHODS, PLAIN
 from convergence_plot import plot
 from interleaved.engines import Unavailable, by_mpirun
 from interleaved.machine import describe_machine
@@ -65,9 +65,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("json", "markdown", "plot"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"write the {name} there")
     args = parser.parse_args(argv)
-    missing = [name for name in args.methods if name not in available()]
-    if missing:
-        parser.error(f"--methods has {', '.join(missing)}, which this dcoll lacks: there are {', '.join(available())}")
     if args.ranks > MOST_RANKS:
         parser.error(f"--ranks {args.ranks}: allowed is at most {MOST_RANKS}")
     if args.resume and not args.json:

@@ -66,7 +66,8 @@ void bind_kernels(py::module_& m) {
   k.def("top_bytes", &kernels::top_bytes, py::arg("count"), py::arg("k"));
   k.def(
       "encode_top",
-      [](uintptr_t message, uintptr_t src, size_t count, size_t k, uintptr_t error, uintptr_t velocity, double momentum) {
+      [](uintptr_t message, uintptr_t src, size_t count, size_t k, uintptr_t error, uintptr_t velocity,
+         double momentum) {
         const auto floats = [](uintptr_t at) { return static_cast<float*>(to_pointer(at)); };
         if (k > count || (velocity != 0 && error == 0)) {
           throw ArgumentError("encode_top: k is at most count, and a velocity needs an error.");
@@ -74,8 +75,8 @@ void bind_kernels(py::module_& m) {
         return kernels::encode_top(to_pointer(message), floats(src), count, k,
                                    {floats(error), floats(velocity), static_cast<float>(momentum)});
       },
-      py::arg("message"), py::arg("src"), py::arg("count"), py::arg("k"), py::arg("error") = 0,
-      py::arg("velocity") = 0, py::arg("momentum") = 0.0, NoGil());
+      py::arg("message"), py::arg("src"), py::arg("count"), py::arg("k"), py::arg("error") = 0, py::arg("velocity") = 0,
+      py::arg("momentum") = 0.0, NoGil());
   k.def(
       "sum_top",
       [](uintptr_t dst, const std::vector<uintptr_t>& messages, size_t count, size_t k, double factor) {
@@ -91,8 +92,8 @@ void bind_kernels(py::module_& m) {
   k.def(
       "encode",
       [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t error) {
-        return kernels::encode(elementwise(codec), to_pointer(dst), static_cast<float*>(to_pointer(src)),
-                               count, static_cast<float*>(to_pointer(error)));
+        return kernels::encode(elementwise(codec), to_pointer(dst), static_cast<float*>(to_pointer(src)), count,
+                               static_cast<float*>(to_pointer(error)));
       },
       py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("error") = 0, NoGil());
   k.def(

@@ -23,20 +23,19 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
   std::vector<ParamInfo> params;
   for (size_t i = 0; i < numels.size(); ++i) params.push_back({numels[i], static_cast<DType>(dtypes[i]), names[i]});
   const auto wire_dtype = wire ? std::optional(static_cast<DType>(*wire)) : std::nullopt;
-  return std::make_shared<Reducer>(
-      std::move(comm), std::move(params),
-      ReducerOptions{.op = static_cast<ReduceOp>(op),
-                     .bucket_bytes = bucket_bytes,
-                     .first_bucket_bytes = first_bucket_bytes,
-                     .prescale = prescale,
-                     .postscale = postscale,
-                     .encoding = kernels::encoding_named(codec),
-                     .feedback = feedback,
-                     .momentum = momentum,
-                     .warmup_steps = warmup_steps,
-                     .wire = wire_dtype,
-                     .groups = std::move(groups),
-                     .label = std::move(label)});
+  return std::make_shared<Reducer>(std::move(comm), std::move(params),
+                                   ReducerOptions{.op = static_cast<ReduceOp>(op),
+                                                  .bucket_bytes = bucket_bytes,
+                                                  .first_bucket_bytes = first_bucket_bytes,
+                                                  .prescale = prescale,
+                                                  .postscale = postscale,
+                                                  .encoding = kernels::encoding_named(codec),
+                                                  .feedback = feedback,
+                                                  .momentum = momentum,
+                                                  .warmup_steps = warmup_steps,
+                                                  .wire = wire_dtype,
+                                                  .groups = std::move(groups),
+                                                  .label = std::move(label)});
 }
 
 auto waiting_in(Reducer& reducer) {
@@ -78,8 +77,8 @@ void bind_reducer(py::module_& m) {
   py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer", py::is_final())
       .def(py::init(&make_reducer), "comm"_a, "numels"_a, "dtypes"_a, "names"_a, "op"_a, "bucket_bytes"_a,
            "first_bucket_bytes"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "wire_dtype"_a = py::none(),
-           "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "", "feedback"_a = true,
-           "momentum"_a = 0.0, "warmup_steps"_a = 0)
+           "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "", "feedback"_a = true, "momentum"_a = 0.0,
+           "warmup_steps"_a = 0)
       .def("num_buckets", &Reducer::num_buckets)
       .def("bucket_of", &Reducer::bucket_of, "param"_a)
       .def("bucket_params", &bucket_params, "bucket"_a)

@@ -154,7 +154,8 @@ size_t find_beyond(uint32_t* found, const char* src, size_t count, uint32_t leas
     n = add_lanes(static_cast<uint32_t>(lanes), first + static_cast<uint32_t>(i), found, n);
   }
 #endif
-  for (; i < count; ++i) n = add_lanes(magnitude_bits(src + i * 4) >= least, first + static_cast<uint32_t>(i), found, n);
+  for (; i < count; ++i)
+    n = add_lanes(magnitude_bits(src + i * 4) >= least, first + static_cast<uint32_t>(i), found, n);
   return n;
 }
 

@@ -25,8 +25,8 @@ size_t top_bytes(size_t count, size_t k);
 // count < 2^32.
 size_t encode_top(void* message, const float* src, size_t count, size_t k, const Feedback& feedback = {});
 
-// `factor` times the sum of the messages, in the order given; 0 where none has an element. Returns the number of the first message
-// that no encode_top made, messages.size() if there is none; dst is not defined then.
+// `factor` times the sum of the messages, in the order given; 0 where none has an element. Returns the number of the
+// first message that no encode_top made, messages.size() if there is none; dst is not defined then.
 size_t sum_top(float* dst, std::span<const void* const> messages, size_t count, size_t k, double factor = 1);
 
 }  // namespace dcoll::kernels

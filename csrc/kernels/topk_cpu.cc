@@ -1,8 +1,6 @@
 // Exact selection in one pass over memory. A sample gives a magnitude that somewhat more than k elements reach. While
 // the feedback is added up, elements that reach it are listed; the k-th greatest is found among these alone, digit by
 // digit. Where the sample has misled (too few, or too many to list, as of equal values), it is found among all.
-#include "kernels/topk.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,15 +12,16 @@
 #include "kernels/dispatch.h"
 #include "kernels/float_state.h"
 #include "kernels/reduce.h"
+#include "kernels/topk.h"
 
 namespace dcoll::kernels {
 namespace {
 
 constexpr size_t kBlock = size_t{1} << 16;
-constexpr size_t kPortion = 2048;       // added up and looked at while in the first cache
-constexpr size_t kSlack = 16;           // find_beyond writes whole vectors
-constexpr size_t kSampleFrom = 4096;    // fewer elements are all looked at
-constexpr size_t kSampleRun = 16;       // sampled side by side: a cache line
+constexpr size_t kPortion = 2048;     // added up and looked at while in the first cache
+constexpr size_t kSlack = 16;         // find_beyond writes whole vectors
+constexpr size_t kSampleFrom = 4096;  // fewer elements are all looked at
+constexpr size_t kSampleRun = 16;     // sampled side by side: a cache line
 constexpr uint32_t kInfinity = 0x7f800000;
 
 uint32_t magnitude_bits(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffff; }
@@ -101,9 +100,8 @@ class Selection {
       take(found_.get(), listed_);
     } else {
       found_ = std::make_unique_for_overwrite<uint32_t[]>(kPortion + kSlack);
-      in_portions([&](size_t at, size_t n) {
-        take(found_.get(), find(found_.get(), at, n, std::max(threshold.bits, 1u)));
-      });
+      in_portions(
+          [&](size_t at, size_t n) { take(found_.get(), find(found_.get(), at, n, std::max(threshold.bits, 1u))); });
     }
     if (threshold.bits >= kInfinity) drop_infinities();
     return sent_;
@@ -224,6 +222,10 @@ size_t sum_top(float* dst, std::span<const void* const> messages, size_t count, 
     for (size_t block = 0; block < blocks_of(count); ++block) total += load<uint32_t>(p.counts, block);
     if (total > k) return parts.size() - 1;
   }
+  // A power of two leaves the same bits whether it multiplies values or their sum, but for subnormal ones.
+  int exponent;
+  const bool each = std::frexp(factor, &exponent) == 0.5;
+  const auto of_each = static_cast<float>(each ? factor : 1.0);
   for (size_t block = 0; block < blocks_of(count); ++block) {
     const size_t begin = block * kBlock, length = std::min(kBlock, count - begin);
     std::memset(dst + begin, 0, length * sizeof(float));
@@ -233,12 +235,12 @@ size_t sum_top(float* dst, std::span<const void* const> messages, size_t count, 
       for (uint32_t i = 0; i < here; ++i) {
         const auto place = load<uint16_t>(p.places, i);
         if (place >= length) return m;
-        dst[begin + place] += load<float>(p.values, i);
+        dst[begin + place] += load<float>(p.values, i) * of_each;
       }
       p.places += here * sizeof(uint16_t);
       p.values += here * sizeof(float);
     }
-    if (factor != 1.0) scale(dst + begin, dst + begin, length, DType::kFloat32, factor);
+    if (!each) scale(dst + begin, dst + begin, length, DType::kFloat32, factor);
   }
   return parts.size();
 }

@@ -43,8 +43,7 @@ bool same(const Values& a, const Values& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-std::vector<char> message_of(const Values& values, size_t k, size_t sent,
-                             const kernels::Feedback& feedback = {}) {
+std::vector<char> message_of(const Values& values, size_t k, size_t sent, const kernels::Feedback& feedback = {}) {
   std::vector<char> message(kernels::top_bytes(values.size(), k) + 1, 'x');
   CHECK_EQ(kernels::encode_top(message.data(), values.data(), values.size(), k, feedback), sent);
   CHECK_EQ(message.back(), 'x');
@@ -69,13 +68,26 @@ Values values_of(Shape shape, size_t count, unsigned seed) {
   for (size_t i = 0; i < count; ++i) {
     const float x = normal(dice);
     switch (shape) {
-      case Shape::kNormal: values[i] = x; break;
-      case Shape::kEqual: values[i] = x < 0 ? -2.5f : 2.5f; break;
-      case Shape::kFew: values[i] = dice() % 1000 == 0 ? x : 0; break;
-      case Shape::kClustered: values[i] = i > count / 2 && i < count / 2 + count / 50 ? 100 + x : x * 1e-3f; break;
-      case Shape::kQuantized: values[i] = std::round(x); break;
-      case Shape::kSubnormal: values[i] = x * 1e-40f; break;
-      default: break;
+      case Shape::kNormal:
+        values[i] = x;
+        break;
+      case Shape::kEqual:
+        values[i] = x < 0 ? -2.5f : 2.5f;
+        break;
+      case Shape::kFew:
+        values[i] = dice() % 1000 == 0 ? x : 0;
+        break;
+      case Shape::kClustered:
+        values[i] = i > count / 2 && i < count / 2 + count / 50 ? 100 + x : x * 1e-3f;
+        break;
+      case Shape::kQuantized:
+        values[i] = std::round(x);
+        break;
+      case Shape::kSubnormal:
+        values[i] = x * 1e-40f;
+        break;
+      default:
+        break;
     }
   }
   return values;
@@ -101,7 +113,8 @@ void check_selection() {
 void check_feedback() {
   for (const size_t count : {size_t{1000}, size_t{70001}}) {
     for (int shape = 0; shape < static_cast<int>(Shape::kShapes); ++shape) {
-      const Values values = values_of(static_cast<Shape>(shape), count, 5), before = values_of(Shape::kNormal, count, 6);
+      const Values values = values_of(static_cast<Shape>(shape), count, 5),
+                   before = values_of(Shape::kNormal, count, 6);
       Values whole(count), velocity = values_of(Shape::kQuantized, count, 8), moved = velocity, error = before;
       for (size_t i = 0; i < count; ++i) whole[i] = before[i] + values[i];
       const size_t k = count / 50;

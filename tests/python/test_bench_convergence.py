@@ -5,14 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import convergence
-import convergence_methods
 import convergence_plot
-from convergence_methods import round_to_int8
 
 
 def run_of(method: str, seed: int, loss: float, **more: object) -> dict[str, object]:
@@ -44,15 +41,6 @@ def test_wrong_arguments_are_explained(argv, message, capsys):
     with pytest.raises(SystemExit):
         convergence.parse(argv)
     assert message in capsys.readouterr().err
-
-
-def test_methods_that_this_dcoll_lacks_are_named(monkeypatch, capsys):
-    lacking = convergence_methods.Method(lambda: None, "no_such_compressor", "#000000")
-    monkeypatch.setitem(convergence_methods.METHODS, "fp16", lacking)
-    assert "fp16" not in convergence_methods.available()
-    with pytest.raises(SystemExit):
-        convergence.parse(["--methods", "none,fp16"])
-    assert "--methods has fp16, which this dcoll lacks: there are none, bf16, int8" in capsys.readouterr().err
 
 
 def test_differences_are_those_of_the_seeds_that_both_have():
@@ -101,13 +89,3 @@ def test_resuming_does_what_is_missing_and_refuses_other_settings(tmp_path):
     assert len(convergence.missing_runs(args, "digits", runs)) == 4
     with pytest.raises(SystemExit, match="give the same, or another file"):
         convergence.new_document(convergence.parse([*argv, "--steps-gpt", "7"]))
-
-
-def test_int8_without_feedback_rounds_blocks_of_256():
-    torch.manual_seed(0)
-    x = torch.randn(3, 200) * torch.tensor([[1.0], [1e-3], [1e3]])
-    got = round_to_int8(x)
-    for block, rounded in zip(x.flatten().split(256), got.flatten().split(256), strict=True):
-        assert 0 < (rounded - block).abs().max() <= block.abs().max() / 254 * 1.001
-        assert len(rounded.unique()) <= 255
-    assert torch.equal(round_to_int8(torch.zeros(5)), torch.zeros(5))

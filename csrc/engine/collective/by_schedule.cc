@@ -10,10 +10,10 @@
 #include "engine/collective/choose_path.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
-#include "transport/group_transport.h"
 #include "engine/schedule/encoded_all_reduce.h"
 #include "engine/schedule/executor.h"
 #include "kernels/reduce.h"
+#include "transport/group_transport.h"
 
 namespace dcoll {
 namespace {
@@ -202,11 +202,10 @@ class EncodedPieces final : public Pollable {
     EncodedJob job = whole_;
     job.count = std::min(piece_, whole_.count - next_);
     job.data += next_;
-    const float* const operand = static_cast<const float*>(request_.in) + next_;
+    job.operand += next_;
     if (request_.prescale != 1.0) {
-      kernels::scale(job.data, operand, job.count, DType::kFloat32, request_.prescale);
-    } else if (operand != job.data) {
-      std::memcpy(job.data, operand, job.count * sizeof(float));
+      kernels::scale(job.data, job.operand, job.count, DType::kFloat32, request_.prescale);
+      job.operand = job.data;
     }
     job.feedback = whole_.feedback.from(next_);
     next_ += job.count;
@@ -225,6 +224,7 @@ Task move_encoded(Fabric& f, const Operation& op) {
   const Request& r = op.request;
   EncodedPieces messages(f, r,
                          {.encoding = r.encoding,
+                          .operand = static_cast<const float*>(r.in),
                           .data = static_cast<float*>(r.out),
                           .count = r.count,
                           .scale = final_scale(r.op, r.postscale, f.size),

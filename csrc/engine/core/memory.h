@@ -22,7 +22,7 @@ class Memory {
   static std::shared_ptr<Memory> uninitialized(size_t bytes);
   static constexpr size_t kLeastKept = size_t{128} << 10;  // smaller ones malloc() keeps by itself
   static constexpr size_t kMostKept = size_t{64} << 20;    // in all
-  static constexpr size_t kMostKeptBlocks = 8;
+  static constexpr size_t kMostKeptBlocks = 32;
   struct Kept {
     size_t blocks, bytes;
   };

@@ -137,16 +137,16 @@ std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carrie
   const size_t elem = dtype_bytes(job_.dtype);
   if (job_.encoding) {
     const Hierarchy::Encoded& encoded = h_.encoded();
-    return std::make_unique<Nested>(
-        encoded_all_reduce(carriers, {.encoding = job_.encoding,
-                                      .data = reinterpret_cast<float*>(data),
-                                      .count = mine.size / elem,
-                                      .scale = job_.postscale,
-                                      .feedback = job_.feedback.from(mine.begin / elem),
-                                      .saturated = job_.saturated,
-                                      .to_owners = encoded.to_owners,
-                                      .to_everybody = encoded.to_everybody,
-                                      .slice_bytes = h_.slice_bytes()}));
+    return std::make_unique<Nested>(encoded_all_reduce(carriers, {.encoding = job_.encoding,
+                                                                  .operand = reinterpret_cast<const float*>(data),
+                                                                  .data = reinterpret_cast<float*>(data),
+                                                                  .count = mine.size / elem,
+                                                                  .scale = job_.postscale,
+                                                                  .feedback = job_.feedback.from(mine.begin / elem),
+                                                                  .saturated = job_.saturated,
+                                                                  .to_owners = encoded.to_owners,
+                                                                  .to_everybody = encoded.to_everybody,
+                                                                  .slice_bytes = h_.slice_bytes()}));
   }
   const Layout layout = Layout::even(mine.size / elem, schedule_->input_chunks);
   return std::make_unique<Executor>(carriers, schedule_,

@@ -53,7 +53,7 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
   const std::shared_ptr<Memory> encoded = Memory::uninitialized(wire.total());
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
-    *job.saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.data + part.begin, part.len,
+    *job.saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin, part.len,
                                       job.feedback.from(part.begin).error);
     Pause portion;
     co_await portion;
@@ -94,12 +94,13 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
   const std::shared_ptr<Memory> selected = Memory::uninitialized(size * bytes);
   std::vector<const void*> messages;
   for (size_t i = 0; i < size; ++i) messages.push_back(selected->data() + i * bytes);
-  kernels::encode_top(selected->data() + own * bytes, job.data, job.count, k, job.feedback);
+  kernels::encode_top(selected->data() + own * bytes, job.operand, job.count, k, job.feedback);
   Pause portion;
   co_await portion;
 
   if (size * bytes > 2 * job.count * sizeof(float)) {
     kernels::sum_top(job.data, {&messages[own], 1}, job.count, k);
+    job.operand = job.data;
     job.encoding = {.codec = kernels::Codec::kFloat32};
     job.feedback = {};
     Nested buffer(by_owners(transport, job));

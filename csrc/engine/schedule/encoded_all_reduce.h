@@ -17,15 +17,16 @@
 #include <memory>
 
 #include "engine/core/task.h"
-#include "transport/group_transport.h"
 #include "kernels/codec.h"
 #include "plan/schedule.h"
+#include "transport/group_transport.h"
 
 namespace dcoll {
 
 struct EncodedJob {
   kernels::Encoding encoding;
-  float* data;  // operand and result
+  const float* operand;  // may be `data`
+  float* data;           // the result
   size_t count;
   double scale;                                        // of the sum, before it is encoded
   kernels::Feedback feedback;                          // as in Call
