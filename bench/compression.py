@@ -6,9 +6,10 @@
 kernels: "moved" is the bytes that must be read and written, per second; "of a copy" compares it with memcpy's, which
 moves two bytes for each it copies, of the same array in the same turn; "in copies": how many of these take as long.
 
-lab: all-reduces of float32, in place, between hosts in network namespaces (bench/netlab, so root is needed), plain and with each
-codec in turns; a figure is the median over the turns of the slowest rank, beside it how many times faster than plain.
-Below 1.0 a codec does not pay.
+lab: all-reduces of float32, in place, between hosts in network namespaces (bench/netlab, so root is needed), plain and
+with each codec in turns; a figure is the median over the turns of the slowest rank, beside it how many times
+faster than plain. Below 1.0 a codec does not pay. "gpt" instead of a size: the gradients of examples/train_gpt.py's
+model, by a DistributedOptimizer.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from arguments import at_least, format_size, parse_size
 CODECS = ("fp16", "bf16", "int8")
 METHODS = (*CODECS, "topk")
 RATIO = 0.01
+GRADIENTS = "gpt"
 PIECE = 512 << 10
 """Elements that top-k chooses from at once; the engine's pieces are about as long."""
 JOB = "job"
@@ -46,7 +48,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     lab.add_argument("--hosts", type=at_least(2), default=4)
     lab.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
     lab.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of each host's link, in turn")
-    lab.add_argument("--sizes", default="1M,16M,64M", help="of the buffer, in bytes")
+    lab.add_argument("--sizes", default="1M,16M,64M", help=f"of the buffer, in bytes, or {GRADIENTS}")
+    lab.add_argument("--methods", default=",".join(METHODS), help="names in dcoll.Compression")
     lab.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the job of a rate")
     for command in (kernels, lab):
         command.add_argument("--turns", type=at_least(1), default=7)
@@ -56,6 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     job.add_argument("output", type=Path)
     job.add_argument("sizes")
     job.add_argument("turns", type=int)
+    job.add_argument("methods")
     return parser.parse_args(argv)
 
 
@@ -132,8 +136,12 @@ def top_k_calls(k: Any, x: Any, target: Any, error: Any) -> dict[str, tuple[Call
     }
 
 
-def job(args: argparse.Namespace) -> None:
-    """One rank of a lab's job."""
+Reductions = dict[str, tuple[Callable[[], object], Callable[[], object]]]
+"""By the name of the method: what comes before it, and what is timed."""
+
+
+def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
+    """A buffer, in place, as buckets are reduced: to page in a result in new memory takes long with every codec."""
     import torch
 
     import dcoll as hvd
@@ -141,20 +149,60 @@ def job(args: argparse.Namespace) -> None:
     from dcoll.on_communicator import allreduce_sync_
     from dcoll.world import communicator
 
+    values = torch.randn(size // 4)
+    x = values.clone()
+    found: Reductions = {}
+    for name in names:
+        codec = codec_of(getattr(hvd.Compression, name), x, hvd.Average)
+        call = functools.partial(allreduce_sync_, communicator(), x, hvd.Average, "", 1.0, 1.0, codec=codec)
+        found[name] = (functools.partial(x.copy_, values), call)
+    return size, found
+
+
+def reductions_of_gpt(names: Sequence[str]) -> tuple[int, Reductions]:
+    """The gradients of examples/train_gpt.py's model, by a DistributedOptimizer, in an empty backward."""
+    import torch
+
+    import dcoll as hvd
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+    from gpt import GPT
+
+    found: Reductions = {}
+    for name in names:
+        model = GPT(6, 6, 384, 256)
+        compression = getattr(hvd.Compression, name)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            model.named_parameters(),
+            compression=compression() if name == "powersgd" else compression,
+        )
+        gradients = [torch.randn_like(p) for p in model.parameters()]
+
+        def backward(model: Any = model, gradients: Any = gradients) -> None:
+            torch.autograd.backward(list(model.parameters()), gradients)
+
+        found[name] = (optimizer.zero_grad, backward)
+    return sum(p.nbytes for p in model.parameters()), found
+
+
+def job(args: argparse.Namespace) -> None:
+    """One rank of a lab's job."""
+    import torch
+
+    import dcoll as hvd
+
     hvd.init()
-    in_place = functools.partial(
-        allreduce_sync_, communicator(), op=hvd.Average, name="", prescale=1.0, postscale=1.0
-    )  # as gradients' buckets are reduced; a result in new memory has to be paged in, which no codec makes faster
-    choices = {"plain": hvd.Compression.none} | {codec: getattr(hvd.Compression, codec) for codec in METHODS}
+    torch.set_num_threads(1)
+    names = ["none", *args.methods.split(",")]
     samples: list[tuple[str, int, float]] = []
-    for size in map(int, args.sizes.split(",")):
-        values = torch.randn(size // 4)
-        x = values.clone()
+    for text in args.sizes.split(","):
+        size, reductions = reductions_of_gpt(names) if text == GRADIENTS else reductions_of(int(text), names)
         for turn in range(args.turns + 1):
-            for name, compression in choices.items():
-                x.copy_(values)
+            for name, (prepare, reduce) in reductions.items():
+                prepare()
                 hvd.barrier()
-                taken = seconds(lambda c=codec_of(compression, x, hvd.Average), x=x: in_place(x, codec=c))
+                taken = seconds(reduce)
                 slowest = float(hvd.allreduce(np.array([taken]), op=hvd.Max)[0])
                 if turn > 0:
                     samples.append((name, size, slowest))
@@ -164,7 +212,7 @@ def job(args: argparse.Namespace) -> None:
 
 
 def measure_lab(args: argparse.Namespace) -> dict[str, Any]:
-    sizes = ",".join(str(parse_size(text)) for text in args.sizes.split(","))
+    sizes = ",".join(text if text == GRADIENTS else str(parse_size(text)) for text in args.sizes.split(","))
     rows = []
     for rate in args.rates.split(","):
         lab = netlab.up(f"bench-{os.getpid()}", args.hosts, rate)
@@ -172,8 +220,9 @@ def measure_lab(args: argparse.Namespace) -> dict[str, Any]:
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "samples.json"
                 command = [*lab.launcher(str(args.slots)), sys.executable, __file__, JOB, str(output), sizes]
+                command += [str(args.turns), args.methods]
                 environment = os.environ | {"OMP_NUM_THREADS": "1"}
-                subprocess.run([*command, str(args.turns)], env=environment, check=True, timeout=args.timeout)
+                subprocess.run(command, env=environment, check=True, timeout=args.timeout)
                 samples = json.loads(output.read_text())
         finally:
             netlab.down(lab.name)
@@ -181,8 +230,9 @@ def measure_lab(args: argparse.Namespace) -> dict[str, Any]:
             by_name = {name: [t for n, at, t in samples if n == name and at == size] for name, _, _ in samples}
             medians = {name: statistics.median(times) for name, times in by_name.items()}
             gains = {
-                name: statistics.median(p / t for p, t in zip(by_name["plain"], by_name[name], strict=True))
-                for name in METHODS
+                name: statistics.median(p / t for p, t in zip(by_name["none"], by_name[name], strict=True))
+                for name in by_name
+                if name != "none"
             }
             rows.append({"rate": rate, "bytes": size, "median_s": medians, "times_faster": gains})
             print(f"{rate} {format_size(size)}: {gains}", file=sys.stderr, flush=True)
@@ -203,10 +253,11 @@ def markdown(document: dict[str, Any]) -> str:
         f"{document['hosts']} hosts x {document['ranks_per_host']} ranks, all-reduce of float32; median ms of "
         f"{document['turns']} turns, in brackets how many times faster than plain."
     )
-    lines = [head, "", "| link | bytes | plain | " + " | ".join(METHODS) + " |", "| --- " * (3 + len(METHODS)) + "|"]
+    names = list(rows[0]["times_faster"])
+    lines = [head, "", "| link | bytes | plain | " + " | ".join(names) + " |", "| --- " * (3 + len(names)) + "|"]
     for row in rows:
-        cells = [f"{row['median_s'][c] * 1e3:.1f} ({row['times_faster'][c]:.2f})" for c in METHODS]
-        plain = f"{row['median_s']['plain'] * 1e3:.1f}"
+        cells = [f"{row['median_s'][c] * 1e3:.1f} ({row['times_faster'][c]:.2f})" for c in names]
+        plain = f"{row['median_s']['none'] * 1e3:.1f}"
         lines.append(f"| {row['rate']} | {format_size(row['bytes'])} | {plain} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

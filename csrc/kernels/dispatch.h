@@ -1,9 +1,10 @@
 // Internal to kernels: the table of functions each instruction set provides, and which one is in force.
 //
-// How the variants are built: simd.h, simd_codec.h and simd_kernels.h are compiled four times, by isa_generic.cc, isa_avx2.cc,
-// isa_avx512.cc and isa_avx512vnni.cc, each with its own -m flags (kernels.cmake). Everything in those headers lives in
-// an unnamed namespace and calls no inline function of another header: an inline function with external linkage,
-// compiled with AVX flags, could be the copy the linker keeps for everybody, and then crash on a CPU without AVX.
+// How the variants are built: simd.h, simd_codec.h and simd_kernels.h are compiled four times, by isa_generic.cc,
+// isa_avx2.cc, isa_avx512.cc and isa_avx512vnni.cc, each with its own -m flags (kernels.cmake). Everything in those
+// headers lives in an unnamed namespace and calls no inline function of another header: an inline function with
+// external linkage, compiled with AVX flags, could be the copy the linker keeps for everybody, and then crash on a CPU
+// without AVX.
 #pragma once
 
 #include <cstddef>

@@ -132,8 +132,8 @@ class Communicator final : public Watched, public Notes {
 
   int rank() const override { return members_.rank; }
   int size() const { return members_.size; }
-  // Whether a codec is ever used here (encodes() in choose_path.h), and whether ranks then encode for each other, each a
-  // share of an operand.
+  // Whether a codec is ever used here (encodes() in choose_path.h), and whether ranks then encode for each other, each
+  // a share of an operand.
   bool shares_encoding() const { return fabric_.hierarchy != nullptr; }
   bool encodes() const { return members_.size > 1 && (fabric_.board == nullptr || fabric_.compress_local); }
   int node() const { return members_.node_of_rank[members_.rank]; }

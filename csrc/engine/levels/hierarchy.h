@@ -22,11 +22,11 @@
 
 #include "engine/board/agreement.h"
 #include "engine/core/memory.h"
-#include "transport/group_transport.h"
 #include "engine/levels/node_map.h"
 #include "plan/hierarchical.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
+#include "transport/group_transport.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
