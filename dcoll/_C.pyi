@@ -260,6 +260,8 @@ class Communicator:
     """DCOLL_TIMEOUT"""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
+    def encoded_costs(self) -> dict[str, dict[str, Any]]:
+        """Of encoded all-reduces, by name: see dcoll.stats()."""
     def close(self) -> None:
         """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
 
@@ -540,6 +542,8 @@ class Reducer:
     def num_buckets(self) -> int: ...
     def bucket_of(self, param: int) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...
+    def bucket_name(self, bucket: int) -> str:
+        """What its all-reduces are called."""
     def bucket_buffer(self, bucket: int) -> Buffer: ...
     def offset_bytes(self, param: int) -> int:
         """The parameter's place in its bucket's buffer."""

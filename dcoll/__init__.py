@@ -66,6 +66,7 @@ from dcoll.memory import empty, empty_like
 from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.runner.api import run
+from dcoll.stats import stats
 from dcoll.timeline import start_timeline, stop_timeline
 from dcoll.uneven import Join, join
 from dcoll.world import (
@@ -214,6 +215,7 @@ __all__ = [
     "size",
     "sparse_allreduce_async",
     "start_timeline",
+    "stats",
     "stop_timeline",
     "synchronize",
 ]

@@ -1,10 +1,14 @@
 """What compressing an optimizer's gradients has lost so far, and is to give later: kept by parameter, saved with it."""
 
+import math
 import secrets
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+
+from dcoll import _C
 
 KEY = "dcoll_residuals"
 """Of an optimizer's state_dict(), where something is kept."""
@@ -26,6 +30,7 @@ class Residuals:
     """Moves them from a Reducer to the one that takes its place, and in and out of state dicts."""
 
     def __init__(self) -> None:
+        _all.add(self)
         self._reducer: Keeper | None = None
         self._params: list[torch.Tensor] = []
 
@@ -69,6 +74,26 @@ class Residuals:
             state = shared(state)
         params = [p for group in groups for p in group["params"]]
         self._keep({id(params[i]): one for i, one in state[KEY]["lost"].items() if i < len(params)})
+
+    def norms(self) -> dict[str, float]:
+        """Of each bucket of the core's that keeps anything."""
+        if not isinstance(self._reducer, _C.Reducer):
+            return {}
+        found = {}
+        for bucket in range(self._reducer.num_buckets()):
+            kept = [self._reducer.kept(i).get("error") for i in self._reducer.bucket_params(bucket)]
+            if all(error is not None for error in kept):
+                norms = [float(torch.as_tensor(error).norm()) for error in kept]
+                found[self._reducer.bucket_name(bucket)] = math.hypot(*norms)
+        return found
+
+
+_all: weakref.WeakSet[Residuals] = weakref.WeakSet()
+
+
+def norms() -> dict[str, float]:
+    """By the buckets of all optimizers: how much is kept for later."""
+    return {name: norm for one in list(_all) for name, norm in one.norms().items()}
 
 
 def shared(state: dict[str, Any]) -> dict[str, Any]:

@@ -280,6 +280,23 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
   define("barrier_sync", runs(barrier_request), std::make_tuple("name"_a = ""));
 }
 
+py::dict encoded_costs(const Communicator& comm) {
+  using namespace py::literals;
+  constexpr double kSecond = 1e9;
+  py::dict all;
+  for (const auto& [name, named] : comm.encoded_costs().all()) {
+    const EncodedCost& cost = named.cost;
+    const auto coding = static_cast<double>(cost.encode_ns + cost.decode_ns);
+    all[py::str(name)] =
+        py::dict("codec"_a = kernels::encoding_name(named.encoding), "calls"_a = cost.calls,
+                 "elements"_a = cost.elements, "plain_bytes"_a = cost.plain_bytes, "wire_bytes"_a = cost.wire_bytes,
+                 "saturated"_a = cost.saturated, "encode_seconds"_a = static_cast<double>(cost.encode_ns) / kSecond,
+                 "decode_seconds"_a = static_cast<double>(cost.decode_ns) / kSecond,
+                 "wire_seconds"_a = (static_cast<double>(cost.total_ns) - coding) / kSecond);
+  }
+  return all;
+}
+
 }  // namespace
 
 Communicator* communicator_of(PyObject* object) {
@@ -341,6 +358,7 @@ void bind_communicator(py::module_& m) {
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
+      .def("encoded_costs", &encoded_costs)
       .def("refuse", &Communicator::refuse, py::arg("why"), py::call_guard<py::gil_scoped_release>())
       .def("note_refused", &Communicator::note_refused, py::arg("why"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("timeout_s", [](const Communicator& self) { return self.settings().timeout_s; })

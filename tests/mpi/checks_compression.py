@@ -158,3 +158,48 @@ def check_a_model_trains_as_without() -> None:
     assert losses["none"] < 1.0
     for name, loss_there in losses.items():
         assert loss_there == pytest.approx(losses["none"], rel=0.02), name
+
+
+def check_stats_of_single_calls() -> None:
+    x = torch.ones(COUNT)
+    x[0] = 1e6
+    before = hvd.stats().get("told", {"calls": 0, "saturated": 0})
+    assert "plain" not in hvd.stats()
+    hvd.allreduce(x, compression=hvd.Compression.fp16, name="told")
+    hvd.allreduce(x, name="plain")
+    cost = hvd.stats()["told"]
+    assert "plain" not in hvd.stats()
+    assert cost["codec"] == "fp16"
+    assert cost["calls"] == before["calls"] + 1
+    assert "residual_norm" not in cost
+    totals = hvd.allreduce(
+        np.array([cost["elements"], cost["plain_bytes"], cost["wire_bytes"]], dtype=np.int64), op=hvd.Sum
+    )
+    nodes = max(hvd.allgather_object(hvd.cross_size()))
+    nodes = nodes if nodes > 1 else hvd.size()
+    everybodys = hvd.allgather_object(cost["saturated"])
+    assert totals[0] == nodes * COUNT * cost["calls"]
+    assert totals[1] == pytest.approx(2 * (nodes - 1) * 4 * COUNT * cost["calls"], rel=1e-3)
+    assert totals[1] == pytest.approx(2 * totals[2], rel=0.02)
+    assert sum(everybodys) > 0
+    assert all(cost[what] >= 0 for what in ("encode_seconds", "decode_seconds", "wire_seconds"))
+
+
+def check_stats_of_buckets() -> None:
+    torch.manual_seed(2)
+    model = torch.nn.Linear(300, 100)
+    optimizer = distributed(model, compression=hvd.Compression.topk(0.02), op=hvd.Average)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 300)).square().sum().backward()
+        optimizer.step()
+    ours = [cost for name, cost in hvd.stats().items() if name == optimizer._dcoll._reducer.bucket_name(0)]
+    assert len(ours) == 1
+    assert ours[0]["codec"].startswith("topk 0.02")
+    assert ours[0]["calls"] in (2, 3)  # a bucket may be called otherwise when the order is known
+    norms = hvd.allgather_object(ours[0]["residual_norm"])
+    assert max(norms) > 0  # where ranks share the work, of what is each one's
+    wire, plain = (sum(hvd.allgather_object(ours[0][what])) for what in ("wire_bytes", "plain_bytes"))
+    assert wire < plain / 10
+    with pytest.raises(hvd.ArgumentError):
+        hvd.stats(hvd.ProcessSet([0]))

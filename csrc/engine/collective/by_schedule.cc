@@ -220,7 +220,7 @@ class EncodedPieces final : public Pollable {
   size_t turn_ = 0;              // whose the next piece is
 };
 
-Task move_encoded(Fabric& f, const Operation& op) {
+Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
   EncodedPieces messages(f, r,
                          {.encoding = r.encoding,
@@ -229,7 +229,7 @@ Task move_encoded(Fabric& f, const Operation& op) {
                           .count = r.count,
                           .scale = final_scale(r.op, r.postscale, f.size),
                           .feedback = r.feedback,
-                          .saturated = &f.saturated,
+                          .cost = &cost,
                           .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
                           .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
                           .slice_bytes = f.slice_bytes});
@@ -245,12 +245,12 @@ bool wants_constants(const Fabric& f, const Call& call) {
   return call.kind == Kind::kReduceScatter || call.kind == Kind::kBroadcast || call.kind == Kind::kAllGather;
 }
 
-Task move_by_schedule(Fabric& f, Operation& op) {
+Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
   if (encodes(f, r.call())) {
     op.phases.enter(Phase::kMove);
     op.phases.name_algorithm(kernels::codec_name(r.encoding.codec));
-    Nested messages(move_encoded(f, op));
+    Nested messages(move_encoded(f, op, cost));
     co_await messages;
     co_return;
   }

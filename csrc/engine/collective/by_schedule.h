@@ -10,7 +10,7 @@ namespace dcoll {
 // Whether the constants of the cost model are wanted for this call, which is the first then.
 bool wants_constants(const Fabric& fabric, const Call& call);
 
-// What follows the handshake. `operation.counts` are exchanged unless they are there.
-Task move_by_schedule(Fabric& fabric, Operation& operation);
+// What follows the handshake. `operation.counts` are exchanged unless they are there. `cost`: of encoding.
+Task move_by_schedule(Fabric& fabric, Operation& operation, EncodedCost& cost);
 
 }  // namespace dcoll

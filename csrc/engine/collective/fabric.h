@@ -11,6 +11,7 @@
 #include "engine/board/agreement.h"
 #include "engine/collective/line_up.h"
 #include "engine/core/algo.h"
+#include "engine/core/encoded_cost.h"
 #include "engine/levels/hierarchy.h"
 #include "engine/links/link_constants.h"
 #include "engine/node/node_all_reduce.h"
@@ -43,7 +44,7 @@ struct Fabric {
   size_t slice_bytes = 64 << 10;
   Algo algo = "auto";  // configured
   bool compress_local = false;
-  uint64_t saturated = 0;  // values that float16 had no room for, so far
+  EncodedCosts encoded_costs;
   bool told_saturated = false, told_uncompressed = false;
   const Log* log = nullptr;
   OutOfStep out_of_step;

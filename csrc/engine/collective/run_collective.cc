@@ -37,11 +37,11 @@ void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phase
 }
 
 // In `job` where it is used; else says once why not.
-void note_codec(Fabric& f, const Call& call, ReduceJob& job) {
+void note_codec(Fabric& f, const Call& call, ReduceJob& job, EncodedCost& cost) {
   if (encodes(f, call)) {
     job.encoding = call.encoding;
     job.feedback = call.feedback;
-    job.saturated = &f.saturated;
+    job.cost = &cost;
   } else if (f.board != nullptr && f.rank == 0 && f.log != nullptr && !std::exchange(f.told_uncompressed, true)) {
     (*f.log)(LogLevel::kInfo,
              "nothing is compressed inside one node, where memory is faster than any encoder "
@@ -50,11 +50,19 @@ void note_codec(Fabric& f, const Call& call, ReduceJob& job) {
 }
 
 // Once: that there were values which float16 had no room for.
-void tell_saturated(Fabric& f) {
-  if (f.saturated == 0 || f.log == nullptr || std::exchange(f.told_saturated, true)) return;
-  (*f.log)(LogLevel::kWarning, "float16 has no room for " + std::to_string(f.saturated) +
+void tell_saturated(Fabric& f, uint64_t saturated) {
+  if (saturated == 0 || f.log == nullptr || std::exchange(f.told_saturated, true)) return;
+  (*f.log)(LogLevel::kWarning, "float16 has no room for " + std::to_string(saturated) +
                                    " of the values sent, which go as +-65504: scale them down (prescale_factor), or "
                                    "use Compression.bf16, which has float32's range");
+}
+
+void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns) {
+  if (!encodes(f, r.call())) return;
+  cost.calls = 1;
+  cost.total_ns = now_ns() - begin_ns;
+  f.encoded_costs.add(r.name, r.encoding, cost);
+  tell_saturated(f, cost.saturated);
 }
 
 // Once: where everybody's slots are, and whether all ranks can read each other's memory.
@@ -107,7 +115,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Path path = choose_path(f, call);
   const bool reduces_here = path == Path::kNodeDirect || path == Path::kTwoLevels;
   ReduceJob job = reduces_here ? job_of(call, f.size) : ReduceJob{};
-  if (call.encoding) note_codec(f, call, job);
+  EncodedCost cost;
+  if (call.encoding) note_codec(f, call, job, cost);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) {
     Nested learnt(learn_slots(f));
@@ -160,6 +169,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_return;
   }
 
+  const int64_t begin_ns = call.encoding ? now_ns() : 0;
   switch (path) {
     case Path::kNodeDirect:
     case Path::kRide:
@@ -191,12 +201,12 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       break;
     }
     case Path::kSchedule: {
-      Nested messages(move_by_schedule(f, op));
+      Nested messages(move_by_schedule(f, op, cost));
       co_await messages;
       break;
     }
   }
-  if (call.encoding.codec == Codec::kFloat16) tell_saturated(f);
+  if (call.encoding) note_cost(f, r, cost, begin_ns);
 }
 
 Task start_collective(Fabric& fabric, Operation& operation) {

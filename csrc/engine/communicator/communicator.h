@@ -136,6 +136,7 @@ class Communicator final : public Watched, public Notes {
   // a share of an operand.
   bool shares_encoding() const { return fabric_.hierarchy != nullptr; }
   bool encodes() const { return members_.size > 1 && (fabric_.board == nullptr || fabric_.compress_local); }
+  const EncodedCosts& encoded_costs() const { return fabric_.encoded_costs; }
   int node() const { return members_.node_of_rank[members_.rank]; }
   int local_rank() const;
   int local_size() const;

@@ -143,7 +143,7 @@ std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carrie
                                                                   .count = mine.size / elem,
                                                                   .scale = job_.postscale,
                                                                   .feedback = job_.feedback.from(mine.begin / elem),
-                                                                  .saturated = job_.saturated,
+                                                                  .cost = job_.cost,
                                                                   .to_owners = encoded.to_owners,
                                                                   .to_everybody = encoded.to_everybody,
                                                                   .slice_bytes = h_.slice_bytes()}));

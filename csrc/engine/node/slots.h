@@ -13,6 +13,7 @@
 
 #include "base/types.h"
 #include "engine/board/agreement.h"
+#include "engine/core/encoded_cost.h"
 #include "engine/core/memory.h"
 #include "kernels/codec.h"
 #include "kernels/pack.h"
@@ -29,8 +30,8 @@ struct ReduceJob {
   double postscale = 1.0;
   kernels::Encoding encoding{};  // between nodes, and its feedback, as in Call; none where encodes() says no
   kernels::Feedback feedback{};
-  uint64_t* saturated = nullptr;
-  bool timed = false;  // for the timeline: note when everybody had entered
+  EncodedCost* cost = nullptr;  // of the encoding
+  bool timed = false;           // for the timeline: note when everybody had entered
   // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank
   // reduces in two shots (two_shot.h) was not packed, because no other rank reads it. {}: all is there.
   std::span<const kernels::Segment> tensors{};

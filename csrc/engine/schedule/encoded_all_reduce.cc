@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "engine/core/memory.h"
+#include "engine/core/timeline_record.h"
 #include "engine/schedule/executor.h"
 #include "kernels/topk.h"
 
@@ -24,6 +25,17 @@ class Pause final : public Pollable {
 
  private:
   bool paused_ = false;
+};
+
+// Adds to `ns` until it is stopped. Nobody else runs in between: it is stopped before the next co_await.
+class Stopwatch {
+ public:
+  explicit Stopwatch(int64_t& ns) : ns_(ns), begin_(now_ns()) {}
+  void stop() const { ns_ += now_ns() - begin_; }
+
+ private:
+  int64_t& ns_;
+  int64_t begin_;
 };
 
 // The parts of the owners, in elements; all but the last end where a block of the codec does.
@@ -53,13 +65,18 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
   const std::shared_ptr<Memory> encoded = Memory::uninitialized(wire.total());
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
-    *job.saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin, part.len,
-                                      job.feedback.from(part.begin).error);
+    const Stopwatch encoding(job.cost->encode_ns);
+    job.cost->saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin,
+                                           part.len, job.feedback.from(part.begin).error);
+    encoding.stop();
     Pause portion;
     co_await portion;
   }
 
   const size_t own_bytes = wire.chunk(own).len;
+  job.cost->elements += job.count;
+  job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
+  job.cost->wire_bytes += wire.total() - own_bytes + (size - 1) * own_bytes;
   const Layout arriving = Layout::of(std::vector<size_t>(size, own_bytes));
   const std::shared_ptr<Memory> arrived = Memory::uninitialized(arriving.total());
   Executor to_owners(
@@ -70,8 +87,10 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
 
   std::vector<const void*> operands;
   for (size_t i = 0; i < size; ++i) operands.push_back(arrived->data() + arriving.chunk(i).begin);
-  *job.saturated +=
+  const Stopwatch adding(job.cost->decode_ns);
+  job.cost->saturated +=
       kernels::sum_encoded(codec, arrived->data(), operands, mine.len, job.scale, job.feedback.from(mine.begin).error);
+  adding.stop();
   Executor to_everybody(transport, job.to_everybody,
                         {.input = arrived->data(),
                          .output = encoded->data(),
@@ -82,7 +101,9 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
 
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
+    const Stopwatch decoding(job.cost->decode_ns);
     kernels::decode(codec, job.data + part.begin, encoded->data() + wire.chunk(i).begin, part.len);
+    decoding.stop();
     Pause portion;
     co_await portion;
   }
@@ -94,7 +115,9 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
   const std::shared_ptr<Memory> selected = Memory::uninitialized(size * bytes);
   std::vector<const void*> messages;
   for (size_t i = 0; i < size; ++i) messages.push_back(selected->data() + i * bytes);
+  const Stopwatch encoding(job.cost->encode_ns);
   kernels::encode_top(selected->data() + own * bytes, job.operand, job.count, k, job.feedback);
+  encoding.stop();
   Pause portion;
   co_await portion;
 
@@ -107,6 +130,9 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
     co_await buffer;
     co_return;
   }
+  job.cost->elements += job.count;
+  job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
+  job.cost->wire_bytes += (size - 1) * bytes;
   Executor to_everybody(transport, job.to_everybody,
                         {.input = selected->data() + own * bytes,
                          .output = selected->data(),
@@ -114,7 +140,9 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
                          .output_layout = Layout::of(std::vector<size_t>(size, bytes))},
                         job.slice_bytes, job.lanes);
   co_await to_everybody;
+  const Stopwatch adding(job.cost->decode_ns);
   const size_t damaged = kernels::sum_top(job.data, messages, job.count, k, job.scale);
+  adding.stop();
   if (damaged < size) {
     throw TransportError("rank " + std::to_string(transport.rank_of(static_cast<int>(damaged))) +
                          " sent a selection of the greatest elements that no encoder makes: its message or its memory "

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "engine/core/encoded_cost.h"
 #include "engine/core/task.h"
 #include "kernels/codec.h"
 #include "plan/schedule.h"
@@ -30,7 +31,7 @@ struct EncodedJob {
   size_t count;
   double scale;                                        // of the sum, before it is encoded
   kernels::Feedback feedback;                          // as in Call
-  uint64_t* saturated;                                 // counts what float16 had no room for
+  EncodedCost* cost;                                   // is added to
   std::shared_ptr<const plan::Schedule> to_owners;     // an all-to-all
   std::shared_ptr<const plan::Schedule> to_everybody;  // an all-gather
   size_t slice_bytes;
