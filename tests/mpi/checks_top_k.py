@@ -212,6 +212,20 @@ def check_new_parameters_leave_the_others_what_they_kept() -> None:
     assert torch.equal(arrived, hvd.allreduce(gradient, op=hvd.Sum))
 
 
+def check_a_new_job_of_the_same_ranks_keeps_it() -> None:
+    """As dcoll.elastic does after a failure."""
+    model = weights()
+    optimizer = optimizer_of(model)
+    torch.manual_seed(15 + hvd.rank())
+    gradients = torch.randint(-50, 51, (3, 6000)).float()
+    arrived = reduced(optimizer, model, gradients[0])
+    hvd.shutdown()
+    hvd.init()
+    for gradient in gradients[1:]:
+        arrived += reduced(optimizer, model, gradient)
+    assert torch.equal(arrived + all_kept(optimizer), hvd.allreduce(gradients.sum(0), op=hvd.Sum))
+
+
 def check_unused_parameters_are_known() -> None:
     for feedback in (True, False):
         model = Toy(3)
