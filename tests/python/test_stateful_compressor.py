@@ -11,6 +11,7 @@ from gradient_models import Toy, clear, sync_of
 from local_ranks import run_ranks
 from torch import nn
 
+import dcoll
 from dcoll import _C, ArgumentError, Average, ReduceOp, Sum
 from dcoll.compression import StatefulCompressor
 
@@ -84,7 +85,10 @@ def test_results_and_what_is_kept(n: int, gathers: bool, op: ReduceOp) -> None:
 
 def test_the_example_runs() -> None:
     names: dict[str, Any] = {}
-    exec(example(), names)
+    try:
+        exec(example(), names)
+    finally:
+        dcoll.shutdown()  # other tests of this process begin without a job
 
     def body(comm: _C.Communicator) -> tuple[torch.Tensor, ...]:
         model = nn.Linear(20, 10, bias=False)
