@@ -12,6 +12,7 @@ void bind_timeline(py::module_& m) {
   m.def(
       "start_timeline",
       [](const Communicator& comm, const std::string& path, bool mark_cycles) {
+        comm.check_process();
         comm.timeline().start(path, mark_cycles);
       },
       "comm"_a, "path"_a, "mark_cycles"_a = false, py::call_guard<py::gil_scoped_release>());

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import dcoll as hvd
 
-CHILD_S = 30.0
-"""How long a child may take."""
+CHILD_S = 10.0
+"""How long a child may take: less than the job's deadlines, so that it is this one that says what hangs."""
 
 
-def in_child(body: Callable[[], object], end: Callable[[int], NoReturn] = os._exit) -> str:
+def in_child(body: Callable[[], object], end: Callable[[int], NoReturn] = os._exit, name: str = "") -> str:
     """Run `body` in a forked process that then calls end(0); returns the text of what it raised, '' for nothing."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -35,7 +36,7 @@ def in_child(body: Callable[[], object], end: Callable[[int], NoReturn] = os._ex
         if time.monotonic() > deadline:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
-            pytest.fail(f"the forked process had not ended after {CHILD_S:.0f} s")
+            pytest.fail(f"the forked process had not ended after {CHILD_S:.0f} s {name}")
         time.sleep(0.01)
     with os.fdopen(reader) as pipe:
         return pipe.read()
@@ -114,12 +115,37 @@ def check_a_child_is_none_of_the_ranks() -> None:
         "join": hvd.join,
         "empty": lambda: hvd.empty(8),
         "object": lambda: hvd.broadcast_object("text", 0),
+        "stats": hvd.stats,
+        "start_timeline": lambda: hvd.start_timeline(os.devnull),
     }
     for name, call in calls.items():
-        text = in_child(call)
+        text = in_child(call, name=name)
         assert text.startswith("DcollError: This process was forked from rank"), (name, text)
         assert f"forked from rank {hvd.rank()} after dcoll.init()" in text, (name, text)
     assert mapped.eq(1).all()
+    the_job_works()
+
+
+def check_a_child_of_a_rank_at_work() -> None:
+    """Its copies of the engine's locks may be held for ever, by a thread that it does not have."""
+    calls = {"join": hvd.join, "stats": hvd.stats, "by name": lambda: hvd.allreduce_async(torch.ones(8), name="child")}
+    done = False
+
+    def work() -> None:
+        while hvd.allreduce(torch.full((1 << 16,), float(done)), op=hvd.Sum, name="work")[0] < hvd.size():
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            for name, call in calls.items():
+                text = in_child(call, name=name)
+                assert text.startswith("DcollError: This process was forked from rank"), (name, text)
+            assert in_child(hvd.shutdown, name="shutdown") == ""
+    finally:
+        done = True
+        thread.join()
     the_job_works()
 
 

@@ -390,11 +390,13 @@ std::string Communicator::timeout_text(const Operation& operation, double second
 }
 
 plan::Topology Communicator::topology() {
+  check_process();
   const std::lock_guard lock(drive_mutex_);
   return fabric_.topology;
 }
 
 std::string Communicator::describe_path(const Call& call, bool mapped) {
+  check_process();
   const std::lock_guard lock(drive_mutex_);
   const Path path = choose_path(fabric_, call);
   std::string text(path_text(path));
@@ -403,6 +405,7 @@ std::string Communicator::describe_path(const Call& call, bool mapped) {
 }
 
 std::string Communicator::constants_source() {
+  check_process();
   const std::lock_guard lock(drive_mutex_);
   return fabric_.links.source;
 }

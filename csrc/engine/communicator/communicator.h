@@ -128,7 +128,12 @@ class Communicator final : public Watched, public Notes {
   // Waits for what is queued, meets the other ranks (so that nobody leaves while another still needs it), stops.
   void close();
   // None of the job's ranks, but a process that one of them forked: every other call but those below throws Error.
+  // They do so before they take a lock: its copy in the child may be held, by a thread that only the parent has.
   bool in_forked_child() const { return fork_.in_child(); }
+  void check_process() const {
+    if (fork_.in_child()) [[unlikely]]
+      throw_forked();
+  }
 
   int rank() const override { return members_.rank; }
   int size() const { return members_.size; }
@@ -136,7 +141,10 @@ class Communicator final : public Watched, public Notes {
   // a share of an operand.
   bool shares_encoding() const { return fabric_.hierarchy != nullptr; }
   bool encodes() const { return members_.size > 1 && (fabric_.board == nullptr || fabric_.compress_local); }
-  const EncodedCosts& encoded_costs() const { return fabric_.encoded_costs; }
+  const EncodedCosts& encoded_costs() const {
+    check_process();
+    return fabric_.encoded_costs;
+  }
   int node() const { return members_.node_of_rank[members_.rank]; }
   int local_rank() const;
   int local_size() const;
@@ -167,10 +175,6 @@ class Communicator final : public Watched, public Notes {
 
   void connect_levels();
   void check_open() const;
-  void check_process() const {
-    if (fork_.in_child()) [[unlikely]]
-      throw_forked();
-  }
   [[noreturn]] void throw_forked() const;
   // Validates; and what messages call the root.
   void accept(Request& request) const;

@@ -69,6 +69,7 @@ void Communicator::fail(const std::string& text) {
 }
 
 std::string Communicator::failure() const {
+  if (fork_.in_child()) return "";
   const std::lock_guard lock(inbox_mutex_);
   return failure_text_;
 }

@@ -49,6 +49,7 @@ void Communicator::make_names() {
 }
 
 std::vector<std::shared_ptr<Operation>> Communicator::named_in_flight() {
+  check_process();
   const std::lock_guard lock(drive_mutex_);
   take_inbox();
   std::vector<std::shared_ptr<Operation>> found;

@@ -9,6 +9,8 @@
 #include <new>
 #include <vector>
 
+#include "base/fork.h"
+
 namespace dcoll {
 namespace {
 
@@ -34,6 +36,7 @@ class Spare {
     return *spare;
   }
   Block take(size_t bytes) {
+    if (fork_.in_child()) return {};
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
       return block.capacity >= bytes && block.capacity <= 2 * bytes;
@@ -46,6 +49,7 @@ class Spare {
   }
   Spare() { kept_.reserve(Memory::kMostKeptBlocks + 1); }  // keeping one, in a destructor, must not need memory
   void keep(Block block) {
+    if (fork_.in_child()) return release(block);  // the lock may be held by a thread that only the parent has
     const std::lock_guard lock(mutex_);
     kept_.push_back(block);
     kept_bytes_ += block.capacity;
@@ -61,6 +65,7 @@ class Spare {
   }
 
  private:
+  ForkGuard fork_;
   std::mutex mutex_;
   std::vector<Block> kept_;  // the last to be freed is the last
   size_t kept_bytes_ = 0;

@@ -108,6 +108,7 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
 }
 
 void Timeline::stop() {
+  if (fork_.in_child()) return;  // the file and the thread that writes it are the parent's
   const std::lock_guard lock(mutex_);
   path_.clear();
   on_ = false;

@@ -16,6 +16,7 @@
 #include <string>
 #include <thread>
 
+#include "base/fork.h"
 #include "base/log.h"
 #include "engine/core/operation.h"
 #include "engine/core/timeline_record.h"
@@ -89,6 +90,7 @@ class Timeline {
   std::atomic<bool> marks_cycles_{false};
   std::atomic<uint64_t> dropped_{0};  // relaxed: a counter, read when the file is closed
 
+  ForkGuard fork_;
   std::mutex mutex_;                    // guards starting and stopping
   std::string path_;                    // of the file being written
   std::unique_ptr<RecordQueue> queue_;  // once made it stays: a late producer may still push
