@@ -49,7 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     lab.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
     lab.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of each host's link, in turn")
     lab.add_argument("--sizes", default="1M,16M,64M", help=f"of the buffer, in bytes, or {GRADIENTS}")
-    lab.add_argument("--methods", default=",".join(METHODS), help="names in dcoll.Compression")
+    lab.add_argument("--methods", default=",".join(METHODS), help="names in dcoll.Compression; auto-int8: auto(lossy='int8')")
     lab.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the job of a rate")
     for command in (kernels, lab):
         command.add_argument("--turns", type=at_least(1), default=7)
@@ -140,6 +140,15 @@ Reductions = dict[str, tuple[Callable[[], object], Callable[[], object]]]
 """By the name of the method: what comes before it, and what is timed."""
 
 
+def compression_named(name: str) -> Any:
+    """int8: Compression.int8; auto-int8: Compression.auto(lossy="int8")."""
+    import dcoll as hvd
+
+    kind, _, lossy = name.partition("-")
+    found = getattr(hvd.Compression, kind)
+    return found(lossy) if lossy else found
+
+
 def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
     """A buffer, in place, as buckets are reduced: to page in a result in new memory takes long with every codec."""
     import torch
@@ -153,7 +162,7 @@ def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
     x = values.clone()
     found: Reductions = {}
     for name in names:
-        codec = codec_of(getattr(hvd.Compression, name), x, hvd.Average)
+        codec = codec_of(compression_named(name), x, hvd.Average)
         call = functools.partial(allreduce_sync_, communicator(), x, hvd.Average, "", 1.0, 1.0, codec=codec)
         found[name] = (functools.partial(x.copy_, values), call)
     return size, found
@@ -171,7 +180,7 @@ def reductions_of_gpt(names: Sequence[str]) -> tuple[int, Reductions]:
     found: Reductions = {}
     for name in names:
         model = GPT(6, 6, 384, 256)
-        compression = getattr(hvd.Compression, name)
+        compression = compression_named(name)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0),
             model.named_parameters(),

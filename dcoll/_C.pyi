@@ -108,6 +108,9 @@ class Communicator:
         """The constants of the cost model in use, as plan.constants()."""
     def constants_source(self) -> str:
         """Where they are from: "built in", "measured in 61 ms", or a file."""
+    def coding(self, codec: str) -> tuple[float, float] | None:
+        """Microseconds to encode, and to decode, a byte of float32, as all ranks take it; None before an all-reduce
+        with codec "auto ..." has measured it."""
     def describe_path(self, collective: str, bytes: int, dtype: int, op: int, mapped: bool) -> str:
         """How such a call goes, for people. mapped: its memory is, on all ranks. collective: as in plan.select()."""
 
@@ -768,6 +771,22 @@ class plan:
         """The all-reduce on two levels: between (the algorithm between nodes; None: the operand rides on the
         agreement), agreement_us, in_node_us, between_us, total_us, and why, one line of these."""
     DEFAULT_SLICE_BYTES: int
+    @staticmethod
+    def encoded(
+        codec: str,
+        bytes: int,
+        nodes: Sequence[int],
+        encode_us_per_byte: float,
+        decode_us_per_byte: float,
+        slice_bytes: int = 61440,
+        constants: dict[str, Any] = ...,
+        two_levels: bool = False,
+    ) -> dict[str, Any]:
+        """plain_us, encoded_us, pays: an all-reduce of so much float32 as it is and encoded. two_levels: ranks of a
+        node share memory."""
+    @staticmethod
+    def coding(codec: str) -> tuple[float, float]:
+        """Microseconds to encode, and to decode, a byte of float32 on this core, measured now."""
     @staticmethod
     def constants() -> dict[str, Any]:
         """The built-in constants of the cost model: memory and network (dicts of alpha_us, overhead_us,

@@ -181,6 +181,37 @@ def _unless_float32(tensor: Any, name: str) -> tuple[Any, Any]:
     return tensor, None
 
 
+class AutoCompressor(Compressor):
+    """Sends float32 by the codec that is allowed where that is predicted to be faster than as it is, bucket by bucket.
+
+    The first large all-reduce between nodes measures the links and how fast this machine encodes; every later one is
+    predicted both ways (`python -m dcoll.plan explain --compression` shows how), and a line of DCOLL_LOG_LEVEL=info on
+    rank 0 says what was chosen for its size, and why. All ranks choose alike. What DistributedOptimizer does with what
+    is lost is as with the codec itself.
+
+        optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.auto(lossy="bf16"))
+    """
+
+    feedback = True
+
+    def __init__(self, lossy: str | None = None, *, ratio: float = 0.01) -> None:
+        """lossy: the loss you allow: "bf16", "fp16", "int8" or "topk"; None: none, so everything goes as it is.
+        ratio: of "topk". Raises ArgumentError for others.
+        """
+        codecs = {"bf16": "bf16", "fp16": "fp16", "int8": "int8", "topk": TopKCompressor(ratio).codec}
+        if lossy is not None and lossy not in codecs:
+            raise ArgumentError(f"Compression.auto got lossy {lossy!r}, but takes {', '.join(codecs)} or None")
+        self.codec = f"auto {codecs[lossy]}" if lossy is not None else ""  # type: ignore[misc]
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
 class OptimizersCompressor:
     """Base of what keeps something from step to step: an object for one DistributedOptimizer, not for single calls."""
 
@@ -288,9 +319,10 @@ class Compression:
     int8 = Int8Compressor
     topk = TopKCompressor
     powersgd = PowerSGD
+    auto = AutoCompressor
 
 
-_OURS = (FP16Compressor, BF16Compressor, Int8Compressor, TopKCompressor)
+_OURS = (FP16Compressor, BF16Compressor, Int8Compressor, TopKCompressor, AutoCompressor)
 
 
 def _is_ours(compression: Any) -> bool:
@@ -306,8 +338,8 @@ def check_compression(compression: Any) -> None:
         return
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ArgumentError(
-            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16, int8 or topk(ratio), or "
-            "a class with compress() and decompress(); for DistributedOptimizer also Compression.powersgd(rank=4), or "
+            f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16, int8, topk(ratio) or "
+            "auto(lossy), or a class with compress() and decompress(); for DistributedOptimizer also Compression.powersgd(rank=4), or "
             "an object of a class derived from dcoll.compression.StatefulCompressor"
         )
 

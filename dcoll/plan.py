@@ -6,7 +6,8 @@ python -m dcoll.plan verify --algo tree -n 64
 python -m dcoll.plan explain --bytes 16M -n 8 [--ranks-per-node 4] [--rate 10gbit] [--latency 20us]
 python -m dcoll.plan explain --bytes 16M --nodes 4 --ranks-per-node 2
 python -m dcoll.plan explain --bytes 16M --ranks-per-node 3,1,2
-mpirun -n 8 python -m dcoll.plan explain --bytes 16M [--dtype float16] [--op adasum] [--memory mapped]
+python -m dcoll.plan explain --bytes 16M --nodes 4 --rate 1gbit --compression
+mpirun -n 8 python -m dcoll.plan explain --bytes 16M [--compression] [--dtype float16] [--op adasum] [--memory mapped]
 """
 
 import argparse
@@ -142,16 +143,56 @@ def explain(
     return "\n".join(lines)
 
 
-def explain_job(collective: str, nbytes: int, dtype: str, op: str, memory: str) -> str | None:
+CODECS = ("fp16", "bf16", "int8", "topk 0.01")
+SMALL_BYTES = 64 << 10
+"""All-reduces up to this long are not encoded."""
+
+
+def explain_compression(
+    nbytes: int,
+    node_of_rank: Sequence[int],
+    codings: dict[str, tuple[float, float]],
+    constants: dict[str, Any] | None = None,
+    slice_bytes: int = _C.plan.DEFAULT_SLICE_BYTES,
+    two_levels: bool | None = None,
+) -> str:
+    """What Compression.auto would choose for an all-reduce of so many bytes of float32, for each loss allowed.
+
+    codings: of each codec the microseconds to encode, and to decode, a byte of float32. two_levels: the ranks of a node
+    share memory; None: where nodes have several.
+    """
+    nodes = len(set(node_of_rank))
+    if nodes == 1:
+        return "  compression: nothing is compressed inside one node, where memory is faster than any encoder"
+    if two_levels is None:
+        two_levels = nodes < len(node_of_rank)
+    lines = [f"  {'codec':<20} {'predicted':>14} {'times faster':>13}  Compression.auto, where this loss is allowed"]
+    for codec, speed in codings.items():
+        found = _C.plan.encoded(codec, nbytes, node_of_rank, *speed, slice_bytes, constants or {}, two_levels)
+        faster = found["plain_us"] / found["encoded_us"]
+        pays = found["pays"] and nbytes > SMALL_BYTES
+        chosen = codec if pays else "in full" + (": it is too short" if nbytes <= SMALL_BYTES else "")
+        coding = " and ".join(f"{1e-3 / one:.1f}" for one in speed)
+        lines.append(
+            f"  {codec:<20} {found['encoded_us']:>11.1f} us {faster:>12.2f}x  {chosen} (coding {coding} GB/s)"
+        )
+    return "\n".join(lines)
+
+
+def explain_job(
+    collective: str, nbytes: int, dtype: str, op: str, memory: str, compression: bool = False
+) -> str | None:
     """How that call goes in the job this process is a rank of; None on all ranks but the first. Collective."""
     import torch
 
-    from dcoll import collectives, world
+    from dcoll import collectives, on_communicator, world
 
     world.init()
     comm = world.communicator()
     # The first large all-reduce between nodes measures, or reads what was measured.
     collectives.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
+    for codec in CODECS if compression else ():
+        on_communicator.allreduce_sync_(comm, torch.zeros(1 << 16), ReduceOp.Sum, "", 1.0, 1.0, codec=f"auto {codec}")
     text = None
     if comm.rank == 0:
         text = explain(
@@ -168,6 +209,10 @@ def explain_job(collective: str, nbytes: int, dtype: str, op: str, memory: str) 
             text += (
                 "\n  All ranks share memory, so the schedules are what DCOLL_TRANSPORT=mpi would have to choose from."
             )
+        if compression:
+            codings = {codec: speed for codec in CODECS if (speed := comm.coding(f"auto {codec}")) is not None}
+            slices = slice_bytes_of_job(several_nodes=True)
+            text += "\n" + explain_compression(nbytes, comm.nodes, codings, comm.constants(), slices)
     world.shutdown()
     return text
 
@@ -210,6 +255,9 @@ def _parser() -> argparse.ArgumentParser:
         ("--memory", ["ordinary", "mapped"], "mapped: from dcoll.empty(), as gradients are (default ordinary)"),
     ):
         command.add_argument(option, choices=choices, help=f"of this job, under mpirun: {text}")
+    command.add_argument(
+        "--compression", action="store_true", help="also: which codecs would be faster, and what Compression.auto takes"
+    )
     command.add_argument("--rate", type=parse_rate, help="of the links between nodes: 1gbit, 100gbit")
     command.add_argument("--latency", type=parse_time, help="of a short message between nodes: 20us")
     return parser
@@ -235,10 +283,13 @@ def _ranks_of_nodes(args: argparse.Namespace) -> list[int]:
 
 def _explained(args: argparse.Namespace) -> str | None:
     described = (args.n, args.nodes, args.ranks_per_node, args.rate, args.latency)
+    if args.compression and args.collective != "all_reduce":
+        raise _C.ArgumentError(f"--compression is of an all_reduce, but --collective is {args.collective}")
     launcher = find_launcher(os.environ)
     if launcher is not None and launcher.size != 1 and all(value is None for value in described):
         memory = args.memory or "ordinary"
-        return explain_job(args.collective, args.bytes, args.dtype or "float32", args.op or "sum", memory)
+        dtype, op = args.dtype or "float32", args.op or "sum"
+        return explain_job(args.collective, args.bytes, dtype, op, memory, args.compression)
     if given := [name for name in ("dtype", "op", "memory") if getattr(args, name) is not None]:
         raise _C.ArgumentError(
             f"--{given[0]} is of a call in a job, and there is none that has been described: start it under mpirun, "
@@ -251,7 +302,12 @@ def _explained(args: argparse.Namespace) -> str | None:
     if args.latency is not None:
         constants["network"]["alpha_us"] = args.latency
         source = "built in but for what was given"
-    return explain(args.collective, args.bytes, blocks(_ranks_of_nodes(args)), constants, source)
+    nodes = blocks(_ranks_of_nodes(args))
+    text = explain(args.collective, args.bytes, nodes, constants, source)
+    if not args.compression:
+        return text
+    codings = {codec: _C.plan.coding(codec) for codec in CODECS}
+    return f"{text}\n{explain_compression(args.bytes, nodes, codings, constants)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -353,6 +353,12 @@ void bind_communicator(py::module_& m) {
                              })
       .def("constants", [](Communicator& comm) { return bind::to_dict(comm.topology()); })
       .def("constants_source", &Communicator::constants_source)
+      .def("coding",
+           [](Communicator& self, const std::string& codec) -> std::optional<std::pair<double, double>> {
+             const auto coding = self.coding(kernels::encoding_named(codec).codec);
+             if (!coding) return std::nullopt;
+             return std::pair(coding->encode_us_per_byte, coding->decode_us_per_byte);
+           })
       .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),
            py::arg("mapped"))
       .def("alloc", &Communicator::alloc, py::arg("nbytes"))

@@ -10,8 +10,11 @@
 #include "base/error.h"
 #include "bind/bind.h"
 #include "bind/constants.h"
+#include "engine/links/coding.h"
+#include "kernels/codec.h"
 #include "plan/algorithms.h"
 #include "plan/describe.h"
+#include "plan/encoded.h"
 #include "plan/hierarchical.h"
 #include "plan/select.h"
 #include "plan/verify.h"
@@ -114,6 +117,31 @@ py::dict hierarchical(uint64_t bytes, std::vector<uint32_t> nodes, uint64_t slic
   return dict;
 }
 
+py::dict encoded(const std::string& codec, uint64_t bytes, std::vector<uint32_t> nodes, double encode_us_per_byte,
+                 double decode_us_per_byte, uint64_t slice_bytes, const py::dict& constants, bool two_levels) {
+  const kernels::Encoding encoding = kernels::encoding_named(codec);
+  if (!encoding) throw ArgumentError("'' is no codec: there is nothing to compare");
+  const plan::Coding coding{.share = kernels::encoded_share(encoding),
+                            .gathered = encoding.codec == kernels::Codec::kTopK,
+                            .encode_us_per_byte = encode_us_per_byte,
+                            .decode_us_per_byte = decode_us_per_byte};
+  const auto times =
+      plan::predict_encoded(bytes, coding, topology_of(std::move(nodes), constants), slice_bytes, two_levels);
+  py::dict dict;
+  dict["plain_us"] = times.plain_us;
+  dict["encoded_us"] = times.encoded_us;
+  dict["pays"] = times.pays();
+  return dict;
+}
+
+std::pair<double, double> coding(const std::string& codec) {
+  const kernels::Encoding encoding = kernels::encoding_named(codec);
+  if (!encoding) throw ArgumentError("'' is no codec: there is nothing to measure");
+  const py::gil_scoped_release unlocked;
+  const plan::Coding measured = measure_coding(encoding);
+  return {measured.encode_us_per_byte, measured.decode_us_per_byte};
+}
+
 std::vector<std::tuple<std::string, std::string, std::string>> algorithms() {
   std::vector<std::tuple<std::string, std::string, std::string>> rows;
   for (const plan::Algorithm& algorithm : plan::algorithms()) {
@@ -134,6 +162,10 @@ void bind_plan(py::module_& m) {
           py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
   sub.def("hierarchical", &hierarchical, py::arg("bytes"), py::arg("nodes"),
           py::arg("slice_bytes") = plan::kDefaultSliceBytes, py::arg("constants") = py::dict());
+  sub.def("encoded", &encoded, py::arg("codec"), py::arg("bytes"), py::arg("nodes"), py::arg("encode_us_per_byte"),
+          py::arg("decode_us_per_byte"), py::arg("slice_bytes") = plan::kDefaultSliceBytes,
+          py::arg("constants") = py::dict(), py::arg("two_levels") = false);
+  sub.def("coding", &coding, py::arg("codec"));
   sub.attr("DEFAULT_SLICE_BYTES") = plan::kDefaultSliceBytes;
   sub.def("constants", [] { return bind::to_dict(plan::Constants{}); });
   bind_simulate(sub);

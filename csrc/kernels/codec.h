@@ -26,15 +26,18 @@ namespace dcoll::kernels {
 enum class Codec : uint8_t { kNone, kFloat16, kBFloat16, kInt8, kTopK, kFloat32 };
 inline constexpr size_t kCodecBlock = 256;
 
+inline constexpr size_t kCodecs = 6;
+
 // A codec and what it needs to know: of kTopK the share of the elements that are sent, greater than 0, at most 1.
 struct Encoding {
   Codec codec = Codec::kNone;
   float ratio = 0;
+  bool if_it_pays = false;  // where messages are faster as they are, they go so
   bool operator==(const Encoding&) const = default;
   explicit operator bool() const { return codec != Codec::kNone; }
 };
 std::string_view codec_name(Codec codec);
-std::string encoding_name(const Encoding& encoding);  // "", "fp16", "bf16", "int8", "topk 0.01", "fp32"
+std::string encoding_name(const Encoding& encoding);  // "", "fp16", "bf16", "int8", "topk 0.01", "fp32", "auto int8"
 // Throws ArgumentError, which lists the names, for others.
 Encoding encoding_named(std::string_view name);
 
@@ -54,6 +57,9 @@ struct Feedback {
 
 // Of so many elements; not for kNone and kTopK, as in what follows. No alignment is assumed of encoded forms.
 size_t encoded_bytes(Codec codec, size_t count);
+
+// How much of float32's bytes is left, of long operands; of kTopK too.
+double encoded_share(const Encoding& encoding);
 
 // Returns how many values float16 had no room for. `error` as in Feedback.
 size_t encode(Codec codec, void* dst, const float* src, size_t count, float* error = nullptr);

@@ -10,12 +10,14 @@
 #include "kernels/dispatch.h"
 #include "kernels/float_state.h"
 #include "kernels/reduce.h"
+#include "kernels/topk.h"
 
 namespace dcoll::kernels {
 namespace {
 
 constexpr size_t kPortion = 8 * kCodecBlock;
 constexpr std::array<std::string_view, 6> kNames{"", "fp16", "bf16", "int8", "topk", "fp32"};
+constexpr std::string_view kAuto = "auto ";
 
 DType dtype_of(Codec codec) { return codec == Codec::kFloat16 ? DType::kFloat16 : DType::kBFloat16; }
 
@@ -71,13 +73,19 @@ void in_portions(size_t count, const Work& work) {
 std::string_view codec_name(Codec codec) { return kNames[static_cast<size_t>(codec)]; }
 
 std::string encoding_name(const Encoding& encoding) {
-  std::string name(kNames[static_cast<size_t>(encoding.codec)]);
+  std::string name(encoding.if_it_pays ? kAuto : "");
+  name += codec_name(encoding.codec);
   if (encoding.codec != Codec::kTopK) return name;
   std::array<char, 32> digits{};
   return name + ' ' + std::string(digits.data(), std::to_chars(digits.begin(), digits.end(), encoding.ratio).ptr);
 }
 
 Encoding encoding_named(std::string_view name) {
+  if (name.starts_with(kAuto)) {
+    Encoding encoding = encoding_named(name.substr(kAuto.size()));
+    encoding.if_it_pays = static_cast<bool>(encoding);
+    return encoding;
+  }
   const std::string_view codec = name.substr(0, name.find(' '));
   const auto found = std::find(kNames.begin(), kNames.end(), codec);
   Encoding encoding;
@@ -92,9 +100,17 @@ Encoding encoding_named(std::string_view name) {
     }
   } else if (found == kNames.end() || codec.size() != name.size()) {
     throw ArgumentError("No codec '" + std::string(name) +
-                        "'; allowed are fp16, bf16, int8, topk with a share, fp32, and '' for none.");
+                        "'; allowed are fp16, bf16, int8, topk with a share, fp32, "
+                        "'auto' and one of these, and '' for none.");
   }
   return encoding;
+}
+
+double encoded_share(const Encoding& encoding) {
+  constexpr size_t kLong = size_t{512} << 10;
+  const size_t bytes = encoding.codec == Codec::kTopK ? top_bytes(kLong, top_count(kLong, encoding.ratio))
+                                                      : encoded_bytes(encoding.codec, kLong);
+  return static_cast<double>(bytes) / (kLong * sizeof(float));
 }
 
 size_t encoded_bytes(Codec codec, size_t count) {

@@ -238,8 +238,14 @@ Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
 
 }  // namespace
 
+bool wants_coding(const Fabric& f, const Call& call) {
+  return call.encoding.if_it_pays && call.kind == Kind::kAllReduce && f.board == nullptr && f.size > 1 &&
+         !call.is_small() && !f.codings[static_cast<size_t>(call.encoding.codec)];
+}
+
 // All ranks answer alike: the call is the same everywhere, but for the sizes of ragged collectives.
 bool wants_constants(const Fabric& f, const Call& call) {
+  if (wants_coding(f, call)) return true;
   if (f.links.use == LinkConstants::Use::kBuiltIn || f.links.learnt) return false;
   if (call.kind == Kind::kAllReduce) return call.algo.or_else(f.algo).takes_levels();
   return call.kind == Kind::kReduceScatter || call.kind == Kind::kBroadcast || call.kind == Kind::kAllGather;
@@ -247,7 +253,12 @@ bool wants_constants(const Fabric& f, const Call& call) {
 
 Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
-  if (encodes(f, r.call())) {
+  const bool encoded = encodes(f, r.call());
+  if (!encoded && wants_constants(f, r.call())) {
+    Nested learnt(learn_constants(f, r.call()));
+    co_await learnt;
+  }
+  if (encoded) {
     op.phases.enter(Phase::kMove);
     op.phases.name_algorithm(kernels::codec_name(r.encoding.codec));
     Nested messages(move_encoded(f, op, cost));
@@ -260,10 +271,6 @@ Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   if (ragged && op.counts.empty()) {  // else they came with the handshake
     Nested counts(exchange_counts(f, op));
     co_await counts;
-  }
-  if (wants_constants(f, r.call())) {
-    Nested learnt(learn_constants(f));
-    co_await learnt;
   }
   op.phases.enter(Phase::kPack);
   DataPhase phase = data_phase(f, op);

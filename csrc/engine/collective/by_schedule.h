@@ -7,6 +7,9 @@
 
 namespace dcoll {
 
+// Whether it is to be measured how fast this call's codec is, so that it is known whether it pays.
+bool wants_coding(const Fabric& fabric, const Call& call);
+
 // Whether the constants of the cost model are wanted for this call, which is the first then.
 bool wants_constants(const Fabric& fabric, const Call& call);
 

@@ -27,7 +27,9 @@ std::string_view path_text(Path path) {
 bool encodes(const Fabric& f, const Call& call) {
   if (!call.encoding || call.dtype != DType::kFloat32 || f.size == 1) return false;
   if (call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) return false;
-  return f.compress_local || (f.board == nullptr && !call.is_small());
+  if (f.compress_local) return true;
+  if (f.board != nullptr || call.is_small()) return false;
+  return !call.encoding.if_it_pays || f.pays(call.encoding, call.bytes());
 }
 
 Path choose_path(const Fabric& f, const Call& call) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 
 #include "base/error.h"
 #include "plan/select.h"
@@ -34,6 +35,39 @@ const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
     known = {std::string(choice.algorithm->name), static_cast<size_t>(choice.slice_bytes)};
   }
   return known;
+}
+
+// Rounded up as there.
+bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
+  const std::optional<plan::Coding>& coding = codings[static_cast<size_t>(encoding.codec)];
+  if (!coding) return false;
+  const size_t rounded = std::bit_ceil(bytes);
+  for (const Weighed& known : weighed_) {
+    if (known.bytes == rounded && known.encoding == encoding) return known.pays;
+  }
+  plan::Coding asked = *coding;
+  asked.share = kernels::encoded_share(encoding);
+  const auto times = plan::predict_encoded(rounded, asked, topology, slice_bytes, hierarchy != nullptr);
+  if (weighed_.size() >= kMostWeighed) weighed_.clear();  // a share that changes from call to call
+  weighed_.push_back({encoding, rounded, times.pays()});
+  tell_choice(encoding, rounded, times);
+  return times.pays();
+}
+
+void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times) const {
+  if (log == nullptr || rank != 0) return;
+  kernels::Encoding codec = encoding;
+  codec.if_it_pays = false;
+  const plan::Coding& coding = *codings[static_cast<size_t>(encoding.codec)];
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(),
+                "all-reduces of float32 of up to %zu KiB go %s: %.1f ms predicted as %s, %.1f ms in full (link %.2f "
+                "GB/s, encoding %.1f GB/s, decoding %.1f GB/s)",
+                bytes >> 10, times.pays() ? ("as " + kernels::encoding_name(codec)).c_str() : "in full",
+                times.encoded_us / 1e3, kernels::encoding_name(codec).c_str(), times.plain_us / 1e3,
+                1e-3 / topology.network.beta_us_per_byte, 1e-3 / coding.encode_us_per_byte,
+                1e-3 / coding.decode_us_per_byte);
+  (*log)(LogLevel::kInfo, text.data());
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "engine/node/pull_inline.h"
 #include "engine/node/slots.h"
 #include "plan/algorithms.h"
+#include "plan/encoded.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
 #include "transport/transport.h"
@@ -45,6 +47,7 @@ struct Fabric {
   Algo algo = "auto";  // configured
   bool compress_local = false;
   EncodedCosts encoded_costs;
+  std::array<std::optional<plan::Coding>, kernels::kCodecs> codings;  // as learn_constants() has found them
   bool told_saturated = false, told_uncompressed = false;
   const Log* log = nullptr;
   OutOfStep out_of_step;
@@ -60,8 +63,13 @@ struct Fabric {
     size_t slice_bytes = 0;
   };
   const Fastest& fastest(plan::Collective collective, size_t bytes);
+  // Whether an all-reduce of so much float32 is predicted to be faster encoded; false until its coding is known.
+  bool pays(const kernels::Encoding& encoding, size_t bytes) const;
   // After the topology's constants have changed.
-  void forget_choices() { fastest_ = {}; }
+  void forget_choices() {
+    fastest_ = {};
+    weighed_.clear();
+  }
 
  private:
   struct Cached {
@@ -70,7 +78,16 @@ struct Fabric {
     int root;
     std::shared_ptr<const plan::Schedule> schedule;
   };
+  struct Weighed {
+    kernels::Encoding encoding;
+    size_t bytes;
+    bool pays;
+  };
+  static constexpr size_t kMostWeighed = 256;
+  void tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times) const;
+
   std::vector<Cached> cache_;
+  mutable std::vector<Weighed> weighed_;
   std::array<std::array<Fastest, 64>, 5> fastest_;  // per collective and power of two
 };
 

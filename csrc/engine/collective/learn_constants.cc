@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "engine/collective/by_schedule.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/links/calibration.h"
+#include "engine/links/coding.h"
 
 namespace dcoll {
 namespace {
@@ -31,12 +33,19 @@ Task measure_handshake(Fabric& f, double& us) {
   us = times[kTimes / 2];
 }
 
-}  // namespace
+// Rank 0's numbers for everybody.
+Task learn_coding(Fabric& f, CalibrationSite site, kernels::Encoding encoding) {
+  plan::Coding coding = measure_coding(encoding);
+  std::vector<std::byte> record(sizeof coding);
+  std::memcpy(record.data(), &coding, sizeof coding);
+  Nested told(tell_everybody(site, record));
+  co_await told;
+  std::memcpy(static_cast<void*>(&coding), record.data(), sizeof coding);
+  f.codings[static_cast<size_t>(encoding.codec)] = coding;
+}
 
-Task learn_constants(Fabric& f) {
+Task learn_links(Fabric& f, CalibrationSite site) {
   LinkConstants& links = f.links;
-  const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
-                             f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
   // Rank 0 alone looks: what others have may be of another time.
   enum Where : uint64_t { kNowhere, kOfTheJob, kInTheCache };
   struct Known {
@@ -87,6 +96,22 @@ Task learn_constants(Fabric& f) {
   if (f.hierarchy != nullptr) f.hierarchy->use(known.constants);
   links.learnt = true;
   if (f.rank == 0) links.log(LogLevel::kInfo, "link constants: " + links.source);
+}
+
+}  // namespace
+
+Task learn_constants(Fabric& f, Call call) {
+  const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
+                             f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
+  const bool coding = wants_coding(f, call);
+  if (f.links.use != LinkConstants::Use::kBuiltIn && !f.links.learnt) {
+    Nested learnt(learn_links(f, site));
+    co_await learnt;
+  }
+  if (coding) {
+    Nested learnt(learn_coding(f, site, call.encoding));
+    co_await learnt;
+  }
 }
 
 }  // namespace dcoll

@@ -58,7 +58,7 @@ void tell_saturated(Fabric& f, uint64_t saturated) {
 }
 
 void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns) {
-  if (!encodes(f, r.call())) return;
+  if (cost.elements == 0) return;
   cost.calls = 1;
   cost.total_ns = now_ns() - begin_ns;
   f.encoded_costs.add(r.name, r.encoding, cost);
@@ -89,7 +89,7 @@ Task learn_slots(Fabric& f) {
 // anew.
 Task move_on_two_levels(Fabric& f, Operation& op, ReduceJob job, uint64_t ticket) {
   if (wants_constants(f, op.request.call())) {
-    Nested learnt(learn_constants(f));
+    Nested learnt(learn_constants(f, op.request.call()));
     co_await learnt;
     HierarchicalAgreement everybody(*f.hierarchy, op.request.fingerprint(), &job);
     co_await everybody;
@@ -222,7 +222,7 @@ bool enters_inline(const Fabric& fabric, const Call& call) {
 }
 
 TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {
-  if (choose_path(fabric, call) != Path::kNodeDirect) return {};
+  if (fabric.board == nullptr || choose_path(fabric, call) != Path::kNodeDirect) return {};
   return fabric.all_reduce->own_slice(call);
 }
 

@@ -404,6 +404,12 @@ std::string Communicator::describe_path(const Call& call, bool mapped) {
   return text;
 }
 
+std::optional<plan::Coding> Communicator::coding(kernels::Codec codec) {
+  check_process();
+  const std::lock_guard lock(drive_mutex_);
+  return fabric_.codings[static_cast<size_t>(codec)];
+}
+
 std::string Communicator::constants_source() {
   check_process();
   const std::lock_guard lock(drive_mutex_);

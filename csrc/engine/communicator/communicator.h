@@ -164,6 +164,8 @@ class Communicator final : public Watched, public Notes {
   // What the cost model works with now, and where the numbers are from.
   plan::Topology topology();
   std::string constants_source();
+  // What its coding takes, where a call has asked whether this codec pays.
+  std::optional<plan::Coding> coding(kernels::Codec codec);
   // How such a call goes, for people. mapped: its memory is, on all ranks.
   std::string describe_path(const Call& call, bool mapped);
   std::shared_ptr<KnownLinks> known_links() const { return fabric_.links.of_the_job; }  // never another one

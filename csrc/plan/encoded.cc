@@ -1,0 +1,48 @@
+#include "plan/encoded.h"
+
+#include <algorithm>
+#include <map>
+
+#include "plan/agreement.h"
+#include "plan/hierarchical.h"
+#include "plan/select.h"
+
+namespace dcoll::plan {
+namespace {
+
+double part_us(Collective collective, double bytes, const Topology& topology, uint64_t slice_bytes) {
+  return select_part(collective, static_cast<uint64_t>(bytes), topology, slice_bytes).candidates[0].predicted_us;
+}
+
+// Between the ranks of `topology`, each with `bytes` of float32.
+double exchange_us(double bytes, const Coding& coding, const Topology& topology, uint64_t slice_bytes) {
+  const double n = topology.num_ranks, sent = bytes * coding.share;
+  const double encode_us = bytes * coding.encode_us_per_byte, decode_us = bytes * coding.decode_us_per_byte;
+  if (coding.gathered && n * coding.share <= 2) {
+    return part_us(Collective::kAllGather, n * sent, topology, slice_bytes) + encode_us + n * decode_us;
+  }
+  const double dense = coding.gathered ? bytes : sent;  // selections that would be longer travel as float32
+  return part_us(Collective::kAllToAll, dense, topology, slice_bytes) +
+         part_us(Collective::kAllGather, dense, topology, slice_bytes) + encode_us + 2 * (n - 1) / n * decode_us;
+}
+
+}  // namespace
+
+EncodedTimes predict_encoded(uint64_t bytes, const Coding& coding, const Topology& topology, uint64_t slice_bytes,
+                             bool two_levels) {
+  if (!two_levels) {
+    return {select(Collective::kAllReduce, bytes, topology, slice_bytes).candidates[0].predicted_us,
+            agreement_us(topology, 0) + exchange_us(static_cast<double>(bytes), coding, topology, slice_bytes)};
+  }
+  std::map<uint32_t, uint32_t> sizes;
+  for (const uint32_t node : topology.node_of_rank) ++sizes[node];
+  uint32_t least = topology.num_ranks;
+  for (const auto& [node, size] : sizes) least = std::min(least, size);
+  const HierarchicalCost plain = predict_hierarchical(bytes, topology, slice_bytes);
+  const uint32_t carriers = carriers_for(bytes, least, topology.shared_cores);
+  const Topology links = between_nodes(topology, static_cast<uint32_t>(sizes.size()), carriers);
+  return {plain.total_us(), plain.agreement_us + plain.in_node_us +
+                                exchange_us(static_cast<double>(bytes) / carriers, coding, links, slice_bytes)};
+}
+
+}  // namespace dcoll::plan

@@ -1,0 +1,31 @@
+// Whether an all-reduce is faster with encoded messages (engine/schedule/encoded_all_reduce.h) than without.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/cost.h"
+#include "plan/topology.h"
+
+namespace dcoll::plan {
+
+// What a codec makes of float32, and what one core takes for a byte of that. Of decoding: of one rank's message.
+struct Coding {
+  double share = 1;       // of the bytes are left
+  bool gathered = false;  // everybody gets everybody's message; else parts go to their owners and sums to everybody
+  double encode_us_per_byte = 0, decode_us_per_byte = 0;
+};
+
+struct EncodedTimes {
+  double plain_us = 0, encoded_us = 0;
+
+  // What the model promises must be worth the loss: it is no more exact than this.
+  bool pays() const { return encoded_us < 0.95 * plain_us; }
+};
+
+// A pure function, as select() is. two_levels: nodes add up in shared memory, and their ranks share what lies between
+// them. Coding and messages are taken to follow each other, which is the worst: where a core sends and encodes, as on
+// the two cores of bench/netlab, no more than that was seen.
+EncodedTimes predict_encoded(uint64_t bytes, const Coding& coding, const Topology& topology, uint64_t slice_bytes,
+                             bool two_levels);
+
+}  // namespace dcoll::plan
