@@ -49,7 +49,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     lab.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
     lab.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of each host's link, in turn")
     lab.add_argument("--sizes", default="1M,16M,64M", help=f"of the buffer, in bytes, or {GRADIENTS}")
-    lab.add_argument("--methods", default=",".join(METHODS), help="names in dcoll.Compression; auto-int8: auto(lossy='int8')")
+    lab.add_argument(
+        "--methods", default=",".join(METHODS), help="names in dcoll.Compression; auto-int8: auto(lossy='int8')"
+    )
     lab.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the job of a rate")
     for command in (kernels, lab):
         command.add_argument("--turns", type=at_least(1), default=7)

@@ -339,8 +339,8 @@ def check_compression(compression: Any) -> None:
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ArgumentError(
             f"compression is {compression!r}, but must be dcoll.Compression.none, fp16, bf16, int8, topk(ratio) or "
-            "auto(lossy), or a class with compress() and decompress(); for DistributedOptimizer also Compression.powersgd(rank=4), or "
-            "an object of a class derived from dcoll.compression.StatefulCompressor"
+            "auto(lossy), or a class with compress() and decompress(); for DistributedOptimizer also "
+            "Compression.powersgd(rank=4), or an object of a class derived from dcoll.compression.StatefulCompressor"
         )
 
 

@@ -26,7 +26,7 @@ namespace dcoll::kernels {
 enum class Codec : uint8_t { kNone, kFloat16, kBFloat16, kInt8, kTopK, kFloat32 };
 inline constexpr size_t kCodecBlock = 256;
 
-inline constexpr size_t kCodecs = 6;
+inline constexpr size_t kNumCodecs = 6;
 
 // A codec and what it needs to know: of kTopK the share of the elements that are sent, greater than 0, at most 1.
 struct Encoding {

@@ -135,6 +135,13 @@ void check_edges() {
 void check_names() {
   CHECK(!kernels::encoding_named(""));
   for (const Codec codec : kCodecs) CHECK(kernels::encoding_named(kernels::codec_name(codec)) == Encoding{codec});
+  for (const Codec codec : kCodecs) {
+    const std::string name = "auto " + std::string(kernels::codec_name(codec));
+    CHECK(kernels::encoding_named(name) == (Encoding{.codec = codec, .if_it_pays = true}));
+    CHECK(kernels::encoding_name(kernels::encoding_named(name)) == name);
+  }
+  CHECK(kernels::encoding_name(kernels::encoding_named("auto topk 0.25")) == "auto topk 0.25");
+  CHECK_THROWS(kernels::encoding_named("auto int4"), ArgumentError, "fp16, bf16, int8");
   const Encoding top = kernels::encoding_named("topk 0.25");
   CHECK((top == Encoding{Codec::kTopK, 0.25f}));
   CHECK(kernels::encoding_name(top) == "topk 0.25");

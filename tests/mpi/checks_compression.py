@@ -65,7 +65,7 @@ def check_what_is_not_encoded_goes_as_before() -> None:
         hvd.allreduce(x.float(), compression=hvd.Compression.int8, op=hvd.Max)
     with pytest.raises(hvd.ArgumentError, match=r"Compression\.int8 is for all-reduces"):
         hvd.reducescatter(torch.ones(hvd.size()), compression=hvd.Compression.int8)
-    with pytest.raises(hvd.ArgumentError, match=r"none, fp16, bf16, int8 or topk\(ratio\), or a class"):
+    with pytest.raises(hvd.ArgumentError, match=r"none, fp16, bf16, int8, topk\(ratio\) or auto\(lossy\), or a class"):
         hvd.allreduce(x, compression="topk")
     with pytest.raises(hvd.ArgumentError, match="op is Adasum"):
         distributed(Toy(1), compression=hvd.Compression.int8, op=hvd.Adasum)

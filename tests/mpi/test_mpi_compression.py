@@ -1,5 +1,6 @@
 """What travels between nodes is compressed: over pretended nodes, MPI alone, and one node where it is forced."""
 
+import checks_auto_compression
 import checks_compression
 import checks_top_k
 import pytest
@@ -26,3 +27,16 @@ def test_compression(n: int, settings: tuple[tuple[str, str], ...], check: str) 
 @pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
 def test_top_k(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_top_k", n, settings), check)
+
+
+UNFORCED = [
+    (2, (("DCOLL_NODES", "0,1"),)),
+    (4, (("DCOLL_NODES", "0,0,1,1"),)),
+    (3, (("DCOLL_NODES", "0,1,2"), ("DCOLL_CALIBRATE", "off"))),
+]
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_auto_compression))
+@pytest.mark.parametrize(("n", "settings"), [*JOBS[1:], *UNFORCED], ids=str)
+def test_auto(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_auto_compression", n, settings), check)

@@ -1,5 +1,7 @@
 """The command line of dcoll.plan: what it says about a described job."""
 
+import re
+
 import pytest
 
 from dcoll import _C, plan
@@ -127,3 +129,25 @@ def test_few_carriers_on_shared_cores() -> None:
 
     assert between_us(64 << 10, shared=True) > between_us(64 << 10, shared=False)
     assert between_us(1 << 20, shared=True) == between_us(1 << 20, shared=False)
+
+
+def test_compression_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explained(capsys, "--bytes", "64M", "--nodes", "4", "--rate", "100mbit", "--compression")
+    for codec in plan.CODECS:
+        assert re.search(rf"^  {codec} .* us +[\d.]+x  {codec} \(coding", text, re.M), text
+    short = explained(capsys, "--bytes", "64K", "--nodes", "4", "--rate", "100mbit", "--compression")
+    assert short.count("in full: it is too short") == len(plan.CODECS)
+    assert "nothing is compressed inside one node" in explained(capsys, "--bytes", "1M", "-n", "4", "--compression")
+    assert "Compression.auto" not in explained(capsys, "--bytes", "64M", "--nodes", "4")
+    with pytest.raises(SystemExit):
+        plan.main(["explain", "--bytes", "1M", "--collective", "broadcast", "--compression"])
+    assert "--compression is of an all_reduce, but --collective is broadcast" in capsys.readouterr().err
+
+
+def test_a_codec_that_is_none_cannot_be_measured() -> None:
+    with pytest.raises(ValueError, match="'' is no codec"):
+        _C.plan.coding("")
+    with pytest.raises(ValueError, match="'' is no codec"):
+        _C.plan.encoded("", 1 << 20, [0, 1], 1e-5, 1e-5)
+    with pytest.raises(ValueError, match="No codec 'int4'"):
+        _C.plan.coding("int4")

@@ -47,7 +47,7 @@ struct Fabric {
   Algo algo = "auto";  // configured
   bool compress_local = false;
   EncodedCosts encoded_costs;
-  std::array<std::optional<plan::Coding>, kernels::kCodecs> codings;  // as learn_constants() has found them
+  std::array<std::optional<plan::Coding>, kernels::kNumCodecs> codings;  // as learn_constants() has found them
   bool told_saturated = false, told_uncompressed = false;
   const Log* log = nullptr;
   OutOfStep out_of_step;

@@ -58,7 +58,6 @@ void tell_saturated(Fabric& f, uint64_t saturated) {
 }
 
 void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns) {
-  if (cost.elements == 0) return;
   cost.calls = 1;
   cost.total_ns = now_ns() - begin_ns;
   f.encoded_costs.add(r.name, r.encoding, cost);
@@ -206,7 +205,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       break;
     }
   }
-  if (call.encoding) note_cost(f, r, cost, begin_ns);
+  if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
 }
 
 Task start_collective(Fabric& fabric, Operation& operation) {

@@ -1,0 +1,102 @@
+"""Checks of Compression.auto: between nodes a codec is used where the cost model says that it pays, by all ranks."""
+
+import os
+import re
+
+import pytest
+import torch
+from checks_optimizer_options import Toy, distributed
+
+import dcoll as hvd
+from dcoll import plan
+
+COUNT = 1 << 21
+FORCED = os.environ.get("DCOLL_COMPRESS_LOCAL") == "1"
+"""Everything is encoded, whether or not it pays."""
+UNMEASURED = os.environ.get("DCOLL_CALIBRATE") == "off"
+"""The cost model has its built-in constants: of 100 Gbit/s, where int8 does not pay."""
+CODECS = {"bf16": hvd.Compression.bf16, "int8": hvd.Compression.int8, "topk": hvd.Compression.topk}
+
+
+def operand() -> torch.Tensor:
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(hvd.rank()))
+
+
+def calls_of(name: str) -> int:
+    return int(hvd.stats().get(name, {"calls": 0})["calls"])
+
+
+def check_what_arrives_is_the_codecs_or_all_of_it() -> None:
+    x = operand()
+    plain = hvd.allreduce(x, op=hvd.Sum)
+    for lossy, codec in CODECS.items():
+        encoded, compression, name = hvd.allreduce(x, op=hvd.Sum, compression=codec), hvd.Compression.auto(lossy), lossy
+        hvd.allreduce(x, op=hvd.Sum, compression=compression)  # has measured
+        before = calls_of(name)
+        got = hvd.allreduce(x, op=hvd.Sum, compression=compression, name=name)
+        assert torch.equal(got, encoded if calls_of(name) > before else plain)
+        assert all(torch.equal(one, got) for one in hvd.allgather(got[None]))
+        if FORCED:
+            assert calls_of(name) > before
+        if UNMEASURED and lossy == "int8":
+            assert calls_of(name) == before
+
+
+def check_a_thousandth_of_the_bytes_pays() -> None:
+    if FORCED or UNMEASURED:
+        return
+    x = operand()
+    for _ in range(2):
+        hvd.allreduce(x, compression=hvd.Compression.auto("topk", ratio=0.001), name="a thousandth")
+    assert hvd.cross_size() == 1 or max(hvd.allgather_object(calls_of("a thousandth"))) > 0
+
+
+def check_no_loss_is_none() -> None:
+    x = operand()
+    for compression in (hvd.Compression.auto(), hvd.Compression.auto):
+        assert torch.equal(hvd.allreduce(x, compression=compression), hvd.allreduce(x))
+        distributed(Toy(1), compression=compression)
+    assert hvd.allreduce(x.double(), compression=hvd.Compression.auto("int8")).dtype == torch.float64
+    assert torch.equal(
+        hvd.allreduce(x, op=hvd.Max, compression=hvd.Compression.auto("bf16")), hvd.allreduce(x, op=hvd.Max)
+    )
+
+
+def check_other_losses_are_refused() -> None:
+    with pytest.raises(hvd.ArgumentError, match=r"lossy 'int4', but takes bf16, fp16, int8, topk or None"):
+        hvd.Compression.auto("int4")
+    with pytest.raises(hvd.ArgumentError, match="ratio is 2"):
+        hvd.Compression.auto("topk", ratio=2)
+
+
+def check_an_optimizer_ends_alike_everywhere() -> None:
+    for lossy in CODECS:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 1))
+        optimizer = distributed(model, compression=hvd.Compression.auto(lossy))
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64, generator=torch.Generator().manual_seed(step * 8 + hvd.rank()))).sum().backward()
+            optimizer.step()
+        for parameter in model.parameters():
+            assert all(torch.equal(one, parameter) for one in hvd.allgather(parameter.detach()[None]))
+
+
+def check_auto_on_one_rank_alone_is_a_mismatch() -> None:
+    x = torch.ones(COUNT)
+    with pytest.raises(hvd.DcollError, match="as auto int8"):
+        hvd.allreduce(x, compression=hvd.Compression.auto("int8") if hvd.rank() == 0 else hvd.Compression.int8)
+
+
+def check_explain_in_the_job() -> None:
+    """As `explain --compression` does, with what this job has measured."""
+    hvd.allreduce(operand(), compression=hvd.Compression.auto("int8"))
+    from dcoll.world import communicator
+
+    comm = communicator()
+    coding = comm.coding("auto int8")
+    codings = hvd.allgather_object(coding)
+    assert all(one == coding for one in codings)
+    if coding is not None:
+        text = plan.explain_compression(64 << 20, comm.nodes, {"int8": coding}, comm.constants())
+        assert re.search(r"int8 +[\d.]+ us +[\d.]+x  (int8|in full) \(coding [\d.]+ and [\d.]+ GB/s\)", text)
