@@ -63,7 +63,7 @@ from dcoll.errors import (
 )
 from dcoll.handle import Handle, poll, synchronize
 from dcoll.memory import empty, empty_like
-from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from dcoll.ops import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dcoll.runner.api import run
 from dcoll.stats import stats
@@ -138,6 +138,9 @@ __all__ = [
     "Adasum",
     "ArgumentError",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Compression",
     "DcollError",
     "DistributedOptimizer",

@@ -28,6 +28,8 @@ DTYPE_NAMES = {
     "uint16": _C.UINT16,
     "int32": _C.INT32,
     "int64": _C.INT64,
+    "uint32": _C.UINT32,
+    "uint64": _C.UINT64,
     "bool": _C.BOOL,
 }
 
