@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, grouped, on_communicator
+from dcoll import _C
+from dcoll.collectives import grouped, on_communicator
+from dcoll.job.process_sets import ProcessSet, communicator_of
 from dcoll.ops import Average, ReduceOp, Sum
-from dcoll.process_sets import ProcessSet, communicator_of
 
 Apply = Callable[..., Any]
 

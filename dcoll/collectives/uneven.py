@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from dcoll.world import communicator
+from dcoll.job.world import communicator
 
 T = TypeVar("T")
 

@@ -5,12 +5,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from dcoll import _C, on_communicator
-from dcoll.compression import Compression
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.compression.codecs import Compression
 from dcoll.errors import ArgumentError, DcollError
+from dcoll.job.process_sets import global_process_set
+from dcoll.job.world import WORLD
 from dcoll.ops import ReduceOp
-from dcoll.process_sets import global_process_set
-from dcoll.world import WORLD
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dcoll import _C, on_communicator
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.collectives.handle import Handle
+from dcoll.collectives.tensors import CODES, KINDS, code_of, kind_of
 from dcoll.errors import ArgumentError
-from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
-from dcoll.tensors import CODES, KINDS, code_of, kind_of
 
 
 class _AllOf:

@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, on_communicator
-from dcoll.backward import Failure, watch
-from dcoll.buckets import shaped_like
-from dcoll.check_sync import check_tensors
-from dcoll.compression import NoneCompressor, wire_dtype_of
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.collectives.tensors import CODES, code_of
+from dcoll.compression.codecs import NoneCompressor, wire_dtype_of
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Adasum
-from dcoll.tensors import CODES, code_of
+from dcoll.optimizer.backward import Failure, watch
+from dcoll.optimizer.buckets import shaped_like
+from dcoll.optimizer.check_sync import check_tensors
 
 
 class _Flat:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from dcoll import _C
 from dcoll.errors import DcollError, PeerError, TimeoutError
-from dcoll.find_launcher import REINSTALL, Launcher
+from dcoll.job.find_launcher import REINSTALL, Launcher
 
 PLUGIN = Path(_C.__file__).with_name("libdcoll_mpi.so")
 """The only file of dcoll that is linked against MPI."""

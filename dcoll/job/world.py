@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcoll import _C, environment, mpi_startup
+from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.find_launcher import find_launcher
-from dcoll.lifecycle import Lifecycle
-from dcoll.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
+from dcoll.job import environment, mpi_startup
+from dcoll.job.find_launcher import find_launcher
+from dcoll.job.lifecycle import Lifecycle
+from dcoll.job.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
 
 
 @dataclass(frozen=True)

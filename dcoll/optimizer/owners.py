@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dcoll.collectives.sparse import SparseGradients
+from dcoll.collectives.tensors import code_of
 from dcoll.errors import ArgumentError
-from dcoll.sparse import SparseGradients
-from dcoll.tensors import code_of
 
 
 class Owner(Protocol):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dcoll.process_sets import ProcessSet, communicator_of, global_process_set
+from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set
 
 
 def stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, Any]]:
@@ -28,7 +28,7 @@ def stats(process_set: ProcessSet = global_process_set) -> dict[str, dict[str, A
     """
     found: dict[str, dict[str, Any]] = communicator_of(process_set).encoded_costs()
     if found:
-        from dcoll import residuals  # which needs torch, as an optimizer does
+        from dcoll.compression import residuals  # which needs torch, as an optimizer does
 
         for name, norm in residuals.norms().items():
             if name in found:

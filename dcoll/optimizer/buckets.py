@@ -6,13 +6,16 @@ from typing import Any, Protocol
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll import _C, objects, on_communicator, power_sgd
-from dcoll.compressed_reducer import CompressedReducer, PythonReducer
-from dcoll.compression import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.collectives.tensors import CODES, library
+from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
+from dcoll.compression.residuals import Residuals
 from dcoll.errors import JoinedError
+from dcoll.job import objects
 from dcoll.ops import ReduceOp
-from dcoll.residuals import Residuals
-from dcoll.tensors import CODES, library
+from dcoll.optimizer import power_sgd
+from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer
 
 library("torch")  # gives its dtypes their codes
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from dcoll.tensors import KINDS, code_of, kind_of, library
-from dcoll.world import communicator
+from dcoll.collectives.tensors import KINDS, code_of, kind_of, library
+from dcoll.job.world import communicator
 
 T = TypeVar("T")
 

@@ -2,8 +2,7 @@
 
 Each parameter's .grad lies in a bucket of the core's Reducer. Autograd calls a hook when a gradient is complete
 (csrc/bind/gradient_hook.cc); the hook reports it ready, and the core reduces every bucket that became full. A callback
-at the end of backward brings in small gradients (late_gradients.py), sends what is left and waits, so that after
-loss.backward() every .grad is the reduced one.
+at the end of backward brings in small gradients (late_gradients.py), sends the rest and waits: then .grad is reduced.
 """
 
 import threading
@@ -13,17 +12,18 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, gradient_errors, on_communicator, sparse
-from dcoll.backward import NO_TASK, graph_task, is_nested, running, untraced, watch
-from dcoll.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
-from dcoll.compression import NoneCompressor
+from dcoll import _C, gradient_errors
+from dcoll.collectives import on_communicator
+from dcoll.collectives.sparse import SparseAsDense, SparseGradients, agree_on_kinds
+from dcoll.compression.codecs import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.failed_rounds import NO_END, FailedRounds
-from dcoll.late_gradients import LateGradients, late_ones
 from dcoll.ops import Average, ReduceOp, Sum
-from dcoll.optimizer_arguments import check_options, check_passes
-from dcoll.owners import check, take_over
-from dcoll.sparse import SparseAsDense, SparseGradients
+from dcoll.optimizer.backward import NO_TASK, graph_task, is_nested, running, untraced, watch
+from dcoll.optimizer.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
+from dcoll.optimizer.failed_rounds import NO_END, FailedRounds
+from dcoll.optimizer.late_gradients import LateGradients, late_ones
+from dcoll.optimizer.optimizer_arguments import check_options, check_passes
+from dcoll.optimizer.owners import check, take_over
 
 _NO_BACKWARD = -2  # no graph task has this number
 
@@ -173,7 +173,7 @@ class GradientSync(FailedRounds):
 
     def _reduce_now(self, new: Sequence[torch.Tensor]) -> None:
         """Gradients that came before their parameters had hooks, one by one, this once; here or on other ranks."""
-        kinds = sparse.agree_on_kinds(self.comm, [p.grad for p in new], self._as_dense is not None)
+        kinds = agree_on_kinds(self.comm, [p.grad for p in new], self._as_dense is not None)
         for p, (dense, dim) in zip(new, kinds, strict=True):
             if dense and dim:
                 raise gradient_errors.sparse_and_dense(self.name_of(p), "one rank")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dcoll import _C, on_communicator
+from dcoll import _C
+from dcoll.collectives import on_communicator
 from dcoll.errors import ArgumentError
 from dcoll.gradient_errors import summed_twice
 from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])
 _FRAMEWORKS = ("torch.", "numpy.")
 MOST_FRAMES = 8
 

@@ -12,14 +12,16 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from dcoll import _C, grouped, objects, on_communicator
-from dcoll.compression import Compression, codec_of, encode, narrow
+from dcoll import _C
+from dcoll.collectives import grouped, on_communicator
+from dcoll.collectives.handle import Handle
+from dcoll.collectives.inline import in_order, inline_allreduce, inline_other
+from dcoll.compression.codecs import Compression, codec_of, encode, narrow
 from dcoll.errors import ArgumentError
-from dcoll.handle import Handle
-from dcoll.inline import in_order, inline_allreduce, inline_other
+from dcoll.job import objects
+from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set, root_in
+from dcoll.job.world import WORLD, communicator
 from dcoll.ops import Average, ReduceOp, Sum
-from dcoll.process_sets import ProcessSet, communicator_of, global_process_set, root_in
-from dcoll.world import WORLD, communicator
 
 T = TypeVar("T")
 
@@ -75,7 +77,7 @@ def allreduce(
     sent, context, codec = encode(compression, tensor, op)
     options = (op, name or "", prescale_factor, postscale_factor, algo, codec)
     if _has_gradient(sent):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         out = autograd.allreduce(sent, process_set, *options)
     else:
@@ -173,7 +175,7 @@ def _reduce_group(
 ) -> Any:
     results = grouped.reduce_plain(_comm(process_set), tensors, *options)
     if results is None and any(map(_has_gradient, tensors)):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         return autograd.grouped_allreduce(list(tensors), process_set, *options)
     return grouped.allreduce_sync(_comm(process_set), tensors, *options) if results is None else results
@@ -228,7 +230,7 @@ def sparse_allreduce_async(
     tensor: Any, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Any]:
     """Start the sum or average of sparse tensors in COO form. Call the result to wait for it and to get the tensor."""
-    from dcoll import sparse
+    from dcoll.collectives import sparse
 
     return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
 
@@ -241,7 +243,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     """
     comm, root = _comm(process_set), root_in(process_set, root_rank)
     if _has_gradient(tensor):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
         return carrying
@@ -278,7 +280,7 @@ def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = glob
     Differentiable: the gradient is this rank's rows of the average of all ranks' gradients.
     """
     if _has_gradient(tensor):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
         return carrying
@@ -297,7 +299,7 @@ def grouped_allgather(
 ) -> list[T]:
     """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     if any(map(_has_gradient, tensors)):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
     return grouped.allgather_sync(_comm(process_set), tensors, name or "")
@@ -328,7 +330,7 @@ def reducescatter(
     options = (op, name or "", prescale_factor, postscale_factor)
     sent, context = narrow(compression, tensor)
     if _has_gradient(sent):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         out = autograd.reducescatter(sent, process_set, *options)
     else:
@@ -367,7 +369,7 @@ def grouped_reducescatter(
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
     if any(map(_has_gradient, tensors)):
-        from dcoll import autograd
+        from dcoll.collectives import autograd
 
         return autograd.grouped_reducescatter(list(tensors), process_set, *options)
     return grouped.reducescatter_sync(_comm(process_set), tensors, *options)
@@ -401,7 +403,7 @@ def alltoall(
     comm = _comm(process_set)
     if not _has_gradient(tensor):
         return on_communicator.alltoall_sync(comm, tensor, splits, name or "")
-    from dcoll import autograd
+    from dcoll.collectives import autograd
 
     rows = on_communicator.splits_of(comm, on_communicator.rows_of(tensor, "alltoall"), splits)
     out, received = autograd.alltoall(tensor, process_set, rows, name or "")

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from dcoll import _C
 from dcoll.errors import DcollError
-from dcoll.process_sets import REGISTRY
+from dcoll.job.process_sets import REGISTRY
 
 GRACE_S = 1.0
 """What the peers get to print the error before MPI_Abort ends them."""

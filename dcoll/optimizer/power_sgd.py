@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, grouped, objects
-from dcoll.compressed_reducer import PythonReducer
-from dcoll.compression import PowerSGD
+from dcoll import _C
+from dcoll.collectives import grouped
+from dcoll.collectives.handle import Handle
+from dcoll.compression.codecs import PowerSGD
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.handle import Handle
+from dcoll.job import objects
 from dcoll.ops import ReduceOp
+from dcoll.optimizer.compressed_reducer import PythonReducer
 
 
 def _exactly() -> torch.autocast:

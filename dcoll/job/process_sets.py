@@ -9,8 +9,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dcoll import _C, objects
+from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError, MismatchError
+from dcoll.job import objects
 
 WHO_MAY = "a process set takes a sequence of ranks or an mpi4py communicator"
 

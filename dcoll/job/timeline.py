@@ -3,7 +3,7 @@
 import os
 
 from dcoll import _C
-from dcoll.world import communicator
+from dcoll.job.world import communicator
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The collectives on a given communicator. collectives.py has them under Horovod's names, on the communicator of the
+"""The collectives on a given communicator. calls.py has them under Horovod's names, on the communicator of the
 job.
 
 Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from dcoll import _C
+from dcoll.collectives.handle import Handle
+from dcoll.collectives.tensors import CODES, KINDS, Kind, code_of, kind_of
 from dcoll.errors import ArgumentError
-from dcoll.handle import Handle
 from dcoll.ops import ReduceOp, wrong_op
-from dcoll.tensors import CODES, KINDS, Kind, code_of, kind_of
 
 Lane = _C.Communicator | _C.ByName
 """Where an asynchronous operation is started: in order, or to meet those of its name."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dcoll import _C, on_communicator
+from dcoll import _C
+from dcoll.collectives import on_communicator
 from dcoll.errors import MismatchError
 
 

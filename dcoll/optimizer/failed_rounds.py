@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 
 from dcoll import _C
-from dcoll.backward import Failure
-from dcoll.buckets import AnyReducer, first_lacking
+from dcoll.collectives.sparse import SparseGradients
 from dcoll.errors import DcollError
-from dcoll.sparse import SparseGradients
+from dcoll.optimizer.backward import Failure
+from dcoll.optimizer.buckets import AnyReducer, first_lacking
 
 NO_END = "its last backward did not come to its end"
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, grouped, on_communicator
-from dcoll.compression import StatefulCompressor
+from dcoll import _C
+from dcoll.collectives import grouped, on_communicator
+from dcoll.collectives.handle import Handle
+from dcoll.compression.codecs import StatefulCompressor
 from dcoll.errors import ArgumentError
-from dcoll.handle import Handle
 from dcoll.ops import Average, Max, ReduceOp
 
 

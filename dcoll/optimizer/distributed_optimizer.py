@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from dcoll import _C, on_communicator, world
-from dcoll.adasum_optimizer import DeltaSync, DistributedAdasum
-from dcoll.buckets import new_label
-from dcoll.check_sync import check_tensors
-from dcoll.compression import Compression, OptimizersCompressor, check_compression, only_sums
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.compression.codecs import Compression, OptimizersCompressor, check_compression, only_sums
 from dcoll.errors import ArgumentError
-from dcoll.gradients import GradientSync
+from dcoll.job import world
+from dcoll.job.process_sets import communicator_if_included, global_process_set
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
-from dcoll.optimizer_arguments import Names, bucket_settings, find_duplicates, groups_of
-from dcoll.process_sets import communicator_if_included, global_process_set
+from dcoll.optimizer.adasum_optimizer import DeltaSync, DistributedAdasum
+from dcoll.optimizer.buckets import new_label
+from dcoll.optimizer.check_sync import check_tensors
+from dcoll.optimizer.gradients import GradientSync
+from dcoll.optimizer.optimizer_arguments import Names, bucket_settings, find_duplicates, groups_of
 
 
 class _Distributed:
