@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
-from dcoll import _C, ArgumentError, Average, BitAnd, BitXor, MismatchError, PeerError, ReduceOp, Sum, on_communicator
+from dcoll import _C, ArgumentError, Average, BitAnd, BitXor, MismatchError, PeerError, ReduceOp, Sum
+from dcoll.collectives import on_communicator
 
 RANKS = range(1, 9)
 
