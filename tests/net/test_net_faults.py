@@ -87,6 +87,22 @@ def test_each_host_names_its_ranks_that_do_not_begin(hosts: Hosts, tmp_path: Pat
     assert done.stdout.count("ranks 2, 3 have called dcoll.init(); ranks of other nodes have not, or") == 2, done.text
 
 
+@pytest.mark.parametrize(("count", "slots"), [(3, "1"), (2, "1,1"), (2, "2,1")], ids=str)
+@pytest.mark.parametrize("kind", ["killed", "killed_beside_its_child"])
+def test_a_killed_rank_of_another_host_is_named_at_once(
+    hosts: Hosts, tmp_path: Path, count: int, slots: str, kind: str
+) -> None:
+    """Long before DCOLL_TIMEOUT: the job would not end in time. With 2,1 it is one of two on its host."""
+    ranks = 3 if count == 3 or slots == "2,1" else 2
+    env = {"DCOLL_TIMEOUT": "300", "DCOLL_TRANSPORT": "mpi", "FAULT_FOLDER": str(tmp_path)}
+    launcher = (*hosts(count).launcher(slots), "--continuous")
+    done = launch(ranks, str(HERE / "fault.py"), kind, timeout=LIMIT_S, launcher=launcher, **env)
+    for rank in range(ranks):
+        if rank != 1:
+            assert f"[{rank}] PeerError after" in done.stdout, done.text
+    assert done.stdout.count("rank 1") >= ranks - 1, done.text
+
+
 def test_a_cut_in_the_middle(hosts: Hosts) -> None:
     with job(hosts(3)) as running:
         running.expect("right")
