@@ -45,7 +45,7 @@ def sanitized(kind: str, reports: Path) -> dict[str, str]:
 
 
 def without_randomized_addresses() -> list[str]:
-    """Older runtimes of ThreadSanitizer do not start where the kernel randomizes addresses widely (cmake/tests.cmake)."""
+    """Older runtimes of ThreadSanitizer do not start where the kernel randomizes addresses widely."""
     setarch = ["setarch", "-R"]
     allowed = shutil.which(setarch[0]) and subprocess.run([*setarch, "true"], check=False, capture_output=True)
     return setarch if allowed and allowed.returncode == 0 else []

@@ -1,4 +1,5 @@
-"""Scripts that initialise MPI themselves, or have epoll descriptors of their own beside those of MPI."""
+"""Scripts that initialise MPI themselves: the thread level they choose is enough, or refused in words that help. And
+scripts that have epoll descriptors of their own beside those of MPI."""
 
 import pytest
 from mpirun import HERE, launch
@@ -23,8 +24,8 @@ def test_less_is_refused(level: str) -> None:
 
 @pytest.mark.parametrize("mpi_by", ["dcoll", "mpi4py"])
 def test_epoll_descriptors_of_others_burn_no_core(mpi_by: str) -> None:
-    """Of two waits of 1.5 s each beside descriptors that always have news: CPU time, not the clock's, so a busy machine
-    does not matter. A core that is burnt in them would make it 1.5 s more."""
+    """CPU time of waits beside descriptors that always have news, and without. While the other rank uses a second of it,
+    a wait that burns its core uses about as much, however busy the machine is."""
     tcp = {"OMPI_MCA_btl": "self,tcp"}  # whose descriptors a wait sleeps on
 
     def waits(beside: str) -> list[float]:

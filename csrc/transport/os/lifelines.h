@@ -1,7 +1,7 @@
 // Ranks of other machines, watched by a TCP connection each: when a process ends, however, the kernel of its machine
 // closes its sockets, so its death is noticed although MPI says nothing (its messages then simply never come). Nothing
-// is sent over a line but the greeting and a farewell, which tells an orderly end from a death; so a network that is cut
-// for a while ends none. Where no connection comes about, a death there is found at the deadline.
+// is sent over a line but the greeting and a farewell, which tells an orderly end from a death; so a network that is
+// cut for a while ends none. Where no connection comes about, a death there is found at the deadline.
 #pragma once
 
 #include <array>
@@ -35,8 +35,8 @@ class Lifelines {
   Lifelines& operator=(const Lifelines&) = delete;
 
   const LifelineAddress& address() const { return own_; }
-  // Connects this rank to those it watches, who do likewise; collective. `machine_of_rank`: equal for those that need no
-  // line between them. Returns the ranks to which there is none when `limit` has passed.
+  // Connects this rank to those it watches, who do likewise; collective. `machine_of_rank`: equal for those that need
+  // no line between them. Returns the ranks to which there is none when `limit` has passed.
   std::vector<int> connect(const std::vector<LifelineAddress>& of_ranks, const std::vector<int>& machine_of_rank,
                            int own_rank, std::chrono::milliseconds limit, const std::function<void()>& look_around);
   // The ranks whose process has ended without a farewell. Any thread.

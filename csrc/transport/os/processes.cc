@@ -24,7 +24,8 @@ std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks) {
   std::vector<int> groups;
   for (const ProcessId& id : of_ranks) {
     const int next = static_cast<int>(groups.size());
-    groups.push_back(id.machine == 0 || id.pid <= 0 ? next : numbers.try_emplace({id.machine, id.space}, next).first->second);
+    groups.push_back(id.machine == 0 || id.pid <= 0 ? next
+                                                    : numbers.try_emplace({id.machine, id.space}, next).first->second);
   }
   return groups;
 }
