@@ -24,8 +24,8 @@ def test_less_is_refused(level: str) -> None:
 
 @pytest.mark.parametrize("mpi_by", ["dcoll", "mpi4py"])
 def test_epoll_descriptors_of_others_burn_no_core(mpi_by: str) -> None:
-    """CPU time of waits beside descriptors that always have news, and without. While the other rank uses a second of it,
-    a wait that burns its core uses about as much, however busy the machine is."""
+    """CPU time of waits beside descriptors that always have news, and without. While the other rank uses a second of it
+    a wait that burns its core uses as much, however busy the machine is."""
     tcp = {"OMPI_MCA_btl": "self,tcp"}  # whose descriptors a wait sleeps on
 
     def waits(beside: str) -> list[float]:
