@@ -32,7 +32,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
 .PHONY: help build demo test test-cpp test-python stress chaos fuzz bench peers bench-peers bench-network lint format \
-	sanitize test-others test-third-party clean
+	sanitize test-others test-third-party test-torch clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -208,6 +208,22 @@ $(THIRD_PARTY)/.installed: constraints.txt | build
 
 test-third-party: $(THIRD_PARTY)/.installed  ## Lightning, pytorch-ignite and open_clip, unmodified, with dcoll as Horovod
 	TESTS_NEED=mpi,ignite,lightning,open_clip $(THIRD_PARTY)/bin/python -m pytest tests/mpi/test_mpi_third_party.py
+
+# Another release of torch than that of constraints.txt, in an environment of its own, which finds dcoll as built.
+TORCH ?= 2.15.0
+TORCH_VENV := build/torch-$(TORCH)
+TEST_NEEDS = $(shell $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(f"\"{need}\"" for need in project["dependencies"] + project["optional-dependencies"]["test"] if "torch" not in need))')
+
+$(TORCH_VENV)/.installed: constraints.txt pyproject.toml | build
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q torch==$(TORCH)
+	$(PEER_PIP) $(TEST_NEEDS)
+	echo "$(CURDIR)" > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dcoll.pth"
+	@touch $@
+
+test-torch: $(TORCH_VENV)/.installed  ## the Python tests with another torch (TORCH=2.15.0, ARGS="-k NAME")
+	$(TORCH_VENV)/bin/python -m pytest tests $(ARGS)
 
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist *.egg-info dcoll/*.so dcoll/mpirun.txt

@@ -160,6 +160,19 @@ TEST(wait_timeout_lets_the_operation_go_on) {
   });
 }
 
+// It takes its part between two looks of the other's, and has failed by the second.
+TEST(what_a_rank_did_before_it_failed_is_completed) {
+  for (int round = 0; round < (kSanitized ? 50 : 400); ++round) {
+    auto world = connect_threads(2, test_settings());
+    on_threads(2, [&](int rank) {
+      Communicator& comm = *world[static_cast<size_t>(rank)];
+      for (int i = 0; i < 3; ++i) run(comm, {.kind = Kind::kBarrier});
+      if (rank == 1) comm.fail("lost");
+      comm.close();
+    });
+  }
+}
+
 // However long a wait looks before it sleeps (DCOLL_SPIN_US), it sees limits, deadlines and deaths.
 TEST(spinning_delays_nothing) {
   Settings settings = test_settings();

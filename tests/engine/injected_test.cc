@@ -1,11 +1,15 @@
 // Whatever fails on a rank, at every place where it can: the k-th call of its transport, the k-th allocation, the k-th
-// thread. Each call ends, on every rank, with the right result or with an error that names the rank.
+// thread, the k-th mapping of memory. Each call ends, on every rank, with the right result or with an error that names
+// the rank.
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <new>
 #include <numeric>
 
@@ -26,8 +30,8 @@ struct Injection {
   bool lasts = false;
   bool strikes() { return at > 0 && (++calls == at || (lasts && calls > at)); }
 };
-thread_local Injection allocations, threads;
-std::atomic<bool> struck{false};  // an allocation failed
+thread_local Injection allocations, threads, mappings;
+std::atomic<bool> struck{false};  // an allocation failed, or a mapping
 
 void* take_memory(size_t bytes, size_t alignment) {
   if (allocations.strikes()) {
@@ -73,6 +77,17 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
   return create(thread, attributes, start, with);
+}
+
+extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  if (mappings.strikes()) {
+    struck = true;
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  using Map = void* (*)(void*, size_t, int, int, int, off_t);
+  static const auto map = reinterpret_cast<Map>(dlsym(RTLD_NEXT, "mmap"));
+  return map(at, bytes, protection, flags, fd, offset);
 }
 #endif
 
@@ -251,6 +266,100 @@ void fail_allocations(const Settings& settings, bool lasts) {
   CHECK(at > 20);
 }
 
+// MPI's part in the start-up of ranks that are threads: exchanges, and messages.
+class ThreadsMpi final : public MpiBackend {
+ public:
+  struct Job {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::byte> arriving, arrived;  // what is gathered, of the exchange under way and of the last one
+    int missing = kRanks;
+    int64_t exchanges = 0;
+    std::string left;  // why one of the ranks has
+    std::vector<Endpoint> endpoints = connect_local(kRanks, {.arena_bytes = size_t{16} << 20});
+  };
+  ThreadsMpi(Job& job, int rank) : job_(job), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return kRanks; }
+  std::string library_version() const override { return "threads"; }
+  std::string library_path() const override { return ""; }
+  int thread_level() const override { return 3; }
+  std::string processor_name() const override { return ""; }
+  void meet(const StartUp&) override {}
+  void leave(const std::string& why) noexcept override {
+    const std::lock_guard lock(job_.mutex);
+    if (job_.left.empty()) job_.left = why;
+    job_.changed.notify_all();
+  }
+  void broadcast(void* data, size_t bytes, int root) override {
+    const std::vector<std::byte> all = all_gather(data, bytes);
+    std::memcpy(data, all.data() + bytes * static_cast<size_t>(root), bytes);
+  }
+  std::vector<std::byte> all_gather(const void* data, size_t bytes) override {
+    std::unique_lock lock(job_.mutex);
+    job_.arriving.resize(bytes * kRanks);
+    std::memcpy(job_.arriving.data() + bytes * static_cast<size_t>(rank_), data, bytes);
+    const int64_t exchange = job_.exchanges;
+    if (--job_.missing == 0) {
+      job_.missing = kRanks;
+      job_.arrived = std::move(job_.arriving);
+      job_.arriving = {};
+      ++job_.exchanges;
+      job_.changed.notify_all();
+    }
+    job_.changed.wait(lock, [&] { return job_.exchanges > exchange || !job_.left.empty(); });
+    if (job_.exchanges == exchange) throw PeerError(job_.left);
+    return job_.arrived;
+  }
+  std::vector<int> node_of_ranks() override { return std::vector<int>(kRanks, 0); }
+  void barrier() override { all_gather("", 1); }
+  std::unique_ptr<MpiBackend> subset(const std::vector<int>&) override { return nullptr; }
+  std::unique_ptr<Transport> make_transport(size_t, int, const std::string&) override {
+    return std::move(job_.endpoints[static_cast<size_t>(rank_)].transport);
+  }
+  void finalize() override {}
+  [[noreturn]] void abort(int exit_code) override { std::_Exit(exit_code); }
+
+ private:
+  Job& job_;
+  const int rank_;
+};
+
+// A start-up, in which mappings fail on the culprit, and all steps where it succeeded. What ranks said of it.
+std::vector<std::string> start_up_without_mappings(int64_t at, bool lasts) {
+  ThreadsMpi::Job job;
+  Settings settings = quiet_settings();
+  settings.log_level = "warning";
+  World world(kRanks);
+  std::vector<std::string> words(kRanks);
+  char* logged = nullptr;
+  size_t length = 0;
+  FILE* const stderr_before = std::exchange(stderr, open_memstream(&logged, &length));
+  on_threads(kRanks, [&](int rank) {
+    const auto own = static_cast<size_t>(rank);
+    ThreadsMpi mpi(job, rank);
+    if (rank == kCulprit) mappings = {.at = at, .lasts = lasts};
+    try {
+      world[own] = connect_world(&mpi, settings);
+      words[own] = world[own]->transports()[(own + 1) % kRanks];
+    } catch (const Error& e) {
+      words[own] = e.what();
+    }
+    mappings = {};
+  });
+  std::fclose(std::exchange(stderr, stderr_before));
+  words.emplace_back(logged, length);
+  std::free(logged);
+  if (world[0] != nullptr) {
+    play(world, [] {});
+    for (const auto& comm : world) CHECK_EQ(comm->failure(), std::string());
+  }
+  return words;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 Settings on_nodes(Settings settings) {
   settings.nodes = {0, 0, 1};
   return settings;
@@ -283,6 +392,39 @@ TEST(no_thread_can_be_made) {
     CHECK_THROWS(world[0]->timeline().start("/dev/null", false), Error, "no further thread");
     CHECK(!world[0]->timeline().on());
     threads = {};
+  }
+}
+
+// Its own region, the room for those of its peers, the region of each peer: without one of them ranks use messages.
+TEST(every_mapping_fails) {
+  if (kSanitized) return;
+  constexpr int64_t kMappings = 2 + kRanks - 1;
+  for (int64_t at = 1; at <= kMappings + 1; ++at) {
+    struck = false;
+    const std::vector<std::string> words = start_up_without_mappings(at, false);
+    CHECK_EQ(struck.load(), at <= kMappings);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      CHECK_EQ(words[static_cast<size_t>(rank)], std::string(struck ? "mpi" : "shm"));
+    }
+    const std::string cause = at == 2 ? "no address space for the shared memory of all local ranks, " : "cannot map ";
+    const std::string warning =
+        "node 0: its ranks cannot share memory, using MPI between them, which is slower. Cause: ";
+    CHECK_EQ(contains(words.back(), warning + "rank 1: " + cause), struck.load());
+    CHECK_EQ(contains(words.back(), "Cannot allocate memory; lower DCOLL_ARENA_MB, or raise the limit"), struck.load());
+  }
+}
+
+// Not even one region of its own: that ends the start-up, on every rank.
+TEST(every_mapping_fails_and_all_that_follow) {
+  if (kSanitized) return;
+  for (int64_t at = 1; at <= 4; ++at) {
+    const std::vector<std::string> words = start_up_without_mappings(at, true);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string& text = words[static_cast<size_t>(rank)];
+      CHECK_EQ(contains(text, "rank 1 left dcoll.init(): "), rank != kCulprit);
+      CHECK(contains(text, "cannot map "));
+      CHECK(contains(text, "(ulimit -v)"));
+    }
   }
 }
 

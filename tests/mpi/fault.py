@@ -68,6 +68,18 @@ def killed() -> None:
     tell_what_ends(work_for_ever)
 
 
+def killed_beside_its_child() -> None:
+    """As killed(), but a child that it forked, a data loader's worker say, lives on."""
+    hvd.allreduce(np.ones(1))
+    if hvd.rank() == 1:
+        if os.fork() == 0:
+            os.closerange(0, 3)  # or mpirun would wait for what it may print
+            time.sleep(45)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell_what_ends(work_for_ever)
+
+
 def killed_while_it_is_read() -> None:
     """One rank is killed while its peers read its private memory, which they do most of the time."""
     mine = np.ones(1 << 20)

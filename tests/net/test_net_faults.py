@@ -12,7 +12,7 @@ from pathlib import Path
 
 import netlab
 import pytest
-from mpirun import HERE, launch
+from mpirun import HERE, Finished, launch
 
 Hosts = Callable[[int], netlab.Lab]
 pytestmark = pytest.mark.mpi
@@ -85,6 +85,33 @@ def test_each_host_names_its_ranks_that_do_not_begin(hosts: Hosts, tmp_path: Pat
         done.text
     )
     assert done.stdout.count("ranks 2, 3 have called dcoll.init(); ranks of other nodes have not, or") == 2, done.text
+
+
+def killed(lab: netlab.Lab, ranks: int, slots: str, kind: str, folder: Path, **env: str) -> Finished:
+    """Ends long before DCOLL_TIMEOUT, or the test fails."""
+    settings = {"DCOLL_TIMEOUT": "300", "DCOLL_TRANSPORT": "mpi", "FAULT_FOLDER": str(folder)} | env
+    launcher = (*lab.launcher(slots), "--continuous")
+    return launch(ranks, str(HERE / "fault.py"), kind, timeout=LIMIT_S, launcher=launcher, **settings)
+
+
+@pytest.mark.parametrize(("ranks", "slots"), [(3, "1"), (2, "1,1"), (3, "2,1")], ids=str)
+@pytest.mark.parametrize("kind", ["killed", "killed_beside_its_child"])
+def test_a_killed_rank_of_another_host_is_named_at_once(
+    hosts: Hosts, tmp_path: Path, ranks: int, slots: str, kind: str
+) -> None:
+    """The only one of its host, or one of two. Open MPI lets the others live on where it is told to."""
+    lab = hosts(3 if slots == "1" else 2)
+    done = killed(lab, ranks, slots, kind, tmp_path, OMPI_MCA_mpi_ft_enable="1")
+    for rank in range(ranks):
+        if rank != 1:
+            assert f"[{rank}] PeerError after" in done.stdout, done.text
+    assert done.stdout.count("rank 1 died: its process ended without closing its communicator") >= ranks - 1, done.text
+
+
+def test_a_killed_rank_of_another_host_ends_the_job_where_mpi_is_not_told_to_go_on(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    killed(hosts(3), 3, "1", "killed", tmp_path)
 
 
 def test_a_cut_in_the_middle(hosts: Hosts) -> None:

@@ -229,16 +229,22 @@ void Communicator::step(bool& moved) noexcept {
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
-  bool advanced = false;
-  while (!queue_.empty() && advance_front(queue_, fabric_, advanced)) {
-  }
-  if (names_ != nullptr) advance_names(advanced);
-  moved |= advanced;
-  // A peer's failure counts once nothing moves any more: what that peer did before it failed is still completed.
-  if (!listens || advanced) return;
+  const auto look = [this, &moved] {
+    bool advanced = false;
+    while (!queue_.empty() && advance_front(queue_, fabric_, advanced)) {
+    }
+    if (names_ != nullptr) advance_names(advanced);
+    moved |= advanced;
+    return advanced;
+  };
+  // A peer's failure counts once nothing moves any more: what that peer did before it failed is still completed. It may
+  // have done that since it was looked, so one more look decides.
+  if (look() || !listens) return;
   try {
     const std::string notice = members_.transport->poll_failure();
-    if (!notice.empty()) fail_with(decode_failure(notice), /*tell_peers=*/false);
+    if (notice.empty()) return;
+    members_.transport->progress();
+    if (!look()) fail_with(decode_failure(notice), /*tell_peers=*/false);
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }

@@ -10,12 +10,14 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/ranks_text.h"
 #include "engine/communicator/cores.h"
 #include "kernels/reduce.h"
 #include "transport/mapped/local.h"
@@ -47,6 +49,15 @@ MappedOptions mapped_options(const Settings& settings, size_t local_ranks) {
   return options;
 }
 
+// By rank, bytewise.
+template <typename T>
+std::vector<T> gathered(MpiBackend& mpi, const T& mine) {
+  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  std::vector<T> of_ranks(static_cast<size_t>(mpi.size()));
+  std::memcpy(of_ranks.data(), all.data(), all.size());
+  return of_ranks;
+}
+
 // What every rank must be configured with alike: it decides the messages they exchange.
 void check_same_settings(MpiBackend& mpi, const Settings& s) {
   struct Record {
@@ -68,7 +79,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   mine.bucket_mb = s.bucket_mb;
   mine.first_bucket_mb = s.first_bucket_mb;
   mine.compress_local = s.compress_local;
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  const std::vector<Record> all = gathered(mpi, mine);
   auto text = [](const Record& r) {
     return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo + " DCOLL_CALIBRATE=" + r.calibrate +
            " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
@@ -77,14 +88,10 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
            " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb) +
            " DCOLL_COMPRESS_LOCAL=" + std::to_string(r.compress_local);
   };
-  Record first;
-  std::memcpy(&first, all.data(), sizeof first);
   for (int rank = 1; rank < mpi.size(); ++rank) {
-    Record other;
-    std::memcpy(&other, all.data() + rank * sizeof other, sizeof other);
-    if (text(other) == text(first)) continue;
-    throw ArgumentError("The ranks are configured differently: rank 0 has " + text(first) + ", rank " +
-                        std::to_string(rank) + " has " + text(other) +
+    if (text(all[rank]) == text(all[0])) continue;
+    throw ArgumentError("The ranks are configured differently: rank 0 has " + text(all[0]) + ", rank " +
+                        std::to_string(rank) + " has " + text(all[rank]) +
                         ". Give every rank the same environment (mpirun -x NAME).");
   }
 }
@@ -120,9 +127,7 @@ int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& machines) {
   if (*std::max_element(machines.begin(), machines.end()) == 0) return 0;
   const auto today = std::chrono::system_clock::now().time_since_epoch();
   const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<int64_t> by_rank(machines.size());
-  std::memcpy(by_rank.data(), all.data(), all.size());
+  const std::vector<int64_t> by_rank = gathered(mpi, mine);
   const auto first =
       std::find(machines.begin(), machines.end(), machines[static_cast<size_t>(mpi.rank())]) - machines.begin();
   return by_rank[static_cast<size_t>(first)] - by_rank[0];
@@ -150,13 +155,10 @@ std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
 // Per rank: whether it has a core to itself among the machine's ranks, which may be more than the node's: containers
 // share cores, though not memory.
 std::vector<bool> own_cores(MpiBackend& mpi) {
-  const CoreClaim mine = own_core_claim();
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  const std::vector<CoreClaim> of_ranks = gathered(mpi, own_core_claim());
   std::map<uint64_t, std::vector<CoreClaim>> claims;  // of each machine's ranks
   std::vector<std::pair<uint64_t, size_t>> places;    // per rank: where its claim is
-  for (int rank = 0; rank < mpi.size(); ++rank) {
-    CoreClaim theirs;
-    std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
+  for (const CoreClaim& theirs : of_ranks) {
     std::vector<CoreClaim>& on_machine = claims[theirs.machine];
     places.emplace_back(theirs.machine, on_machine.size());
     on_machine.push_back(theirs);
@@ -168,12 +170,23 @@ std::vector<bool> own_cores(MpiBackend& mpi) {
   return own;
 }
 
-std::shared_ptr<const Processes> watch_processes(MpiBackend& mpi) {
-  const ProcessId mine = own_process(own_core_claim().machine);
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<ProcessId> of_ranks(static_cast<size_t>(mpi.size()));
-  std::memcpy(of_ranks.data(), all.data(), all.size());
-  return std::make_shared<Processes>(of_ranks, mpi.rank());
+std::shared_ptr<const Processes> watch_processes(MpiBackend& mpi, const StartUp& start, const Log& log) {
+  constexpr std::chrono::milliseconds kLifelineLimit{2000};
+  const std::vector<ProcessId> of_ranks = gathered(mpi, own_process(own_core_claim().machine));
+  const std::vector<int> groups = watching_groups(of_ranks);
+  std::unique_ptr<Lifelines> lifelines;
+  if (are_several(groups)) {
+    lifelines = std::make_unique<Lifelines>();
+    const std::vector<LifelineAddress> addresses = gathered(mpi, lifelines->address());
+    const std::vector<int> without =
+        lifelines->connect(addresses, groups, mpi.rank(), kLifelineLimit, start.look_around);
+    if (!without.empty()) {
+      log(LogLevel::kInfo, "no TCP connection to " + ranks_text(without) + " within " +
+                               std::to_string(kLifelineLimit.count() / 1000) +
+                               " s: a death there is noticed by other ranks, or at the deadline");
+    }
+  }
+  return std::make_shared<Processes>(of_ranks, mpi.rank(), std::move(lifelines));
 }
 
 // What is wrong on this rank, told to all; by rank, cut to what has room.
@@ -193,10 +206,7 @@ std::vector<std::string> told_errors(MpiBackend& mpi, const std::string& error) 
 void check_same_network(MpiBackend& mpi, const std::vector<int>& local_ranks) {
   struct stat network{};
   const uint64_t mine = stat("/proc/self/ns/net", &network) == 0 ? network.st_ino : 0;
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  uint64_t first = 0;
-  std::memcpy(&first, all.data() + static_cast<size_t>(local_ranks.front()) * sizeof first, sizeof first);
-  if (mine == first) return;
+  if (mine == gathered(mpi, mine)[static_cast<size_t>(local_ranks.front())]) return;
   throw TransportError("it runs in a container with another network namespace than rank " +
                        std::to_string(local_ranks.front()));
 }
@@ -230,6 +240,8 @@ Endpoint connect_node(MpiBackend& mpi, const StartUp& start, const std::vector<i
       step();
     } catch (const Error& e) {
       return e.what();
+    } catch (const std::bad_alloc&) {
+      return "no memory is left";
     }
     return "";
   };
@@ -296,7 +308,7 @@ std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& star
   if (mapped && all_local) {
     members.transport = std::move(node.transport);
   } else {
-    members.processes = watch_processes(*mpi);
+    members.processes = watch_processes(*mpi, start, log);
     auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
         mapped && local_ranks.size() > 1

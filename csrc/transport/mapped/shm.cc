@@ -88,6 +88,11 @@ Endpoint ShmRegion::connect(std::chrono::milliseconds deadline, const std::funct
   std::vector<MeshPeer> mesh(1);
   if (peers_.local_size > 1) mesh = connect_mesh(peers_, layout_, segment_, region_->bell(), deadline, look_around);
   segment_.reset();  // the mappings keep the memory alive
+  for (const MeshPeer& peer : mesh) {
+    if (!peer.unmapped) continue;
+    region_->header().state.store(RegionHeader::kClosed, std::memory_order_release);  // it does not leave by dying
+    std::rethrow_exception(peer.unmapped);
+  }
   const auto own = static_cast<size_t>(peers_.local_rank);
   mesh[own].region = std::move(region_);
   mesh[own].pid = getpid();

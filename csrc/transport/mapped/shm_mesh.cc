@@ -93,7 +93,7 @@ class Mesh {
   int missing() const {
     return self_.local_size - 1 - static_cast<int>(std::count_if(done_.begin(), done_.end(), is_done));
   }
-  static bool is_done(const MeshPeer& peer) { return peer.region != nullptr; }
+  static bool is_done(const MeshPeer& peer) { return static_cast<bool>(peer.socket); }
 
   void connect_to_lower_ranks() {
     for (int peer = 0; peer < self_.local_rank; ++peer) {
@@ -188,9 +188,14 @@ class Mesh {
   bool take_segment(Connection& c, const Segment& segment, const Fd& memory, Fd bell) {
     MeshPeer& peer = done_[static_cast<size_t>(c.peer)];
     if (segment.magic != kSegmentMagic || !memory || !bell || is_done(peer)) return false;
-    peer.region = map_segment(memory, layout_, c.peer);
-    peer.region->set_bell(std::move(bell));
-    peer.pid = c.pid != 0 ? c.pid : static_cast<int>(peer.region->header().pid);
+    peer.pid = c.pid;
+    try {
+      peer.region = map_segment(memory, layout_, c.peer);
+      peer.region->set_bell(std::move(bell));
+      if (peer.pid == 0) peer.pid = static_cast<int>(peer.region->header().pid);
+    } catch (...) {
+      peer.unmapped = std::current_exception();
+    }
     peer.pidfd = open_pidfd(c.pid);
     peer.socket = std::move(c.socket);
     c.step = Connection::Step::kDone;
@@ -242,7 +247,7 @@ class Mesh {
   void check_done_peers() {
     for (int peer = 0; peer < self_.local_size; ++peer) {
       const MeshPeer& done = done_[static_cast<size_t>(peer)];
-      if (!done.socket || closed_[peer]) continue;
+      if (!done.socket || done.unmapped || closed_[peer]) continue;
       pollfd hangup{done.socket.get(), 0, 0};
       if (poll(&hangup, 1, 0) <= 0) continue;
       closed_[peer] = true;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -32,6 +33,8 @@ struct MeshPeer {
   Fd pidfd;     // may be empty
   int pid = 0;  // as seen from here; if its pid namespace is hidden from us, as the peer sees itself
   std::shared_ptr<Region> region;
+  // Why there is no region. The handshake goes on all the same, so that no other rank waits for one that has left it.
+  std::exception_ptr unmapped;
 };
 
 // An anonymous file of `bytes`, which can no longer change its size.

@@ -37,6 +37,26 @@ std::string about(const Operation& op) {
          std::to_string(op.channel) + ", " + std::to_string(op.bytes) + " bytes)";
 }
 
+bool ProcessFailure::noted(int code, const Operation& op) {
+#if defined(MPI_ERR_PROC_FAILED) && defined(MPI_ERR_PROC_FAILED_PENDING)  // Open MPI's names
+  int kind = MPI_SUCCESS;
+  if (MPI_Error_class(code, &kind) != MPI_SUCCESS) return false;
+  if (kind != MPI_ERR_PROC_FAILED && kind != MPI_ERR_PROC_FAILED_PENDING) return false;
+  if (text_.empty()) {
+    text_ = about(op) + " failed: a process has ended";
+    since_ = std::chrono::steady_clock::now();
+  }
+  return true;
+#else
+  return static_cast<void>(code), static_cast<void>(op), false;
+#endif
+}
+
+void ProcessFailure::check() const {
+  constexpr std::chrono::seconds kPatience{1};
+  if (!text_.empty() && std::chrono::steady_clock::now() - since_ > kPatience) throw PeerError(text_);
+}
+
 const std::vector<RequestSet::Completed>& RequestSet::test() {
   completed_.clear();
   if (requests_.empty()) return completed_;

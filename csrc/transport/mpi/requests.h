@@ -84,6 +84,21 @@ inline void check_mpi(int code, const Operation& op) {
     check_mpi(code, about(op));
 }
 
+// That a process has ended, as an MPI with fault tolerance says where it is switched on (OMPI_MCA_mpi_ft_enable=1).
+// Kept from the first one on, for a while without an error: who watches processes (os/processes.h) knows better which
+// rank of the job it is.
+class ProcessFailure {
+ public:
+  // Whether `code`, which is not MPI_SUCCESS, is one.
+  bool noted(int code, const Operation& op);
+  // Throws PeerError with MPI's words if nobody else has named the rank.
+  void check() const;
+
+ private:
+  std::string text_;
+  std::chrono::steady_clock::time_point since_;
+};
+
 // Every request outstanding, dense, as MPI_Testsome wants them.
 class RequestSet {
  public:

@@ -65,9 +65,8 @@ class MpiTransport final : public Transport {
   void wake() override;
   void doze(uint32_t ticket, std::chrono::microseconds limit) override;
   bool alert(bool) override { return false; }
-  // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports; a silent death is
-  // found by the engine's deadline, or by mpirun, which ends the job.
-  void check_peers() override {}
+  // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports.
+  void check_peers() override { ended_.check(); }
   void post_failure(const std::string& text) override;
   bool let_go(std::chrono::milliseconds limit) override;
   std::string poll_failure() override { return notices_->failure(); }
@@ -115,6 +114,7 @@ class MpiTransport final : public Transport {
   size_t max_message_bytes_;
   int slots_;
   bool closed_ = false;
+  ProcessFailure ended_;
   bool broken_ = false;  // a failure was seen, sent or received: peers may have messages under way to us for ever
 
   std::vector<std::unique_ptr<Link>> links_;
@@ -203,13 +203,14 @@ void MpiTransport::start_send(Link& to, Operation operation) {
   Operation& op = to.sends.push(std::move(operation));
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Isend(op.data, static_cast<int>(op.bytes), MPI_BYTE, op.peer, op.channel, messages_, &request);
-  if (code != MPI_SUCCESS) {
+  const bool lost = code != MPI_SUCCESS && ended_.noted(code, op);  // never done
+  if (code != MPI_SUCCESS) broken_ = true;
+  if (code != MPI_SUCCESS && !lost) {
     to.sends.drop_back();
-    broken_ = true;
     check_mpi(code, op);
   }
   ++to.posted;
-  requests_.add(request, op);
+  if (!lost) requests_.add(request, op);
 }
 
 bool MpiTransport::post_send(int peer, int channel, const void* data, size_t bytes) {
@@ -280,12 +281,13 @@ bool MpiTransport::start_receive(int peer, int channel, void* dst, size_t bytes,
   Operation& op = from.receives.push(std::move(fresh));
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Irecv(op.data, static_cast<int>(bytes), MPI_BYTE, peer, channel, messages_, &request);
-  if (code != MPI_SUCCESS) {
+  const bool lost = code != MPI_SUCCESS && ended_.noted(code, op);
+  if (code != MPI_SUCCESS) broken_ = true;
+  if (code != MPI_SUCCESS && !lost) {
     from.receives.drop_back();
-    broken_ = true;
     check_mpi(code, op);
   }
-  requests_.add(request, op);
+  if (!lost) requests_.add(request, op);
   return true;
 }
 
@@ -318,8 +320,9 @@ void MpiTransport::progress() {
     naps_.store(0, std::memory_order_relaxed);
     if (completed.operation->kind == Operation::Kind::kReceive) trust_.message_found();
     connected |= may_have_connected(*completed.operation);
+    broken_ |= completed.code != MPI_SUCCESS;
     try {
-      finish(completed);
+      if (completed.code == MPI_SUCCESS || !ended_.noted(completed.code, *completed.operation)) finish(completed);
     } catch (const Error& error) {
       broken_ = true;
       if (first_error.empty()) first_error = error.what();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "base/error.h"
 
@@ -18,7 +19,19 @@ ProcessId own_process(uint64_t machine) {
   return {.machine = machine, .space = space.st_ino, .pid = getpid()};
 }
 
-Processes::Processes(const std::vector<ProcessId>& of_ranks, int own_rank) {
+std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks) {
+  std::map<std::pair<uint64_t, uint64_t>, int> numbers;
+  std::vector<int> groups;
+  for (const ProcessId& id : of_ranks) {
+    const int next = static_cast<int>(groups.size());
+    groups.push_back(id.machine == 0 || id.pid <= 0 ? next
+                                                    : numbers.try_emplace({id.machine, id.space}, next).first->second);
+  }
+  return groups;
+}
+
+Processes::Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::unique_ptr<Lifelines> lifelines)
+    : lifelines_(std::move(lifelines)) {
 #ifdef SYS_pidfd_open
   const ProcessId& own = of_ranks[static_cast<size_t>(own_rank)];
   for (int rank = 0; rank < static_cast<int>(of_ranks.size()); ++rank) {
@@ -32,10 +45,13 @@ Processes::Processes(const std::vector<ProcessId>& of_ranks, int own_rank) {
 }
 
 void Processes::check(const std::vector<int>& ranks) const {
+  std::vector<int> ended = lifelines_ ? lifelines_->ended() : std::vector<int>{};
   for (const auto& [rank, process] : watched_) {
-    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
     pollfd end{process.get(), POLLIN, 0};
-    if (process && (poll(&end, 1, 0) <= 0 || (end.revents & POLLIN) == 0)) continue;
+    if (!process || (poll(&end, 1, 0) > 0 && (end.revents & POLLIN) != 0)) ended.push_back(rank);
+  }
+  for (const int rank : ended) {
+    if (std::ranges::find(ranks, rank) == ranks.end()) continue;
     throw PeerError("rank " + std::to_string(rank) + " died: its process ended without closing its communicator");
   }
 }

@@ -1,15 +1,18 @@
-// The processes of this machine's ranks, watched by the kernel: a rank that dies is noticed although MPI says nothing
-// (its messages then simply never come). Descriptors of processes (pidfd_open, Linux 5.3) become readable with the end.
+// The processes of the job's ranks, watched by the kernel: a rank that dies is noticed although MPI says nothing (its
+// messages then simply never come). On this machine descriptors of processes (pidfd_open, Linux 5.3) become readable
+// with the end; on others the kernel there closes a connection (lifelines.h).
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "transport/os/fd.h"
+#include "transport/os/lifelines.h"
 
 namespace dcoll {
 
@@ -20,16 +23,20 @@ struct ProcessId {
   int64_t pid = 0;
 };
 ProcessId own_process(uint64_t machine);
+// Per rank: equal for those that can watch each other on this machine.
+std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks);
 
 class Processes {
  public:
-  // By rank. Those that cannot be watched from here (another machine or container, an old kernel) are left out.
-  Processes(const std::vector<ProcessId>& of_ranks, int own_rank);
+  // By rank. Those that cannot be watched from here (another machine or container, an old kernel) are left to the
+  // lifelines, if there are any.
+  Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::unique_ptr<Lifelines> lifelines);
   // Throws PeerError if one of these ranks' processes has ended. No system call where none is watched.
   void check(const std::vector<int>& ranks) const;
 
  private:
   std::map<int, Fd> watched_;  // by rank; an empty Fd: it had ended before it could be watched
+  const std::unique_ptr<Lifelines> lifelines_;
 };
 
 }  // namespace dcoll
