@@ -17,11 +17,12 @@
 #include "kernels/float_bits.cuh"
 #include "kernels/reduce_cuda.h"
 #include "kernels/scale.h"
+#include "kernels/warp.cuh"
 
 namespace dcoll::kernels::cuda {
 namespace {
 
-constexpr unsigned kAllLanes = ~0u, kWarp = 32, kQuads = 2, kQuad = 4;
+constexpr unsigned kQuads = 2, kQuad = 4;
 constexpr unsigned kBlock = kCodecBlock;
 static_assert(kBlock == kWarp * kQuads * kQuad);
 
@@ -30,7 +31,6 @@ struct Lane8 {
   float x[kQuads * kQuad];
 };
 
-__device__ unsigned lane() { return threadIdx.x % kWarp; }
 __device__ unsigned first_of_quad(unsigned quad) { return quad * kWarp * kQuad + lane() * kQuad; }
 
 // Elements of a block at `at`, of which there are n; beyond them, zeros. `whole`: quads are aligned.
