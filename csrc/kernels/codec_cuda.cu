@@ -113,7 +113,8 @@ struct Narrow {
   }
   __device__ static Lane8 decode(const void* src, unsigned n, bool whole) {
     Lane8 block;
-    load_quads(static_cast<const uint16_t*>(src), n, whole, [&](unsigned i, uint16_t x) { block.x[i] = From::widen(x); });
+    load_quads(static_cast<const uint16_t*>(src), n, whole,
+               [&](unsigned i, uint16_t x) { block.x[i] = From::widen(x); });
     return block;
   }
 };
@@ -348,7 +349,8 @@ void sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size
     constexpr auto* kernel = &sum_kernel<Form>;
     launch_kernel<kernel>(blocks_for<kernel>(threads_for(count)), static_cast<cudaStream_t>(stream),
                           "launching a sum of encoded forms", static_cast<char*>(dst), messages, aligned, count, scale,
-                          static_cast<float>(1.0 / factor), Feed{error, beyond, error == nullptr || quads_at<float>(error)});
+                          static_cast<float>(1.0 / factor),
+                          Feed{error, beyond, error == nullptr || quads_at<float>(error)});
   });
 }
 

@@ -1,5 +1,5 @@
-// Encoded forms on the GPU: the contract of codec.h with the same bits, plus a stream (see reduce_cuda.h). Encoded forms
-// are aligned to 4 bytes here. Two NaNs of different bits that are added leave either.
+// Encoded forms on the GPU: the contract of codec.h with the same bits, plus a stream (see reduce_cuda.h). Encoded
+// forms are aligned to 4 bytes here. Two NaNs of different bits that are added leave either.
 #pragma once
 
 #include <cstddef>

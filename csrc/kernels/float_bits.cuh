@@ -1,6 +1,6 @@
-// float32 arithmetic on the GPU with the bits of the CPU's. What is finite is equal anyway, where nothing is fused: these
-// are calls, which nvcc fuses with nothing. A NaN would be 0x7fffffff whatever it came from; here it is the operand's,
-// made quiet, and of two infinities the one that x86 makes.
+// float32 arithmetic on the GPU with the bits of the CPU's. What is finite is equal anyway, where nothing is fused:
+// these are calls, which nvcc fuses with nothing. A NaN would be 0x7fffffff whatever it came from; here it is the
+// operand's, made quiet, and of two infinities the one that x86 makes.
 #pragma once
 
 #include <cuda_runtime.h>

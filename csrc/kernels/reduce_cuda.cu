@@ -137,7 +137,7 @@ void launch(const Pointers& p, size_t count, const Scale& scale, cudaStream_t st
   const size_t packs = (count - head) / N;
   const size_t rest = count - packs * N;
   const size_t work = packs > rest ? packs : rest;
-  const auto start = [&]<auto* kKernel>() {
+  const auto start = [&]<auto * kKernel>() {
     launch_kernel<kKernel>(blocks_for<kKernel>(work), stream, "launching reduce", p, count, head, packs, scale);
   };
   p.n_srcs == 2 ? start.template operator()<&reduce_kernel<T, Op, 2>>()

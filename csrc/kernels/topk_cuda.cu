@@ -1,5 +1,6 @@
 // The GPU twin of encode_top in topk_cpu.cc. Two passes over memory, and some over the few elements that remain:
-//   1. add_up: the feedback is brought up to date; a histogram of the first 13 of the 31 bits of each magnitude, in shared
+//   1. add_up: the feedback is brought up to date; a histogram of the first 13 of the 31 bits of each magnitude, in
+//   shared
 //      memory, tells in which bin the k-th greatest is.
 //   2. list: the elements of that bin and of those above it are listed, tile by tile, each tile's in order.
 //   3. refine, twice: the next 9 bits of those in the bin, which tell the k-th greatest exactly.
@@ -24,14 +25,16 @@ namespace {
 using Sum = unsigned long long;
 
 constexpr unsigned kQuad = 4, kQuads = 8;
-constexpr unsigned kTile = kThreads * kQuad * kQuads;        // listed together by a block
-constexpr unsigned kOfWarp = kTile / kWarps;                 // of it, by a warp
+constexpr unsigned kTile = kThreads * kQuad * kQuads;          // listed together by a block
+constexpr unsigned kOfWarp = kTile / kWarps;                   // of it, by a warp
 constexpr unsigned kBlock = 1 << 16, kTiles = kBlock / kTile;  // of a message
 static_assert(kTiles == kWarps, "a block of threads takes a block of the message, a warp one of its tiles");
 
 // The digits of a magnitude, from the greatest.
 template <unsigned kDigit>
-constexpr unsigned kShift = kDigit == 0 ? 18 : kDigit == 1 ? 9 : 0;
+constexpr unsigned kShift = kDigit == 0   ? 18
+                            : kDigit == 1 ? 9
+                                          : 0;
 template <unsigned kDigit>
 constexpr unsigned kBins = kDigit == 0 ? 1 << 13 : 1 << 9;
 
@@ -152,8 +155,8 @@ __global__ void __launch_bounds__(kThreads) add_up_kernel(const __grid_constant_
   merge_bins(work.head->bins0, bins, kBins<0>);
 }
 
-// The bin of the k-th greatest, counted from the last bin down. Where the bins hold fewer than k, because zeros were not
-// listed, the first. All threads of the block call it.
+// The bin of the k-th greatest, counted from the last bin down. Where the bins hold fewer than k, because zeros were
+// not listed, the first. All threads of the block call it.
 template <unsigned kDigit>
 __device__ Found find(const unsigned* bins, Found before) {
   constexpr unsigned kEach = kBins<kDigit> / kThreads;
@@ -177,7 +180,11 @@ __device__ Found find(const unsigned* bins, Found before) {
 
 // ---- 2. ----
 
-__device__ unsigned least_listed(Found found) { return found.bits == 0 ? 1 : found.bits << kShift<0>; }
+// Infinities are listed, whether sent or not, because they leave the feedback.
+__device__ unsigned least_listed(Found found) {
+  const unsigned least = found.bits << kShift<0>;
+  return least == 0 ? 1 : least < kInfinityBits ? least : kInfinityBits;
+}
 
 // Writes this warp's part of a tile, x[q] being elements q * 128 + 4 * lane to + 3 of it, to the list from `to` on.
 __device__ void list_part(const Quad (&x)[kQuads], size_t begin, unsigned least, Entry* to) {
@@ -229,7 +236,8 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
       work.tiles[tile] = {start, all, 0, 0};
     }
     __syncthreads();
-    if (mine > 0 && start < work.room && all <= work.room - start) list_part(x, begin, least, work.list + start + before);
+    if (mine > 0 && start < work.room && all <= work.room - start)
+      list_part(x, begin, least, work.list + start + before);
   }
 }
 
@@ -270,8 +278,7 @@ __device__ void for_entries(const Work& work, size_t tile, const Use& use) {
   for (unsigned i = lane(); i - lane() < n; i += kWarp) {
     Entry entry = {};
     if (i < n) {
-      entry = listed ? entries[i]
-                     : Entry{static_cast<unsigned>(begin + i), __float_as_uint(work.values()[begin + i])};
+      entry = listed ? entries[i] : Entry{static_cast<unsigned>(begin + i), __float_as_uint(work.values()[begin + i])};
     }
     use(entry, i < n);
   }
@@ -425,14 +432,24 @@ void encode_top(void* message, const float* src, size_t count, size_t k, const F
                 unsigned* sent, void* stream) {
   if (count >> 32 != 0 || k > count || (feedback.velocity != nullptr && feedback.error == nullptr) ||
       bytes_to_alignment(message, 4) != 0 || bytes_to_alignment(scratch, 16) != 0) {
-    throw ArgumentError("top-k on the GPU takes k <= count < 2^32, a velocity with an error only, a message that begins " +
-                        std::string("at a multiple of 4 bytes and scratch memory at one of 16"));
+    throw ArgumentError(
+        "top-k on the GPU takes k <= count < 2^32, a velocity with an error only, a message that begins " +
+        std::string("at a multiple of 4 bytes and scratch memory at one of 16"));
   }
   const auto on = static_cast<cudaStream_t>(stream);
   if (sent != nullptr) check(cudaMemsetAsync(sent, 0, sizeof(*sent), on), "clearing top-k's count");
   if (count == 0) return;
-  Work work = {src, feedback.error, feedback.velocity, prepare_scale(DType::kFloat32, feedback.momentum), count,
-               static_cast<unsigned>(k), true, nullptr, nullptr, nullptr, nullptr,
+  Work work = {src,
+               feedback.error,
+               feedback.velocity,
+               prepare_scale(DType::kFloat32, feedback.momentum),
+               count,
+               static_cast<unsigned>(k),
+               true,
+               nullptr,
+               nullptr,
+               nullptr,
+               nullptr,
                static_cast<unsigned>(room_for(count, k))};
   for (const float* floats : {src, static_cast<const float*>(work.error), static_cast<const float*>(work.velocity)}) {
     work.aligned &= bytes_to_alignment(floats, kVectorBytes) == 0;

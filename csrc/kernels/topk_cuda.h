@@ -1,5 +1,5 @@
-// Top-k on the GPU: the contract of topk.h, with the same bytes, plus a stream (see reduce_cuda.h). Messages are aligned
-// to 4 bytes here, scratch memory to 16; both are the device's, as are the results that a call leaves there.
+// Top-k on the GPU: the contract of topk.h, with the same bytes, plus a stream (see reduce_cuda.h). Messages are
+// aligned to 4 bytes here, scratch memory to 16; both are the device's, as are the results that a call leaves there.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ void encode_top(void* message, const float* src, size_t count, size_t k, const F
                 unsigned* sent, void* stream);
 
 size_t sum_top_scratch(size_t count, size_t messages);
-// *first_bad becomes the number of the first message that no encode_top made, if that is less than what it is; dst is not
-// defined then.
+// *first_bad becomes the number of the first message that no encode_top made, if that is less than what it is; dst is
+// not defined then.
 void sum_top(float* dst, std::span<const void* const> messages, size_t count, size_t k, double factor, void* scratch,
              unsigned* first_bad, void* stream);
 

@@ -1,9 +1,9 @@
 // The CUDA casts, on the CPU, against their CPU twins.
-#include "kernels/cast_cuda.cu"
+#include "kernels/cast.h"
 
 #include "base/error.h"
 #include "cuda/placed.h"
-#include "kernels/cast.h"
+#include "kernels/cast_cuda.cu"
 #include "kernels/cuda_status.cu"
 
 namespace dcoll {

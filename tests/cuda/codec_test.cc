@@ -1,8 +1,7 @@
 // The CUDA encoders and decoders, on the CPU, against their CPU twins: the same bytes, errors and counts.
-#include "kernels/codec_cuda.cu"
-
 #include "base/error.h"
 #include "cuda/placed.h"
+#include "kernels/codec_cuda.cu"
 #include "kernels/cuda_status.cu"
 
 namespace dcoll {
@@ -21,7 +20,8 @@ Values values_of(Shape shape, size_t count, unsigned seed) {
   std::mt19937_64 random(test::seed() + seed);
   std::normal_distribution<float> normal;
   Values values(count);
-  if (shape == Shape::kAnyBits) test::fill_random(DType::kFloat32, reinterpret_cast<char*>(values.data()), count, random);
+  if (shape == Shape::kAnyBits)
+    test::fill_random(DType::kFloat32, reinterpret_cast<char*>(values.data()), count, random);
   for (float& x : values) {
     if (shape == Shape::kNumbers) x = std::ldexp(normal(random), static_cast<int>(random() % 40) - 20);
     if (shape == Shape::kBeyondHalf) x = normal(random) * 65504;

@@ -1,9 +1,9 @@
 // The CUDA kernels of pack, on the CPU, against their CPU twins.
-#include "kernels/pack_cuda.cu"
+#include "kernels/pack.h"
 
 #include "cuda/placed.h"
 #include "kernels/cuda_status.cu"
-#include "kernels/pack.h"
+#include "kernels/pack_cuda.cu"
 
 namespace dcoll {
 namespace {

@@ -1,10 +1,10 @@
 // The CUDA kernels of reduce, on the CPU, against their CPU twins: every dtype and operator, alignment and aliasing.
-#include "kernels/reduce_cuda.cu"
+#include "kernels/reduce.h"
 
 #include "base/error.h"
 #include "cuda/placed.h"
 #include "kernels/cuda_status.cu"
-#include "kernels/reduce.h"
+#include "kernels/reduce_cuda.cu"
 
 namespace dcoll {
 namespace {
