@@ -58,14 +58,16 @@ void check_encode(const Values& values, size_t k, int kinds, size_t misalign) {
   CHECK(kept.velocity == twin.velocity);
 }
 
-const std::vector<size_t> kSizes = {0, 1, 3, 255, 257, 1024, 8191, 8193, 65535, 65536, 65537, 140003};
+const std::vector<size_t> kSizes = kSanitized
+                                       ? std::vector<size_t>{0, 1, 3, 257, 8193, 65537}
+                                       : std::vector<size_t>{0, 1, 3, 255, 257, 1024, 8191, 8193, 65536, 65537, 140003};
 
 TEST(messages_and_feedback) {
   for (const size_t count : kSizes) {
     for (int shape = 0; shape < static_cast<int>(Shape::kShapes); ++shape) {
       const Values values = values_of(static_cast<Shape>(shape), count, 1);
       for (const size_t k : {size_t{0}, size_t{1}, count / 1000, count / 100, count / 3, count}) {
-        if (k > count) continue;
+        if (k > count || (kSanitized && k == count / 1000)) continue;
         const int first = count < 10000 ? 0 : static_cast<int>((k + count) % 3);  // one kind alone of large ones
         for (int kinds = first; kinds < (count < 10000 ? 3 : first + 1); ++kinds) {
           check_encode(values, k, kinds, 4 * (k % 2));
