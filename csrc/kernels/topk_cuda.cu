@@ -1,7 +1,6 @@
 // The GPU twin of encode_top in topk_cpu.cc. Two passes over memory, and some over the few elements that remain:
-//   1. add_up: the feedback is brought up to date; a histogram of the first 13 of the 31 bits of each magnitude, in
-//   shared
-//      memory, tells in which bin the k-th greatest is.
+//   1. add_up: the feedback is brought up to date; a histogram in shared memory of the first 13 of each magnitude's 31
+//      bits tells in which bin the k-th greatest is.
 //   2. list: the elements of that bin and of those above it are listed, tile by tile, each tile's in order.
 //   3. refine, twice: the next 9 bits of those in the bin, which tell the k-th greatest exactly.
 //   4. count, scan: how many each tile sends, and how many those before it; of equal ones the first.

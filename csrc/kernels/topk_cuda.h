@@ -9,7 +9,8 @@
 
 namespace dcoll::kernels::cuda {
 
-// Of scratch memory for encode_top(): 8 bytes for each of k and a sixteenth of the elements, and 1 % or so of the operand.
+// Of scratch memory for encode_top(): 8 bytes for each of k and a sixteenth of the elements, and 1 % or so of the
+// operand.
 size_t encode_top_scratch(size_t count, size_t k);
 // How many elements are sent is written to *sent, unless that is null.
 void encode_top(void* message, const float* src, size_t count, size_t k, const Feedback& feedback, void* scratch,
