@@ -1,7 +1,8 @@
 # One executable and one ctest per tests/<layer>/<name>_test.cc, named <layer>_<name>_test. Those named mpi_* run under
-# mpirun, with 3 processes and with 1, where an MPI was found.
+# mpirun, with 3 processes and with 1, where an MPI was found. Those of tests/cuda include .cu files, which compile as C++
+# with tests/cuda_shim in place of CUDA.
 file(GLOB test_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} tests/base/*_test.cc tests/plan/*_test.cc
-     tests/kernels/*_test.cc tests/transport/*_test.cc tests/engine/*_test.cc)
+     tests/kernels/*_test.cc tests/cuda/*_test.cc tests/transport/*_test.cc tests/engine/*_test.cc)
 
 set(launcher "")
 set(seconds 120)
@@ -62,6 +63,12 @@ foreach(source IN LISTS test_sources)
                                              RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_include_directories(${target} PRIVATE tests)
   target_link_libraries(${target} PRIVATE dcoll_core)
+  if(layer STREQUAL "cuda")
+    target_include_directories(${target} BEFORE PRIVATE tests/cuda_shim)
+    # GCC does not see that pack's copies are stored under the condition under which they are loaded.
+    target_compile_options(${target} PRIVATE -Wno-unknown-pragmas -ffp-contract=off
+                                             $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  endif()
   if(needs_mpi)
     add_dependencies(${target} dcoll_mpi)
     target_compile_definitions(${target} PRIVATE DCOLL_TEST_MPI_PLUGIN="$<TARGET_FILE:dcoll_mpi>")

@@ -678,6 +678,9 @@ class kernels:
     @staticmethod
     def decode(codec: str, dst: int, src: int, count: int) -> None: ...
     @staticmethod
+    def sum_encoded(codec: str, dst: int, srcs: Sequence[int], count: int, scale: float = 1.0, error: int = 0) -> int:
+        """The encoded form of scale * (the sum of what srcs stand for); error: what encoding lost is added there."""
+    @staticmethod
     def top_bytes(count: int, k: int) -> int: ...
     @staticmethod
     def encode_top(
@@ -735,6 +738,54 @@ class cuda:
     def pack(flat: int, segments: Sequence[tuple[int, int, int]], stream: int = 0) -> None: ...
     @staticmethod
     def unpack(segments: Sequence[tuple[int, int, int]], flat: int, stream: int = 0) -> None: ...
+    @staticmethod
+    def encode(codec: str, dst: int, src: int, count: int, error: int = 0, beyond: int = 0, stream: int = 0) -> None:
+        """As kernels.encode; how many values float16 had no room for is added to a uint64 at beyond, unless 0."""
+    @staticmethod
+    def decode(codec: str, dst: int, src: int, count: int, stream: int = 0) -> None: ...
+    @staticmethod
+    def sum_encoded(
+        codec: str,
+        dst: int,
+        srcs: Sequence[int],
+        count: int,
+        scale: float = 1.0,
+        error: int = 0,
+        beyond: int = 0,
+        stream: int = 0,
+    ) -> None: ...
+    @staticmethod
+    def encode_top_scratch(count: int, k: int) -> int:
+        """Bytes of scratch memory that encode_top needs."""
+    @staticmethod
+    def encode_top(
+        message: int,
+        src: int,
+        count: int,
+        k: int,
+        scratch: int,
+        error: int = 0,
+        velocity: int = 0,
+        momentum: float = 0.0,
+        sent: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """As kernels.encode_top; how many are sent is written to a uint32 at sent, unless 0."""
+    @staticmethod
+    def sum_top_scratch(count: int, messages: int) -> int:
+        """Bytes of scratch memory that sum_top needs."""
+    @staticmethod
+    def sum_top(
+        dst: int,
+        messages: Sequence[int],
+        count: int,
+        k: int,
+        scratch: int,
+        first_bad: int,
+        factor: float = 1.0,
+        stream: int = 0,
+    ) -> None:
+        """The uint32 at first_bad becomes the number of the first damaged message, if that is less than what it is."""
 
 @final
 class plan:

@@ -8,9 +8,11 @@
 #include "bind/kernel_args.h"
 #if DCOLL_CUDA
 #include "kernels/cast_cuda.h"
+#include "kernels/codec_cuda.h"
 #include "kernels/cuda_status.h"
 #include "kernels/pack_cuda.h"
 #include "kernels/reduce_cuda.h"
+#include "kernels/topk_cuda.h"
 #endif
 
 namespace py = pybind11;
@@ -83,6 +85,65 @@ void bind_cuda_moves(py::module_& c) {
       py::arg("segments"), py::arg("flat"), py::arg("stream") = 0, NoGil());
 }
 
+// Results that a kernel leaves in the device's memory are passed by address too; 0: not asked for.
+void bind_cuda_codecs(py::module_& c) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  const auto floats = [](uintptr_t at) { return static_cast<float*>(to_pointer(at)); };
+  const auto count_at = [](uintptr_t at) { return static_cast<unsigned long long*>(to_pointer(at)); };
+  c.def(
+      "encode",
+      [=](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t error, uintptr_t beyond,
+          uintptr_t stream) {
+        kernels::cuda::encode(kernels::encoding_named(codec).codec, to_pointer(dst), floats(src), count, floats(error),
+                              count_at(beyond), to_pointer(stream));
+      },
+      py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("error") = 0, py::arg("beyond") = 0,
+      py::arg("stream") = 0, NoGil());
+  c.def(
+      "decode",
+      [=](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t stream) {
+        kernels::cuda::decode(kernels::encoding_named(codec).codec, floats(dst), to_pointer(src), count,
+                              to_pointer(stream));
+      },
+      py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("stream") = 0, NoGil());
+  c.def(
+      "sum_encoded",
+      [=](std::string_view codec, uintptr_t dst, const std::vector<uintptr_t>& srcs, size_t count, double scale,
+          uintptr_t error, uintptr_t beyond, uintptr_t stream) {
+        kernels::cuda::sum_encoded(kernels::encoding_named(codec).codec, to_pointer(dst), to_const_pointers(srcs),
+                                   count, scale, floats(error), count_at(beyond), to_pointer(stream));
+      },
+      py::arg("codec"), py::arg("dst"), py::arg("srcs"), py::arg("count"), py::arg("scale") = 1.0, py::arg("error") = 0,
+      py::arg("beyond") = 0, py::arg("stream") = 0, NoGil());
+}
+
+void bind_cuda_top(py::module_& c) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  const auto floats = [](uintptr_t at) { return static_cast<float*>(to_pointer(at)); };
+  const auto number_at = [](uintptr_t at) { return static_cast<unsigned*>(to_pointer(at)); };
+  c.def("encode_top_scratch", &kernels::cuda::encode_top_scratch, py::arg("count"), py::arg("k"));
+  c.def("sum_top_scratch", &kernels::cuda::sum_top_scratch, py::arg("count"), py::arg("messages"));
+  c.def(
+      "encode_top",
+      [=](uintptr_t message, uintptr_t src, size_t count, size_t k, uintptr_t scratch, uintptr_t error,
+          uintptr_t velocity, double momentum, uintptr_t sent, uintptr_t stream) {
+        kernels::cuda::encode_top(to_pointer(message), floats(src), count, k,
+                                  {floats(error), floats(velocity), static_cast<float>(momentum)}, to_pointer(scratch),
+                                  number_at(sent), to_pointer(stream));
+      },
+      py::arg("message"), py::arg("src"), py::arg("count"), py::arg("k"), py::arg("scratch"), py::arg("error") = 0,
+      py::arg("velocity") = 0, py::arg("momentum") = 0.0, py::arg("sent") = 0, py::arg("stream") = 0, NoGil());
+  c.def(
+      "sum_top",
+      [=](uintptr_t dst, const std::vector<uintptr_t>& messages, size_t count, size_t k, uintptr_t scratch,
+          uintptr_t first_bad, double factor, uintptr_t stream) {
+        kernels::cuda::sum_top(floats(dst), to_const_pointers(messages), count, k, factor, to_pointer(scratch),
+                               number_at(first_bad), to_pointer(stream));
+      },
+      py::arg("dst"), py::arg("messages"), py::arg("count"), py::arg("k"), py::arg("scratch"), py::arg("first_bad"),
+      py::arg("factor") = 1.0, py::arg("stream") = 0, NoGil());
+}
+
 }  // namespace
 
 void bind_cuda(py::module_& m) {
@@ -95,6 +156,8 @@ void bind_cuda(py::module_& m) {
   c.def("driver_version", &kernels::cuda::driver_version);
   bind_cuda_reduce(c);
   bind_cuda_moves(c);
+  bind_cuda_codecs(c);
+  bind_cuda_top(c);
 }
 
 #else

@@ -103,6 +103,15 @@ void bind_kernels(py::module_& m) {
       },
       py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), NoGil());
   k.def(
+      "sum_encoded",
+      [](std::string_view codec, uintptr_t dst, const std::vector<uintptr_t>& srcs, size_t count, double scale,
+         uintptr_t error) {
+        return kernels::sum_encoded(elementwise(codec), to_pointer(dst), to_const_pointers(srcs), count, scale,
+                                    static_cast<float*>(to_pointer(error)));
+      },
+      py::arg("codec"), py::arg("dst"), py::arg("srcs"), py::arg("count"), py::arg("scale") = 1.0, py::arg("error") = 0,
+      NoGil());
+  k.def(
       "pack",
       [](uintptr_t flat, const std::vector<SegmentTuple>& segments) {
         kernels::pack(to_pointer(flat), to_segments(segments));

@@ -46,8 +46,8 @@ void launch(void* dst, const void* src, size_t count, cudaStream_t stream) {
   const size_t rest = count - packs * N;
   constexpr auto* kernel = &cast_kernel<D, S>;
   const unsigned blocks = blocks_for<kernel>(packs > rest ? packs : rest);
-  kernel<<<blocks, kThreads, 0, stream>>>(static_cast<D*>(dst), static_cast<const S*>(src), count, head, packs);
-  check_launch("launching cast");
+  launch_kernel<kernel>(blocks, stream, "launching cast", static_cast<D*>(dst), static_cast<const S*>(src), count, head,
+                        packs);
 }
 
 [[noreturn]] void refuse(DType dtype) {

@@ -49,8 +49,6 @@ void check(int status, const char* what) {
   throw Error(std::string("CUDA failed ") + what + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 
-void check_launch(const char* what) { check(cudaGetLastError(), what); }
-
 int multiprocessors() {
   int device = 0, count = 0;
   check(cudaGetDevice(&device), "asking for the current device");

@@ -21,9 +21,6 @@ int driver_version();
 // Throws Error with CUDA's name and description of the status (a cudaError_t) unless it is cudaSuccess. `what` says
 // what was being done.
 void check(int status, const char* what);
-// The status of the kernel just launched: bad configuration, no code for this device. Faults while it runs come later,
-// from the call that synchronises.
-void check_launch(const char* what);
 
 // Streaming multiprocessors of the current device: grids are sized by it.
 int multiprocessors();

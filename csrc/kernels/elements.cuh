@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -23,14 +24,11 @@ struct alignas(sizeof(T) * N) Pack {
 
 // *to = pack, in one store; `to` lies in global memory and is aligned for it. Assigned instead, 16 bytes leave nvcc as
 // a store per element (13.0; a uint4 and an __int128 likewise), four to eight times the instructions and partly filled
-// sectors, so they are stored by an instruction that it cannot take apart.
+// sectors, so they are stored by an intrinsic that it does not take apart.
 template <class T, int N>
 __device__ void store_pack(T* to, const Pack<T, N>& pack) {
   if constexpr (sizeof(pack) == 16) {
-    const auto word = __builtin_bit_cast(uint4, pack);
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x),
-                 "r"(word.y), "r"(word.z), "r"(word.w)
-                 : "memory");
+    __stwb(reinterpret_cast<uint4*>(to), __builtin_bit_cast(uint4, pack));
   } else {
     *reinterpret_cast<Pack<T, N>*>(to) = pack;
   }
@@ -104,6 +102,17 @@ unsigned blocks_for(size_t work) {
   const size_t wanted = (work + kThreads - 1) / kThreads;
   const size_t most = static_cast<size_t>(per_multiprocessor) * static_cast<size_t>(multiprocessors());
   return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+// Launches `blocks` blocks of kThreads of a kernel. Spelled as a call, which C++ without CUDA's <<< >>> compiles too:
+// tests/cuda runs the kernels on the CPU.
+template <auto* kKernel, class... Args>
+void launch_kernel(unsigned blocks, cudaStream_t stream, const char* what, Args&&... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim.x = blocks;
+  config.blockDim.x = kThreads;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kKernel, static_cast<Args&&>(args)...), what);
 }
 
 }  // namespace dcoll::kernels::cuda

@@ -14,9 +14,12 @@ set(DCOLL_KERNEL_SOURCES
     csrc/kernels/topk_cpu.cc)
 set(DCOLL_CUDA_SOURCES
     csrc/kernels/cast_cuda.cu
+    csrc/kernels/codec_cuda.cu
     csrc/kernels/cuda_status.cu
     csrc/kernels/pack_cuda.cu
-    csrc/kernels/reduce_cuda.cu)
+    csrc/kernels/reduce_cuda.cu
+    csrc/kernels/topk_cuda.cu
+    csrc/kernels/topk_sum_cuda.cu)
 
 # -ffp-contract=off: no fused multiply-add, so that every instruction set gives the same bits.
 # -fno-unswitch-loops: the loops test "is it scaled?" once per step, which costs nothing; a second copy of each would.

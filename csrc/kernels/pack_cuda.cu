@@ -109,8 +109,7 @@ class Batcher {
   void flush() {
     if (batch_.size == 0) return;
     batch_.first_tile[batch_.size] = tiles_;
-    copy_kernel<<<tiles_, kThreads, 0, stream_>>>(batch_);
-    check_launch("launching pack");
+    launch_kernel<&copy_kernel>(tiles_, stream_, "launching pack", batch_);
     batch_.size = 0;
     tiles_ = 0;
   }

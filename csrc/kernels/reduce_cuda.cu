@@ -157,14 +157,11 @@ void launch(const Pointers& p, size_t count, const Scale& scale, cudaStream_t st
   const size_t packs = (count - head) / N;
   const size_t rest = count - packs * N;
   const size_t work = packs > rest ? packs : rest;
-  if (p.n_srcs == 2) {
-    constexpr auto* kernel = &reduce_kernel<T, Op, 2>;
-    kernel<<<blocks_for<kernel>(work), kThreads, 0, stream>>>(p, count, head, packs, scale);
-  } else {
-    constexpr auto* kernel = &reduce_kernel<T, Op, 0>;
-    kernel<<<blocks_for<kernel>(work), kThreads, 0, stream>>>(p, count, head, packs, scale);
-  }
-  check_launch("launching reduce");
+  const auto start = [&]<auto * kKernel>() {
+    launch_kernel<kKernel>(blocks_for<kKernel>(work), stream, "launching reduce", p, count, head, packs, scale);
+  };
+  p.n_srcs == 2 ? start.template operator()<&reduce_kernel<T, Op, 2>>()
+                : start.template operator()<&reduce_kernel<T, Op, 0>>();
 }
 
 template <class T>

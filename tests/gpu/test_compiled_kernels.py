@@ -35,9 +35,8 @@ def not_wide(ptx: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("source", "kernels"), [("reduce_cuda.cu", 80), ("pack_cuda.cu", 1)])
-def test_every_kernel_loads_and_stores_16_bytes(source: str, kernels: int, tmp_path: Path) -> None:
-    """ptxas keeps a vector access of PTX whole, so what is wide there is wide on the device."""
+def compiled(source: str, tmp_path: Path) -> str:
+    """The PTX of a file, or the test is skipped."""
     if not _C.cuda_built or not (compiler := nvcc()):
         pytest.skip("needs nvcc: a build with CUDA, and the compiler that made it")
     ptx = tmp_path / "kernels.ptx"
@@ -45,9 +44,35 @@ def test_every_kernel_loads_and_stores_16_bytes(source: str, kernels: int, tmp_p
     command = [compiler, *options, str(ROOT / "csrc/kernels" / source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    text = ptx.read_text()
+    return ptx.read_text()
+
+
+@pytest.mark.parametrize(("source", "kernels"), [("reduce_cuda.cu", 80), ("pack_cuda.cu", 1)])
+def test_every_kernel_loads_and_stores_16_bytes(source: str, kernels: int, tmp_path: Path) -> None:
+    """ptxas keeps a vector access of PTX whole, so what is wide there is wide on the device."""
+    text = compiled(source, tmp_path)
     assert text.count(".entry") == kernels
     assert not_wide(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "narrow"),
+    [
+        # Encoded forms of 8 and 16 bits are narrower than the floats: 4 and 8 bytes of a thread.
+        ("codec_cuda.cu", {"decode": "ld"}),
+        # What is beside the passes over memory works on few elements.
+        ("topk_cuda.cu", {"list": "st", "refine": "ld and st", "count": "ld and st", "scan": "ld and st",
+                          "write": "ld and st"}),
+        ("topk_sum_cuda.cu", {"sum": "ld", "starts": "ld and st"}),
+    ],
+)  # fmt: skip
+def test_floats_of_encoders_are_wide_and_nothing_is_fused(source: str, narrow: dict[str, str], tmp_path: Path) -> None:
+    text = compiled(source, tmp_path)
+    found = {name: lacking for name, lacking in not_wide(text).items()
+             if not any(f"{kernel}_kernel" in name and set(lacking.split(" and ")) <= set(allowed.split(" and "))
+                        for kernel, allowed in narrow.items())}  # fmt: skip
+    assert found == {}
+    assert "fma.rn.f32" not in text
 
 
 def test_the_rule_can_fail() -> None:

@@ -29,12 +29,16 @@ DTYPES = {
     _C.UINT8: torch.uint8,
     _C.INT16: torch.int16,
     _C.UINT16: torch.uint16,
+    _C.UINT32: torch.uint32,
+    _C.UINT64: torch.uint64,
     _C.INT32: torch.int32,
     _C.INT64: torch.int64,
     _C.BOOL: torch.bool,
 }
 FLOATS = (_C.FLOAT16, _C.BFLOAT16, _C.FLOAT32, _C.FLOAT64)
-OPS = (_C.SUM, _C.AVERAGE, _C.MIN, _C.MAX, _C.PRODUCT)
+BITS = (_C.BIT_AND, _C.BIT_OR, _C.BIT_XOR)
+OPS = (_C.SUM, _C.AVERAGE, _C.MIN, _C.MAX, _C.PRODUCT, *BITS)
+REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPS if dtype not in FLOATS or op not in BITS]
 # 1,000,003 elements take more threads than any device holds at once for the scalar path, so the grid strides.
 SIZES = (0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1000, 4099, 1_000_003)
 GUARD = 64
@@ -98,8 +102,7 @@ def scale_of(dtype: int, op: int, p: int) -> float:
     return 1.0 / p if op == _C.AVERAGE and dtype != _C.BOOL else 1.0
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
 def test_reduce2(dtype: int, op: int) -> None:
     for count, (to, source) in itertools.product(SIZES, placements(dtype)):
         a, b = operands(dtype, count, 2, source)
@@ -114,8 +117,7 @@ def test_reduce2(dtype: int, op: int) -> None:
         b.check(dtype, (count, "source"))
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 17])
 def test_reduce_n(dtype: int, op: int, p: int) -> None:
     for count, (to, source) in itertools.product((0, 1, 17, 4099, 100_003), placements(dtype)):

@@ -200,8 +200,7 @@ TEST(integers_are_multiplied_in_double_and_kept_within_their_type) {
     CHECK((scale_values<uint32_t>(DType::kUInt32, {4000000000u, 1}, 1.5) == std::vector<uint32_t>{UINT32_MAX, 1}));
     CHECK(
         (scale_values<uint64_t>(DType::kUInt64, {~uint64_t{0}, 3}, 0.5) == std::vector<uint64_t>{~uint64_t{0} / 2, 1}));
-    CHECK((scale_values<uint64_t>(DType::kUInt64, {uint64_t{1} << 63, 7}, 2.5) ==
-           std::vector<uint64_t>{~uint64_t{0}, 17}));
+    CHECK((scale_values<uint64_t>(DType::kUInt64, {1ull << 63, 7}, 2.5) == std::vector<uint64_t>{UINT64_MAX, 17}));
     CHECK((scale_values<int64_t>(DType::kInt64, {49, 48, -49}, 1.0 / 49) == std::vector<int64_t>{1, 0, -1}));
   });
 }
@@ -399,9 +398,7 @@ TEST(count_zero_touches_nothing) {
   const void* const nothing[] = {nullptr, nullptr};
   for_each_isa([&] {
     for (const DType dtype : test::kDTypes) {
-      for (const ReduceOp op : test::kOps) {
-        if (test::defined(dtype, op, 1.0)) reduce_n(nullptr, nothing, 0, dtype, op);
-      }
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin}) reduce_n(nullptr, nothing, 0, dtype, op);
     }
   });
 }
