@@ -55,14 +55,13 @@ class Rows:
 
     def packed(self) -> torch.Tensor:
         """A line of bytes for each: its number and its values, so that both travel in one message."""
-        keys = self.keys.view(torch.uint8).view(len(self.keys), _KEY_BYTES)
-        values = self.values.contiguous()
-        return torch.cat([keys, values.view(torch.uint8)], 1) if values.shape[1] else keys
+        keys = _fresh(self.keys).view(torch.uint8).view(len(self.keys), _KEY_BYTES)
+        return torch.cat([keys, _fresh(self.values).view(torch.uint8)], 1) if self.values.shape[1] else keys
 
     def unpack(self, lines: torch.Tensor) -> "Rows":
         """Rows of this width and dtype."""
-        keys = lines[:, :_KEY_BYTES].contiguous().view(torch.int64).flatten()
-        values = lines[:, _KEY_BYTES:].contiguous()
+        keys = _fresh(lines[:, :_KEY_BYTES]).view(torch.int64).flatten()
+        values = _fresh(lines[:, _KEY_BYTES:])
         width = self.values.shape[1]
         return Rows(keys, values.view(self.values.dtype) if width else self.values.new_empty(len(keys), 0))
 
@@ -71,6 +70,11 @@ class Rows:
         size = (universe, self.values.shape[1])
         one = torch.sparse_coo_tensor(self.keys[None], self.values, size, check_invariants=False).coalesce()
         return Rows(one.indices()[0], one.values())
+
+
+def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """With the strides that view(dtype) wants; contiguous() leaves those of lengths 0 and 1 as they are."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def owners_of(keys: torch.Tensor, owners: int) -> torch.Tensor:

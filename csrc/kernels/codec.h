@@ -68,7 +68,7 @@ struct Feedback {
   }
 };
 
-// What stochastic rounding draws from; none: values are rounded to nearest.
+// What stochastic rounding draws from, a hash: keys that differ in few bits draw alike. None: rounded to nearest.
 using Key = std::optional<uint64_t>;
 Key derived(const Key& key, uint64_t number);  // another for each number
 

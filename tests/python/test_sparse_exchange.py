@@ -22,7 +22,7 @@ def some_rows(rank: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.d
     count = 0 if rank == 1 else count
     indices = torch.stack([torch.randint(n, (count,), generator=generator) for n in shape[:sparse_dim]])
     values = torch.randint(-5, 6, (count, *shape[sparse_dim:]), generator=generator).to(dtype)
-    return torch.sparse_coo_tensor(indices, values, shape)
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
 @every_way
@@ -77,7 +77,7 @@ def test_an_embedding_goes_another_way_in_the_next_step(op: Any, monkeypatch: py
         ways.append((comm.rank, way))
         return start(way, comm, *rest)
 
-    chosen = iter((OWNERS, DENSE, GATHER))
+    chosen = iter((OWNERS, DENSE, GATHER, GATHER))
     monkeypatch.setattr(sparse_exchange, "start", noted)
     monkeypatch.setattr(sparse_exchange, "fastest", lambda *_: next(chosen))
 
@@ -123,5 +123,5 @@ def test_what_is_chosen() -> None:
 
     assert chosen(8 * 1000, 8 * 1000) == "gather"  # nobody has another's rows
     assert chosen(8 * 1000, 1200) == "owners"  # nearly all have the same
-    assert chosen(8 * 50_000, 99_000) == "dense"
+    assert chosen(8 * 100_000, 100_000) == "dense"
     assert chosen(8, 1) == "gather"

@@ -197,7 +197,7 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
   Pause portion;
   co_await portion;
 
-  if (!job.by_owners && size * bytes > 2 * job.count * sizeof(float)) {
+  if (job.encoding.exchange != kernels::Exchange::kOwners && size * bytes > 2 * job.count * sizeof(float)) {
     kernels::sum_top(job.data, {&messages[own], 1}, job.count, k);
     job.operand = job.data;
     job.encoding = {.codec = kernels::Codec::kFloat32};
