@@ -320,14 +320,14 @@ class PowerSGD(OptimizersCompressor):
         optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.powersgd(rank=4))
     """
 
-    def __init__(
-        self, rank: int = 4, min_compression_rate: float = 2.0, seed: int = 0, start_step: int = 0
-    ) -> None:
+    def __init__(self, rank: int = 4, min_compression_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise ArgumentError(f"Compression.powersgd got rank {rank!r}, but takes a whole number of 1 or more")
         for name, number in (("seed", seed), ("start_step", start_step)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise ArgumentError(f"Compression.powersgd got {name} {number!r}, but takes a whole number of 0 or more")
+                raise ArgumentError(
+                    f"Compression.powersgd got {name} {number!r}, but takes a whole number of 0 or more"
+                )
         if not isinstance(min_compression_rate, int | float) or not min_compression_rate >= 1:
             raise ArgumentError(
                 f"Compression.powersgd got min_compression_rate {min_compression_rate!r}, but takes a number of 1 or "

@@ -140,7 +140,7 @@ class PowerSGDReducer(PythonReducer):
         self._failure: DcollError | None = None
 
     def _compresses(self, i: int) -> bool:
-        """In this step, on all ranks alike. What has directions has begun before, in this job or in the one it is of."""
+        """In this step, on all ranks alike. What has directions has begun before, maybe in another job."""
         begun = self._rounds >= self._options.start_step or self._states[i].q is not None
         return self._compressible[i] and begun
 

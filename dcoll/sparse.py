@@ -90,13 +90,13 @@ class SparseGradients:
         mine = [Rows.of(p.grad, p, dim) for p, dim, _ in some]
         agreed = self._agree(comm, some, mine)
         exchanges, used = [], []
-        for (p, dim, way), rows, (anywhere, sent, how, present) in zip(some, mine, agreed, strict=True):
+        for (p, dim, way), rows, (anywhere, sent, proposed, present) in zip(some, mine, agreed, strict=True):
             if not anywhere:
                 continue
             if op is Average:
                 rows.values = rows.values / comm.size
             # A rank that has joined owns nothing.
-            how = how if present == comm.size else sparse_exchange.GATHER
+            how = proposed if present == comm.size else sparse_exchange.GATHER
             exchanges.append(sparse_exchange.start(how, comm, rows, way.universe, name_of(p)))
             used.append((p, dim, way, sent))
         for (p, dim, way, sent), rows in zip(used, sparse_exchange.together(exchanges), strict=True):
@@ -110,10 +110,12 @@ class SparseGradients:
         comm: _C.Communicator, some: Sequence[tuple[torch.Tensor, int, _Way]], mine: Sequence[Rows]
     ) -> list[list[int]]:
         """For each on how many ranks it has a gradient, their rows, the way they go, and how many ranks there are."""
-        told = torch.tensor([
-            [p.grad is not None, len(rows.keys), way.proposed if comm.rank == 0 else 0, 1]
-            for (p, _, way), rows in zip(some, mine, strict=True)
-        ])
+        told = torch.tensor(
+            [
+                [p.grad is not None, len(rows.keys), way.proposed if comm.rank == 0 else 0, 1]
+                for (p, _, way), rows in zip(some, mine, strict=True)
+            ]
+        )
         on_communicator.allreduce_sync_(comm, told, Sum, "sparse gradients", 1.0, 1.0)
         agreed: list[list[int]] = told.tolist()
         return agreed

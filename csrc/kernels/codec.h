@@ -42,8 +42,8 @@ enum class Exchange : uint8_t { kPredicted, kGather, kOwners };
 struct Encoding {
   Codec codec = Codec::kNone;
   float ratio = 0;
-  bool if_it_pays = false;  // where messages are faster as they are, they go so
-  bool stochastic = false;  // of kFloat16, kBFloat16 and kInt8: rounded at random
+  bool if_it_pays = false;                   // where messages are faster as they are, they go so
+  bool stochastic = false;                   // of kFloat16, kBFloat16 and kInt8: rounded at random
   Exchange exchange = Exchange::kPredicted;  // of kTopK
   bool operator==(const Encoding&) const = default;
   explicit operator bool() const { return codec != Codec::kNone; }

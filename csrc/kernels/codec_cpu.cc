@@ -96,8 +96,8 @@ Encoding encoding_named(std::string_view name) {
   }
   if (name.ends_with(kStochastic)) {
     Encoding encoding = encoding_named(name.substr(0, name.size() - kStochastic.size()));
-    const bool rounds = encoding.codec == Codec::kFloat16 || encoding.codec == Codec::kBFloat16 ||
-                        encoding.codec == Codec::kInt8;
+    const bool rounds =
+        encoding.codec == Codec::kFloat16 || encoding.codec == Codec::kBFloat16 || encoding.codec == Codec::kInt8;
     if (!rounds || encoding.stochastic) {
       throw ArgumentError("'" + std::string(name) + "': only fp16, bf16 and int8 can be rounded at random.");
     }
@@ -177,8 +177,8 @@ void decode(Codec codec, float* dst, const void* src, size_t count) {
               [&](size_t at, size_t n) { decode_portion(codec, dst + at, bytes(src) + encoded_bytes(codec, at), n); });
 }
 
-size_t sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size_t count, double factor,
-                   float* error, const Key& key) {
+size_t sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size_t count, double factor, float* error,
+                   const Key& key) {
   const KeepSubnormals keep;
   size_t beyond = 0;
   in_portions(count, [&](size_t at, size_t n) {

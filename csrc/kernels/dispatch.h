@@ -39,8 +39,8 @@ struct Kernels {
   CastFn clamp_to_half;                         // these become the greatest there is
   CastFn quantize;                              // float32 to codec.h's int8, and back
   CastFn dequantize;
-  // The same at random, with the numbers of elements from `first` on, a multiple of a block; of float16 what it has room
-  // for.
+  // The same at random, with the numbers of elements from `first` on, a multiple of a block; of float16 what it has
+  // room for.
   DrawFn draw_half;
   DrawFn draw_bfloat16;
   DrawFn draw_steps;

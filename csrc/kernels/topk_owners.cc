@@ -56,8 +56,8 @@ class BlockSum {
 
 }  // namespace
 
-// The multiplication spreads neighbours, its upper half is even for any number of owners (D. Lemire, "Fast random integer
-// generation in an interval", 2019).
+// The multiplication spreads neighbours, its upper half is even for any number of owners (D. Lemire, "Fast random
+// integer generation in an interval", 2019).
 size_t owner_of(size_t element, size_t owners) {
   const auto block = static_cast<uint32_t>(element / kOwnedBlock);
   uint32_t x = block * 0x9e3779b9u;

@@ -66,9 +66,9 @@ EncodedTimes predict_encoded(uint64_t bytes, const Coding& coding, const Topolog
   }
   const HierarchicalCost plain = predict_hierarchical(bytes, topology, slice_bytes);
   const Between between = between_nodes_of(bytes, topology);
-  return {plain.total_us(), plain.agreement_us + plain.in_node_us +
-                                exchange_us(static_cast<double>(bytes) / between.carriers, coding, between.links,
-                                            slice_bytes)};
+  return {plain.total_us(),
+          plain.agreement_us + plain.in_node_us +
+              exchange_us(static_cast<double>(bytes) / between.carriers, coding, between.links, slice_bytes)};
 }
 
 bool owners_pay(uint64_t bytes, const Topology& topology, uint64_t slice_bytes, bool two_levels) {

@@ -102,8 +102,8 @@ TEST(results_are_the_same_bits_and_errors_make_up_for_them) {
     all_of_them.insert(all_of_them.end(), std::begin(kTop), std::end(kTop));
     for (const Encoding& encoding : all_of_them) {
       // An owner passes on a share of all elements; of those it owns there may be a few more.
-      const bool sends_all = encoding == Encoding{Codec::kFloat32} ||
-                             (encoding.ratio == 1 && encoding.exchange != kOwners);
+      const bool sends_all =
+          encoding == Encoding{Codec::kFloat32} || (encoding.ratio == 1 && encoding.exchange != kOwners);
       std::mutex mutex;
       std::vector<Called> all;
       run_ranks(job.ranks, job.settings, [&](Communicator& comm) {

@@ -28,7 +28,8 @@ Values values_of(size_t count, unsigned rank) {
   std::mt19937 dice(rank + 17 * static_cast<unsigned>(count));
   Values values(count);
   for (size_t i = 0; i < count; ++i) {
-    values[i] = static_cast<float>(static_cast<int>(dice() % 101) - 50) + (i > count / 2 && i < count / 2 + 40 ? 90 : 0);
+    values[i] =
+        static_cast<float>(static_cast<int>(dice() % 101) - 50) + (i > count / 2 && i < count / 2 + 40 ? 90 : 0);
   }
   return values;
 }
@@ -95,7 +96,8 @@ void check_owner(const Arrived& arrived, const Values& whole, size_t owner, size
 }
 
 TEST(owners_pass_on_the_greatest_and_keep_the_rest) {
-  for (const size_t count : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{5000}, size_t{65536}, size_t{140001}}) {
+  for (const size_t count :
+       {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{5000}, size_t{65536}, size_t{140001}}) {
     for (const size_t ranks : {1, 2, 3, 8}) {
       const size_t k = kernels::top_count(count, 0.03f);
       std::vector<Message> selections;

@@ -29,7 +29,12 @@ def some_rows(rank: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.d
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize(
     ("shape", "sparse_dim", "dtype"),
-    [((50, 3), 1, torch.float32), ((300, 8), 1, torch.float16), ((7, 9, 2), 2, torch.float64), ((40,), 1, torch.float32)],
+    [
+        ((50, 3), 1, torch.float32),
+        ((300, 8), 1, torch.float16),
+        ((7, 9, 2), 2, torch.float64),
+        ((40,), 1, torch.float32),
+    ],
     ids=str,
 )
 def test_the_sum_is_exact(way: int, ranks: int, shape: tuple[int, ...], sparse_dim: int, dtype: torch.dtype) -> None:

@@ -95,7 +95,7 @@ struct Fabric {
   std::vector<Cached> cache_;
   mutable std::vector<Weighed> weighed_;
   mutable std::array<std::optional<bool>, 64> by_owners_;  // per power of two of a selection's bytes
-  std::array<std::array<Fastest, 64>, 5> fastest_;  // per collective and power of two
+  std::array<std::array<Fastest, 64>, 5> fastest_;         // per collective and power of two
 };
 
 }  // namespace dcoll

@@ -67,9 +67,9 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
     const Stopwatch encoding(job.cost->encode_ns);
-    job.cost->saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin,
-                                           part.len, job.feedback.from(part.begin).error,
-                                           kernels::derived(job.key, part.begin));
+    job.cost->saturated +=
+        kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin, part.len,
+                        job.feedback.from(part.begin).error, kernels::derived(job.key, part.begin));
     encoding.stop();
     Pause portion;
     co_await portion;
