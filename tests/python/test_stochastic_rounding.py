@@ -97,8 +97,8 @@ def test_it_takes_one_of_the_two_neighbours(codec: str, isa: str) -> None:
     K.encode(codec, wire.ctypes.data, nearest.ctypes.data, len(values))
     neighbours = []
     for step in (-1, 0, 1):
-        other = np.empty_like(values)
-        K.decode(codec, other.ctypes.data, (wire + np.uint16(step % 65536)).ctypes.data, len(values))
+        other, moved = np.empty_like(values), wire + np.uint16(step % 65536)
+        K.decode(codec, other.ctypes.data, moved.ctypes.data, len(values))
         neighbours.append(other)
     magnitudes = np.abs(neighbours)
     fits = np.abs(values) <= (65504 if codec == "fp16" else np.inf)
