@@ -1,15 +1,15 @@
 """What compression costs and saves: encoders beside the memory's speed, and all-reduces over links of several rates.
 
     python bench/compression.py kernels                       # one core, 25 million float32
-    sudo python bench/compression.py lab --rates 100mbit,1gbit,10gbit --json c.json --markdown c.md
+    sudo python bench/compression.py lab --methods bf16,auto-bf16,int8,auto-int8 --json c.json --markdown c.md
 
 kernels: "moved" is the bytes that must be read and written, per second; "of a copy" compares it with memcpy's, which
 moves two bytes for each it copies, of the same array in the same turn; "in copies": how many of these take as long.
 
 lab: all-reduces of float32, in place, between hosts in network namespaces (bench/netlab, so root is needed), plain and
 with each codec in turns; a figure is the median over the turns of the slowest rank, beside it how many times
-faster than plain. Below 1.0 a codec does not pay. "gpt" instead of a size: the gradients of examples/train_gpt.py's
-model, by a DistributedOptimizer.
+faster than plain. Below 1.0 a codec does not pay; below the table is where each begins to lose. "gpt" instead of a
+size: the gradients of examples/train_gpt.py's model, by a DistributedOptimizer.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     lab = commands.add_parser("lab", help="all-reduces between hosts")
     lab.add_argument("--hosts", type=at_least(2), default=4)
     lab.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
-    lab.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of each host's link, in turn")
+    lab.add_argument("--rates", default="100mbit,1gbit,10gbit,unshaped", help="of each host's link, in turn")
     lab.add_argument("--sizes", default="1M,16M,64M", help=f"of the buffer, in bytes, or {GRADIENTS}")
     lab.add_argument(
         "--methods", default=",".join(METHODS), help="names in dcoll.Compression; auto-int8: auto(lossy='int8')"
@@ -84,6 +84,9 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
         calls[f"{codec} encode"] = (lambda c=codec: k.encode(c, encoded, source, count), 4 * count + size)
         calls[f"{codec} encode, error kept"] = (
             lambda c=codec: k.encode(c, encoded, source, count, lost), 12 * count + size
+        )  # fmt: skip
+        calls[f"{codec} encode, stochastic"] = (
+            lambda c=codec: k.encode(c, encoded, source, count, 0, 20), 4 * count + size
         )  # fmt: skip
         calls[f"{codec} decode"] = (lambda c=codec: k.decode(c, target, encoded, count), 4 * count + size)
     calls |= top_k_calls(k, x, other, error)
@@ -232,7 +235,8 @@ def measure_lab(args: argparse.Namespace) -> dict[str, Any]:
                 output = Path(folder) / "samples.json"
                 command = [*lab.launcher(str(args.slots)), sys.executable, __file__, JOB, str(output), sizes]
                 command += [str(args.turns), args.methods]
-                environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                # What is kept of a link's speed is of the rate before: the hosts are the same.
+                environment = os.environ | {"OMP_NUM_THREADS": "1", "DCOLL_CALIBRATE": "force"}
                 subprocess.run(command, env=environment, check=True, timeout=args.timeout)
                 samples = json.loads(output.read_text())
         finally:
@@ -270,7 +274,21 @@ def markdown(document: dict[str, Any]) -> str:
         cells = [f"{row['median_s'][c] * 1e3:.1f} ({row['times_faster'][c]:.2f})" for c in names]
         plain = f"{row['median_s']['none'] * 1e3:.1f}"
         lines.append(f"| {row['rate']} | {format_size(row['bytes'])} | {plain} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"- {name}: {break_even(rows, name)}" for name in names)]
     return "\n".join(lines) + "\n"
+
+
+def break_even(rows: list[dict[str, Any]], name: str) -> str:
+    """Where a method loses. Of auto: where it is more than 5 % slower than the better one of its codec and plain."""
+    codec = name.partition("-")[2]
+    losses: dict[str, list[str]] = {}
+    for row in rows:
+        best = max(1.0, row["times_faster"].get(codec, 1.0)) / 1.05 if codec else 1.0
+        if row["times_faster"][name] < best:
+            losses.setdefault(row["rate"], []).append(format_size(row["bytes"]))
+    where = "; ".join(f"{rate} with {', '.join(sizes)}" for rate, sizes in losses.items())
+    text = f"more than 5 % slower than the better one of plain and {codec}" if codec else "slower than plain"
+    return f"{text} at {where}" if losses else f"nowhere {text}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -129,8 +129,12 @@ def train(task: Any, method: str, seed: int, steps: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model, optimizer = task.start(seed)
     dcoll.broadcast_parameters(model.state_dict(), root_rank=0)
+    if METHODS[method].takes_momentum:
+        for group in optimizer.param_groups:
+            if "momentum" in group:
+                group.update(momentum=0.0, nesterov=False)
     optimizer = dcoll.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=METHODS[method].make()
+        optimizer, named_parameters=model.named_parameters(), compression=METHODS[method].make(steps)
     )
     every, curve, found = max(steps // POINTS, 1), [], {}
     begin = time.perf_counter()

@@ -6,7 +6,7 @@ in both directions, so that the network is what a transfer waits for, not memory
 of each other.
 
     netlab up 4 1gbit                        hosts h0 to h3, full-duplex links of 1 Gbit/s
-    netlab rate 200mbit h2                   another rate, for one host or for all
+    netlab rate 200mbit h2                   another rate, for one host or for all; unshaped: as fast as can be
     netlab delay 50us                        what leaves a host leaves it later (needs the kernel's sch_netem)
     netlab loss 0.1 h1                       per cent of the packets of a host that are lost (sch_netem)
     netlab run h1 ip address                 a command on a host
@@ -44,8 +44,8 @@ MAX_HOSTS = 200  # addresses end in 1 to 200
 # A token bucket lets `burst` bytes pass at once after a pause: as little as keeps the link busy when the machine wakes
 # the shaper late (1 ms), and at least the largest packet the kernel builds.
 BURST_S, LEAST_BURST = 1e-3, 80 << 10
-QUEUE_MS = 20  # how much a link queues before it drops
-KILL_AFTER_S = 3.0
+UNSHAPED = "unshaped"  # a rate: as fast as memory is; then without delay and loss
+QUEUE_MS, KILL_AFTER_S = 20, 3.0  # how much a link queues before it drops; from being asked to end to being made to
 
 
 class LabError(Exception):
@@ -172,19 +172,19 @@ def alone() -> Iterator[None]:
 
 def bits_per_second(rate: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)bit", rate)
-    if match is None or float(match[1]) <= 0:
-        raise LabError(f"rate {rate!r} is not one: write 1gbit, 200mbit or 500kbit")
-    return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+    if rate != UNSHAPED and (match is None or float(match[1]) <= 0):
+        raise LabError(f"rate {rate!r} is not one: write 1gbit, 200mbit, 500kbit or {UNSHAPED}")
+    return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]] if match else float("inf")
 
 
 def shape(lab: Lab, host: int) -> None:
     """Both directions of a host's link; delay and loss apply to what it sends."""
     link = lab.links[host]
-    burst = max(int(bits_per_second(link.rate) / 8 * BURST_S), LEAST_BURST)
-    bucket = ["tbf", "rate", link.rate, "burst", str(burst), "latency", f"{QUEUE_MS}ms"]
+    burst = max(bits_per_second(link.rate) / 8 * BURST_S, LEAST_BURST)
+    bucket = f"tbf rate {link.rate} burst {burst:.0f} latency {QUEUE_MS}ms" if link.rate != UNSHAPED else "pfifo"
     inside = ["ip", "netns", "exec", lab.netns(host)]
-    sh("tc", "qdisc", "replace", "dev", lab.port(host), "root", *bucket)
-    sh(*inside, "tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "1:", *bucket)
+    sh("tc", "qdisc", "replace", "dev", lab.port(host), "root", *bucket.split())
+    sh(*inside, "tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "1:", *bucket.split())
     if not link.delay and not link.loss:
         return
     worse = [*(["delay", link.delay] if link.delay else []), *(["loss", f"{link.loss}%"] if link.loss else [])]

@@ -672,9 +672,9 @@ class kernels:
     @staticmethod
     def encoded_bytes(codec: str, count: int) -> int: ...
     @staticmethod
-    def encode(codec: str, dst: int, src: int, count: int, error: int = 0) -> int:
+    def encode(codec: str, dst: int, src: int, count: int, error: int = 0, key: int | None = None) -> int:
         """float32 into "fp16", "bf16", "int8" or "fp32". Returns how many values float16 had no room for; error: 0, or
-        float32 that is added first, and is what was lost afterwards."""
+        float32 that is added first, and is what was lost afterwards; key: rounds at random, drawing from it."""
     @staticmethod
     def decode(codec: str, dst: int, src: int, count: int) -> None: ...
     @staticmethod

@@ -91,11 +91,12 @@ void bind_kernels(py::module_& m) {
       py::arg("codec"), py::arg("count"));
   k.def(
       "encode",
-      [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t error) {
+      [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count, uintptr_t error, kernels::Key key) {
         return kernels::encode(elementwise(codec), to_pointer(dst), static_cast<float*>(to_pointer(src)), count,
-                               static_cast<float*>(to_pointer(error)));
+                               static_cast<float*>(to_pointer(error)), key);
       },
-      py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("error") = 0, NoGil());
+      py::arg("codec"), py::arg("dst"), py::arg("src"), py::arg("count"), py::arg("error") = 0,
+      py::arg("key") = py::none(), NoGil());
   k.def(
       "decode",
       [](std::string_view codec, uintptr_t dst, uintptr_t src, size_t count) {

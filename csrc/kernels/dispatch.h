@@ -26,6 +26,7 @@ using ReduceFn = void (*)(char* const* dsts, size_t n_dsts, const char* const* s
                           const Scale& scale);
 using CastFn = void (*)(char* dst, const char* src, size_t count);
 using CountFn = size_t (*)(const char* src, size_t count);
+using DrawFn = void (*)(char* dst, const char* src, size_t count, uint64_t key, size_t first);
 using FindFn = size_t (*)(uint32_t* found, const char* src, size_t count, uint32_t least, uint32_t first);
 
 inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
@@ -39,6 +40,11 @@ struct Kernels {
   CastFn clamp_to_half;                         // these become the greatest there is
   CastFn quantize;                              // float32 to codec.h's int8, and back
   CastFn dequantize;
+  // The same at random, with the numbers of elements from `first` on, a multiple of a block; of float16 what it has
+  // room for.
+  DrawFn draw_half;
+  DrawFn draw_bfloat16;
+  DrawFn draw_steps;
   FindFn find_beyond;  // topk.h
 };
 

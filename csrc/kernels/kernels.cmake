@@ -11,7 +11,8 @@ set(DCOLL_KERNEL_SOURCES
     csrc/kernels/pack_cpu.cc
     csrc/kernels/reduce_cpu.cc
     csrc/kernels/scale.cc
-    csrc/kernels/topk_cpu.cc)
+    csrc/kernels/topk_cpu.cc
+    csrc/kernels/topk_owners.cc)
 set(DCOLL_CUDA_SOURCES
     csrc/kernels/cast_cuda.cu
     csrc/kernels/codec_cuda.cu

@@ -39,8 +39,9 @@ void clamp_to_half(char* dst, const char* src, size_t count) {
   }
 }
 
-// n is a constant for all blocks but the last, so that copies become loads and stores.
-DCOLL_INLINE void quantize_block(char* dst, const char* src, size_t n) {
+// n is a constant for all blocks but the last, so that copies become loads and stores. dithers: what is added to each
+// multiple of the scale before it is rounded, or null.
+DCOLL_INLINE void quantize_block(char* dst, const char* src, size_t n, const float* dithers) {
   alignas(kVectorBytes) float x[kEncodedBlock] = {};
   alignas(kVectorBytes) int8_t steps[kEncodedBlock];
   __builtin_memcpy(x, src, n * 4);
@@ -58,8 +59,10 @@ DCOLL_INLINE void quantize_block(char* dst, const char* src, size_t n) {
   const float per_step = finite && counts ? 127.0f / greatest : 0.0f;
   for (size_t i = 0; i < kEncodedBlock; ++i) {
     // Adding 1.5 * 2^23 leaves the whole number, rounded to nearest even, in the low bits.
-    const float shifted = x[i] * per_step + 12582912.0f;
-    steps[i] = static_cast<int8_t>(__builtin_bit_cast(int32_t, shifted));
+    const float shifted = x[i] * per_step + (dithers == nullptr ? 0.0f : dithers[i]) + 12582912.0f;
+    int32_t step = __builtin_bit_cast(int32_t, shifted) - 0x4b400000;
+    if (dithers != nullptr) step = step > 127 ? 127 : step < -127 ? -127 : step;  // x * per_step may be 127 and a bit
+    steps[i] = static_cast<int8_t>(step);
   }
   if (!finite) __builtin_memset(steps, 0, kEncodedBlock);  // 0 * NaN
   __builtin_memcpy(dst, &scale, 4);
@@ -69,9 +72,9 @@ DCOLL_INLINE void quantize_block(char* dst, const char* src, size_t n) {
 void quantize(char* dst, const char* src, size_t count) {
   size_t at = 0;
   for (; at + kEncodedBlock <= count; at += kEncodedBlock, dst += 4 + kEncodedBlock) {
-    quantize_block(dst, src + at * 4, kEncodedBlock);
+    quantize_block(dst, src + at * 4, kEncodedBlock, nullptr);
   }
-  if (at < count) quantize_block(dst, src + at * 4, count - at);
+  if (at < count) quantize_block(dst, src + at * 4, count - at, nullptr);
 }
 
 // GCC 12 would take the bytes one by one.

@@ -4,6 +4,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/simd.h"
 #include "kernels/simd_codec.h"
+#include "kernels/simd_draw.h"
 
 namespace dcoll::kernels {
 namespace {
@@ -348,6 +349,9 @@ constexpr Kernels make_table(const char* isa) {
       clamp_to_half,
       quantize,
       dequantize,
+      draw_half,
+      draw_bfloat16,
+      draw_steps,
       find_beyond,
   };
 }

@@ -2,7 +2,6 @@
 // the feedback is added up, elements that reach it are listed; the k-th greatest is found among these alone, digit by
 // digit. Where the sample has misled (too few, or too many to list, as of equal values), it is found among all.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,68 +12,19 @@
 #include "kernels/float_state.h"
 #include "kernels/reduce.h"
 #include "kernels/topk.h"
+#include "kernels/topk_message.h"
 
 namespace dcoll::kernels {
 namespace {
 
-constexpr size_t kBlock = size_t{1} << 16;
+using namespace top;
+
 constexpr size_t kPortion = 2048;     // added up and looked at while in the first cache
 constexpr size_t kSlack = 16;         // find_beyond writes whole vectors
 constexpr size_t kSampleFrom = 4096;  // fewer elements are all looked at
 constexpr size_t kSampleRun = 16;     // sampled side by side: a cache line
-constexpr uint32_t kInfinity = 0x7f800000;
 
-uint32_t magnitude_bits(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffff; }
 const char* bytes(const float* at) { return reinterpret_cast<const char*>(at); }
-constexpr size_t blocks_of(size_t count) { return (count + kBlock - 1) / kBlock; }
-
-// Those beyond `bits` are taken, and the first `ties` of those that equal it.
-struct Threshold {
-  uint32_t bits;
-  size_t ties;
-};
-
-// Of the k-th greatest of key(0) .. key(count - 1), which have 31 bits; 1 <= k <= count.
-template <class Key>
-Threshold kth_greatest(size_t count, size_t k, const Key& key) {
-  struct Digit {
-    unsigned above, shift, width;
-  };
-  constexpr Digit kDigits[] = {{31, 20, 11}, {20, 10, 10}, {10, 0, 10}};
-  uint32_t found = 0;
-  for (const Digit& digit : kDigits) {
-    std::array<uint32_t, 2048> bins{};
-    const uint32_t mask = (1u << digit.width) - 1;
-    for (size_t i = 0; i < count; ++i) {
-      const uint32_t bits = key(i);
-      if (bits >> digit.above == found) ++bins[bits >> digit.shift & mask];
-    }
-    uint32_t bin = mask;
-    while (bins[bin] < k) k -= bins[bin--];
-    found = found << digit.width | bin;
-  }
-  return {found, k};
-}
-
-// The parts of a message.
-struct Parts {
-  Parts(void* message, size_t count, size_t k)
-      : counts(static_cast<std::byte*>(message)),
-        places(counts + 4 * blocks_of(count)),
-        values(places + (2 * k + 3) / 4 * 4) {}
-  std::byte *counts, *places, *values;
-};
-
-template <class T>
-T load(const std::byte* at, size_t i) {
-  T value;
-  std::memcpy(&value, at + i * sizeof(T), sizeof(T));
-  return value;
-}
-template <class T>
-void store(std::byte* at, size_t i, T value) {
-  std::memcpy(at + i * sizeof(T), &value, sizeof(T));
-}
 
 class Selection {
  public:
@@ -175,11 +125,7 @@ class Selection {
   }
 
   void put(Parts& parts, uint32_t number) {
-    const size_t block = number / kBlock;
-    store(parts.counts, block, load<uint32_t>(parts.counts, block) + 1);
-    store(parts.places, sent_, static_cast<uint16_t>(number % kBlock));
-    store(parts.values, sent_, values_[number]);
-    ++sent_;
+    parts.put(number, values_[number], sent_);
     if (f_.error != nullptr) f_.error[number] = 0;
     if (f_.velocity != nullptr) f_.velocity[number] = 0;  // "momentum factor masking"
   }

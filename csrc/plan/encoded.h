@@ -28,4 +28,8 @@ struct EncodedTimes {
 EncodedTimes predict_encoded(uint64_t bytes, const Coding& coding, const Topology& topology, uint64_t slice_bytes,
                              bool two_levels);
 
+// Whether selections of so many bytes in all, one of each node, go by owners who select again (kernels/topk_owners.h):
+// where that is predicted to take half the time of sending everybody's to everybody at the most, because fewer arrive.
+bool owners_pay(uint64_t bytes, const Topology& topology, uint64_t slice_bytes, bool two_levels);
+
 }  // namespace dcoll::plan

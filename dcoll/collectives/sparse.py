@@ -1,14 +1,12 @@
-"""Sparse gradients (torch.nn.Embedding(sparse=True)): summed by gathering every rank's indices and values.
-
-A sum of sparse tensors in COO form is their entries one after the other, so nothing is reduced on the wire.
-"""
+"""Sparse gradients (torch.nn.Embedding(sparse=True)): which parameters have them, and their sums."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 
 from dcoll import _C
-from dcoll.collectives import on_communicator
+from dcoll.collectives import on_communicator, sparse_exchange
+from dcoll.collectives.sparse_exchange import Rows
 from dcoll.errors import ArgumentError
 from dcoll.gradient_errors import summed_twice
 from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
@@ -34,22 +32,23 @@ def agree_on_kinds(
     return [(dense, dim) for dense, dim in found.tolist()]
 
 
-def allreduce_sparse(
-    comm: _C.Communicator, param: torch.Tensor, sparse_dim: int, op: ReduceOp, name: str
-) -> torch.Tensor:
-    """The reduced gradient of `param`, whose .grad here is sparse or None."""
-    grad = param.grad
-    if grad is None:
-        indices = torch.empty(0, sparse_dim, dtype=torch.int64)
-        values = torch.empty(0, *param.shape[sparse_dim:], dtype=param.dtype)
-    else:
-        grad = grad.coalesce()  # fewer entries to send
-        indices, values = grad.indices().t(), grad.values()
-    if op is Average:
-        values = values / comm.size
-    handles = [on_communicator.allgather(comm, part, name) for part in (indices, values)]
-    all_indices, all_values = (handle.wait() for handle in handles)
-    return torch.sparse_coo_tensor(all_indices.t(), all_values, param.shape, check_invariants=False).coalesce()
+class _Way:
+    """How the rows of a parameter travel. Rank 0 chooses for the next step by what this one had, and tells the others
+    with the numbers that they exchange anyway; so the ranks need not have learnt the same of their links.
+    """
+
+    def __init__(self, universe: int, line_bytes: int) -> None:
+        self.universe = universe
+        self._line_bytes = line_bytes
+        self._seen = (-1, -1)
+        self.proposed = sparse_exchange.GATHER
+
+    def note(self, comm: _C.Communicator, sent: int, different: int) -> None:
+        """So many rows were sent by all, so many different ones."""
+        rounded = sent.bit_length(), different.bit_length()
+        if comm.rank == 0 and comm.size > 1 and rounded != self._seen:
+            self._seen = rounded
+            self.proposed = sparse_exchange.fastest(comm, self.universe, self._line_bytes, sent, different)
 
 
 class SparseGradients:
@@ -58,12 +57,14 @@ class SparseGradients:
     def __init__(self) -> None:
         self.params: list[torch.Tensor] = []
         self._dims: list[int] = []
+        self._ways: list[_Way] = []
         self._sums: list[torch.Tensor] = []
 
     def add(self, found: Sequence[tuple[torch.Tensor, int]]) -> None:
         """Parameters with the number of sparse dimensions of their gradients."""
         self.params += [p for p, _ in found]
         self._dims += [dim for _, dim in found]
+        self._ways += [_Way(p.shape[:dim].numel(), 8 + p.shape[dim:].numel() * p.itemsize) for p, dim in found]
 
     def find(self, comm: _C.Communicator, params: Sequence[torch.Tensor]) -> bool:
         """Take those that have a sparse gradient on any rank. False: there are none."""
@@ -81,17 +82,44 @@ class SparseGradients:
     ) -> None:
         """Give each of them that any rank used its reduced gradient. among: only some, the others having theirs."""
         chosen = None if among is None else {id(p) for p in among}
-        some = [(p, d) for p, d in zip(self.params, self._dims, strict=True) if chosen is None or id(p) in chosen]
+        parts = zip(self.params, self._dims, self._ways, strict=True)
+        some = [one for one in parts if chosen is None or id(one[0]) in chosen]
         if chosen is None:
             self._sums = []
         if not some:
             return
-        used = agree_on_sparse(comm, [p.grad for p, _ in some])
-        for (p, dim), anywhere in zip(some, used, strict=True):
-            if anywhere:
-                p.grad = reduced = allreduce_sparse(comm, p, dim, op, name_of(p))
-                if op is Sum:
-                    self._sums.append(reduced)
+        mine = [Rows.of(p.grad, p, dim) for p, dim, _ in some]
+        agreed = self._agree(comm, some, mine)
+        exchanges, used = [], []
+        for (p, dim, way), rows, (anywhere, sent, proposed, present) in zip(some, mine, agreed, strict=True):
+            if not anywhere:
+                continue
+            if op is Average:
+                rows.values = rows.values / comm.size
+            # A rank that has joined owns nothing.
+            how = proposed if present == comm.size else sparse_exchange.GATHER
+            exchanges.append(sparse_exchange.start(how, comm, rows, way.universe, name_of(p)))
+            used.append((p, dim, way, sent))
+        for (p, dim, way, sent), rows in zip(used, sparse_exchange.together(exchanges), strict=True):
+            p.grad = reduced = rows.tensor(p.shape, dim)
+            way.note(comm, sent, len(rows.keys))
+            if op is Sum:
+                self._sums.append(reduced)
+
+    @staticmethod
+    def _agree(
+        comm: _C.Communicator, some: Sequence[tuple[torch.Tensor, int, _Way]], mine: Sequence[Rows]
+    ) -> list[list[int]]:
+        """For each on how many ranks it has a gradient, their rows, the way they go, and how many ranks there are."""
+        told = torch.tensor(
+            [
+                [p.grad is not None, len(rows.keys), way.proposed if comm.rank == 0 else 0, 1]
+                for (p, _, way), rows in zip(some, mine, strict=True)
+            ]
+        )
+        on_communicator.allreduce_sync_(comm, told, Sum, "sparse gradients", 1.0, 1.0)
+        agreed: list[list[int]] = told.tolist()
+        return agreed
 
     def note(self, made: Sequence[torch.Tensor], op: ReduceOp) -> None:
         """Gradients that were reduced in another way."""
@@ -147,16 +175,14 @@ def start_allreduce(
         raise wrong_op(op, (Average, Sum))
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         raise ArgumentError("sparse_allreduce_async takes a torch tensor in COO form: pass tensor.to_sparse()")
-    entries = tensor.detach().coalesce()  # fewer to send
-    values = entries.values() / comm.size if op is Average else entries.values()
-    indices = entries.indices().t().contiguous()
-    handles = [
-        on_communicator.allgather(comm, part, f"{name}.{what}")
-        for part, what in ((indices, "indices"), (values, "values"))
-    ]
+    sparse_dim = tensor.sparse_dim()
+    rows = Rows.of(tensor.detach(), tensor, sparse_dim)
+    if op is Average:
+        rows.values = rows.values / comm.size
+    handle = on_communicator.allgather(comm, rows.packed(), name)
 
     def finish() -> torch.Tensor:
-        all_indices, all_values = (handle.wait() for handle in handles)
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, check_invariants=False).coalesce()
+        found = rows.unpack(handle.wait()).added_up(tensor.shape[:sparse_dim].numel())
+        return found.tensor(tensor.shape, sparse_dim)
 
     return finish

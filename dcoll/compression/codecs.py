@@ -47,6 +47,13 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+def _rounded(codec: str, stochastic: bool) -> str:
+    """The core's name for a codec that rounds so."""
+    if not isinstance(stochastic, bool):
+        raise ArgumentError(f"Compression.{codec} got stochastic {stochastic!r}, but takes True or False")
+    return f"{codec} stochastic" if stochastic else codec
+
+
 def _narrow(tensor: Any, name: str) -> tuple[Any, Any]:
     """The tensor in the 16-bit dtype of its library, and its own dtype if it has to be restored."""
     import torch
@@ -77,6 +84,12 @@ class FP16Compressor(Compressor):
     codec = "fp16"
     wire_dtype = _C.FLOAT16
 
+    def __init__(self, *, stochastic: bool = False) -> None:
+        """stochastic: float32 is rounded up or down at random, the nearer neighbour being the likelier, so that the
+        mean of many results is the value. The class itself rounds to nearest.
+        """
+        self.codec = _rounded("fp16", stochastic)  # type: ignore[misc]
+
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
         return _narrow(tensor, "float16")
@@ -91,6 +104,12 @@ class BF16Compressor(Compressor):
 
     codec = "bf16"
     wire_dtype = _C.BFLOAT16
+
+    def __init__(self, *, stochastic: bool = False) -> None:
+        """stochastic: float32 is rounded up or down at random, the nearer neighbour being the likelier, so that the
+        mean of many results is the value. The class itself rounds to nearest.
+        """
+        self.codec = _rounded("bf16", stochastic)  # type: ignore[misc]
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -111,9 +130,12 @@ class Int8Compressor(Compressor):
     codec = "int8"
     feedback = True
 
-    def __init__(self, *, feedback: bool = True) -> None:
-        """feedback: False forgets what was lost. The class itself is as good as an instance with feedback."""
+    def __init__(self, *, feedback: bool = True, stochastic: bool = False) -> None:
+        """feedback: False forgets what was lost. stochastic: rounded up or down at random, as by bf16(stochastic=True);
+        for those who want no feedback. The class itself is as good as an instance with feedback.
+        """
         self.feedback = feedback
+        self.codec = _rounded("int8", stochastic)  # type: ignore[misc]
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -141,13 +163,23 @@ class TopKCompressor(Compressor):
     warmup_steps = 0
 
     def __init__(
-        self, ratio: float = 0.01, *, feedback: bool = True, momentum: float = 0.0, warmup_steps: int = 0
+        self,
+        ratio: float = 0.01,
+        *,
+        feedback: bool = True,
+        momentum: float = 0.0,
+        warmup_steps: int = 0,
+        exchange: str = "auto",
     ) -> None:
         """ratio: the share of the elements that is sent, more than 0 and at most 1.
         feedback: False forgets what is not sent.
         momentum: momentum correction of Deep Gradient Compression (Lin et al., 2018): what is not sent gathers momentum
             before it is. In place of the optimizer's own, which is to have none then.
         warmup_steps: in so many first steps more is sent: a quarter, then less at each step, geometrically.
+        exchange: "gather": every node's selection goes to every other one, and up to ratio times nodes of the elements
+            arrive. "owners": to the nodes who own the elements, who add up, select again and pass on, so that ratio of
+            them arrive (Ok-Topk; Li and Hoefler, 2022); the bytes do not grow with the number of nodes. What an owner
+            does not pass on it keeps as what is lost. "auto": owners where that is predicted to halve the time.
 
         Raises ArgumentError for others.
         """
@@ -159,8 +191,10 @@ class TopKCompressor(Compressor):
             raise ArgumentError(f"warmup_steps is {warmup_steps!r}, but must be a number of steps, 0 for none")
         if momentum and not feedback:
             raise ArgumentError("momentum corrects what is kept for later steps: pass feedback=True, or no momentum")
+        if exchange not in ("auto", "gather", "owners"):
+            raise ArgumentError(f"exchange is {exchange!r}, but must be 'auto', 'gather' or 'owners'")
         self.ratio = float(ratio)
-        self.codec = f"topk {self.ratio!r}"  # type: ignore[misc]
+        self.codec = f"topk {self.ratio!r}" + ("" if exchange == "auto" else f" {exchange}")  # type: ignore[misc]
         self.feedback = feedback
         self.momentum = float(momentum)
         self.warmup_steps = warmup_steps
@@ -279,16 +313,21 @@ class PowerSGD(OptimizersCompressor):
     travel as they are. A matrix with infinity or NaN in it on any rank arrives as NaN, and what is kept stays.
 
     rank: 1 or more; more is more exact. min_compression_rate: gradients travel as they are where n * m is not more than
-    so many times what the factors have. seed: of the first directions; the same on every rank. Raises ArgumentError.
+    so many times what the factors have. seed: of the first directions; the same on every rank. start_step: in so many
+    first steps gradients travel as they are; those of a training's beginning have no few directions yet. Raises
+    ArgumentError.
 
         optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.powersgd(rank=4))
     """
 
-    def __init__(self, rank: int = 4, min_compression_rate: float = 2.0, seed: int = 0) -> None:
+    def __init__(self, rank: int = 4, min_compression_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise ArgumentError(f"Compression.powersgd got rank {rank!r}, but takes a whole number of 1 or more")
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ArgumentError(f"Compression.powersgd got seed {seed!r}, but takes a whole number of 0 or more")
+        for name, number in (("seed", seed), ("start_step", start_step)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ArgumentError(
+                    f"Compression.powersgd got {name} {number!r}, but takes a whole number of 0 or more"
+                )
         if not isinstance(min_compression_rate, int | float) or not min_compression_rate >= 1:
             raise ArgumentError(
                 f"Compression.powersgd got min_compression_rate {min_compression_rate!r}, but takes a number of 1 or "
@@ -297,6 +336,7 @@ class PowerSGD(OptimizersCompressor):
         self.rank = rank
         self.min_compression_rate = min_compression_rate
         self.seed = seed
+        self.start_step = start_step
 
     def __repr__(self) -> str:
         return f"Compression.powersgd(rank={self.rank})"

@@ -115,7 +115,8 @@ class PowerSGDReducer(PythonReducer):
         self._options = compression
         self._limits = first_bucket_bytes, bucket_bytes
         self._states = states
-        self._compressed = [compression.compresses(p) for p in params]
+        self._compressible = [compression.compresses(p) for p in params]
+        self._rounds = 0  # ended, well or not: the same number on every rank
         of_one_dtype = [(group, p.dtype) for group, p in zip(groups, params, strict=True)] if groups else ()
         super().__init__(comm, params, names, op, prescale, postscale, of_one_dtype)
 
@@ -140,8 +141,24 @@ class PowerSGDReducer(PythonReducer):
         self._matrices: list[_Matrix] = []  # in their second phase
         self._failure: DcollError | None = None
 
+    def _compresses(self, i: int) -> bool:
+        """In this step, on all ranks alike. What has directions has begun before, maybe in another job."""
+        begun = self._rounds >= self._options.start_step or self._states[i].q is not None
+        return self._compressible[i] and begun
+
     def _calls(self) -> int:
-        return len(self._units) + sum(any(self._compressed[i] for i in unit) for unit in self._units)
+        return len(self._units) + sum(any(self._compresses(i) for i in unit) for unit in self._units)
+
+    def finish(self) -> list[int]:
+        try:
+            return super().finish()
+        finally:
+            self._rounds += 1
+
+    def abandon(self) -> int:
+        left = super().abandon()
+        self._rounds += 1
+        return left
 
     def _start(self, tensors: Sequence[torch.Tensor], name: str) -> Handle:
         scales = self._scales
@@ -155,7 +172,7 @@ class PowerSGDReducer(PythonReducer):
     def _send(self, unit: Sequence[int]) -> None:
         tensors, matrices = [], []
         for i in unit:
-            if not self._compressed[i]:
+            if not self._compresses(i):
                 tensors.append(self.gradients[i])
                 continue
             state = self._states[i]
@@ -219,7 +236,7 @@ class PowerSGDReducer(PythonReducer):
 
         Raises ArgumentError, and changes nothing, for an error of another shape than the parameter's.
         """
-        if not self._compressed[param]:
+        if not self._compressible[param]:
             return
         state, first = self._states[param], self._first_q(param)
         shape = [len(self.gradients[param]), first.shape[1]]

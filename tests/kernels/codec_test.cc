@@ -145,6 +145,10 @@ void check_names() {
   const Encoding top = kernels::encoding_named("topk 0.25");
   CHECK((top == Encoding{Codec::kTopK, 0.25f}));
   CHECK(kernels::encoding_name(top) == "topk 0.25");
+  const Encoding drawn = kernels::encoding_named("bf16 stochastic");
+  CHECK((drawn == Encoding{.codec = Codec::kBFloat16, .stochastic = true}));
+  CHECK(kernels::encoding_name(drawn) == "bf16 stochastic");
+  CHECK_THROWS(kernels::encoding_named("topk 0.1 stochastic"), ArgumentError, "only fp16, bf16 and int8");
   CHECK_THROWS(kernels::encoding_named("int4"), ArgumentError, "fp16, bf16, int8");
   CHECK_THROWS(kernels::encoding_named("fp16 2"), ArgumentError, "fp16, bf16, int8");
   for (const char* name : {"topk", "topk ", "topk 0", "topk 1.5", "topk -1", "topk nan", "topk 0.1x", "topk 1e-60"}) {

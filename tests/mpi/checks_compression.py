@@ -54,6 +54,40 @@ def check_every_call_compresses() -> None:
         assert all(torch.equal(one, first) for one in everyones)
 
 
+def check_stochastic_rounding() -> None:
+    """Equal bits on all ranks, others in the next call, the same again in a job that begins anew, right on average."""
+    x = torch.linspace(-1.0, 1.0, COUNT)
+    ours = (hvd.Compression.fp16, hvd.Compression.bf16, lambda **how: hvd.Compression.int8(feedback=False, **how))
+
+    def results() -> list[torch.Tensor]:
+        return [hvd.allreduce(x, compression=one(stochastic=True), name=f"drawn {i}") for i, one in enumerate(ours)]
+
+    hvd.shutdown()
+    hvd.init()
+    first, second = results(), results()
+    hvd.shutdown()
+    hvd.init()
+    again = results()
+    for i, one in enumerate(ours):
+        assert torch.equal(hvd.allreduce(whole(COUNT), compression=one(stochastic=True)), whole(COUNT)) or i == 2
+        assert all(torch.equal(other, first[i]) for other in hvd.allgather(first[i][None]))
+        assert torch.equal(again[i], first[i])
+        assert not torch.equal(second[i], first[i])
+        times, total = 64, torch.zeros(COUNT, dtype=torch.float64)
+        for _ in range(times):
+            total += hvd.allreduce(x, compression=one(stochastic=True))
+        nearest = hvd.allreduce(x, compression=one()) - x
+        away = total / times - x
+        assert float(away.square().mean()) < 0.1 * float(nearest.square().mean())
+        assert abs(float(away.mean())) < 1e-5
+
+
+def check_how_it_is_rounded_is_compared() -> None:
+    with pytest.raises(hvd.MismatchError, match="as bf16 stochastic"):
+        hvd.allreduce(torch.ones(COUNT), compression=hvd.Compression.bf16(stochastic=hvd.rank() == 0))
+    assert hvd.allreduce(torch.ones(COUNT)).eq(1).all()
+
+
 def check_what_is_not_encoded_goes_as_before() -> None:
     x = torch.full((COUNT,), 1 + 2**-12, dtype=torch.float64)
     assert torch.equal(hvd.allreduce(x, compression=hvd.Compression.int8), x)

@@ -82,6 +82,8 @@ def check_wrong_arguments() -> None:
         TopK(momentum=1.5)
     with pytest.raises(hvd.ArgumentError, match="warmup_steps is -1"):
         TopK(warmup_steps=-1)
+    with pytest.raises(hvd.ArgumentError, match="exchange is 'best', but must be 'auto', 'gather' or 'owners'"):
+        TopK(exchange="best")
     with pytest.raises(hvd.ArgumentError, match="pass feedback=True"):
         TopK(momentum=0.9, feedback=False)
 
@@ -94,7 +96,7 @@ def check_another_share_is_a_mismatch() -> None:
 
 def check_what_arrived_and_what_is_kept_are_all_there_was() -> None:
     """With whole numbers: exactly, after any step."""
-    for options in ({}, {"warmup_steps": 3}):
+    for options in ({}, {"warmup_steps": 3}, {"exchange": "owners"}, {"exchange": "gather"}):
         model = weights()
         optimizer = optimizer_of(model, **options)
         torch.manual_seed(7 + hvd.rank())
@@ -109,12 +111,31 @@ def check_what_arrived_and_what_is_kept_are_all_there_was() -> None:
 
 def check_nothing_waits_for_ever() -> None:
     """Of equal gradients every element has its turn."""
-    model = weights(400)
-    optimizer = optimizer_of(model)
-    arrived = torch.zeros(400)
-    for _ in range(60):
-        arrived += reduced(optimizer, model, torch.linspace(0.5, 1.0, 400))
-    assert arrived.gt(0).all()
+    for exchange in ("gather", "owners"):
+        model = weights(400)
+        optimizer = optimizer_of(model, exchange=exchange)
+        arrived = torch.zeros(400)
+        for _ in range(100):
+            arrived += reduced(optimizer, model, torch.linspace(0.5, 1.0, 400))
+        assert arrived.gt(0).all()
+
+
+def check_owners_pass_on_a_share() -> None:
+    """Of what nodes have selected, each other elements: the greatest sums, the same bits on all ranks."""
+    torch.manual_seed(6 + hvd.rank())
+    x = torch.randn(COUNT)
+    plain = hvd.allreduce(x, op=hvd.Sum)
+    gathered, passed = (
+        hvd.allreduce(x, op=hvd.Sum, compression=TopK(0.02, exchange=exchange)) for exchange in ("gather", "owners")
+    )
+    sent = passed != 0
+    assert 0 < float(sent.sum()) < 0.025 * COUNT
+    assert float((gathered != 0).sum()) > 1.5 * float(sent.sum())
+    assert torch.equal(passed[sent], gathered[sent])
+    assert float(plain[sent].abs().mean()) > 1.5 * float(plain.abs().mean())
+    assert all(torch.equal(one, passed) for one in hvd.allgather(passed[None]))
+    with pytest.raises(hvd.MismatchError, match=r"as topk 0\.02 owners"):
+        hvd.allreduce(x, compression=TopK(0.02, exchange="owners" if hvd.rank() == 0 else "gather"))
 
 
 def check_without_feedback_nothing_is_kept() -> None:

@@ -269,7 +269,7 @@ def test_half_floats_travel_as_they_are() -> None:
     def body(comm: _C.Communicator) -> None:
         model = Model(torch.bfloat16)
         sync = made(comm, model)
-        assert not any(sync._reducer._compressed)  # type: ignore[union-attr]
+        assert not any(sync._reducer._compressible)  # type: ignore[union-attr]
         (model.w * (comm.rank + 1)).sum().backward()
         assert model.w.grad.eq(1.5).all()
 
@@ -358,3 +358,29 @@ def test_other_wrong_arguments() -> None:
     for rate in (0.5, float("nan"), "2"):
         with pytest.raises(ArgumentError, match=r"min_compression_rate .*, but takes a number of 1 or more"):
             Compression.powersgd(min_compression_rate=rate)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="got start_step True, but takes"):
+        Compression.powersgd(start_step=True)
+
+
+def test_first_steps_travel_as_they_are() -> None:
+    """Then directions begin as in a first step; whoever has some goes on with them."""
+
+    def body(comm: _C.Communicator) -> None:
+        model = Model()
+        sync = made(comm, model, compression=Compression.powersgd(RANK, start_step=2))
+        twins = {name: twin_of(name, comm.size) for name in COMPRESSED}
+        for step in range(4):
+            clear(model, sync)
+            model.backward(comm.rank, step)
+            for name, p in model.named_parameters():
+                want = average(name, comm.size, step)
+                if name in COMPRESSED and step >= 2:
+                    want = twins[name].step([gradient_of(SHAPES[name], r, step, name) for r in range(comm.size)])
+                torch.testing.assert_close(p.grad, want)
+            assert bool(sync._reducer.kept(0)) == (step >= 2)
+            sync.after_step()
+        again = made(comm, Model(), compression=Compression.powersgd(RANK, start_step=2))
+        again._reducer.keep(0, sync._reducer.kept(0))
+        assert [again._reducer._compresses(i) for i in range(4)] == [True, False, False, False]
+
+    run_ranks(2, body)

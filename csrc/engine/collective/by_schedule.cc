@@ -211,6 +211,7 @@ class EncodedPieces final : public Pollable {
       job.operand = job.data;
     }
     job.feedback = whole_.feedback.from(next_);
+    job.key = kernels::derived(whole_.key, next_);
     next_ += job.count;
     turn_ = (turn_ + 1) % flights_.size();
     flight.exchange = std::make_unique<Nested>(encoded_all_reduce(*flight.transport, job));
@@ -232,6 +233,8 @@ Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
                           .count = r.count,
                           .scale = final_scale(r.op, r.postscale, f.size),
                           .feedback = r.feedback,
+                          .by_owners = f.goes_by_owners(r.encoding, r.count),
+                          .key = f.draws(r.encoding, r.name),
                           .cost = &cost,
                           .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
                           .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
@@ -257,7 +260,8 @@ bool wants_constants(const Fabric& f, const Call& call) {
 Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
   const bool encoded = encodes(f, r.call());
-  if (!encoded && wants_constants(f, r.call())) {
+  const bool chooses = r.encoding.codec == Codec::kTopK && r.encoding.exchange == kernels::Exchange::kPredicted;
+  if ((!encoded || chooses) && wants_constants(f, r.call())) {
     Nested learnt(learn_constants(f, r.call()));
     co_await learnt;
   }

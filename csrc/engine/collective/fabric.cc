@@ -5,6 +5,8 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/hash.h"
+#include "kernels/topk.h"
 #include "plan/select.h"
 
 namespace dcoll {
@@ -52,6 +54,24 @@ bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
   weighed_.push_back({encoding, rounded, times.pays()});
   tell_choice(encoding, rounded, times);
   return times.pays();
+}
+
+// A selection's bytes are rounded up to a power of two, as sizes are.
+bool Fabric::goes_by_owners(const kernels::Encoding& encoding, size_t count) const {
+  if (encoding.codec != kernels::Codec::kTopK || size < 2) return false;
+  if (encoding.exchange != kernels::Exchange::kPredicted) return encoding.exchange == kernels::Exchange::kOwners;
+  const size_t bytes = std::bit_ceil(kernels::top_bytes(count, kernels::top_count(count, encoding.ratio)));
+  std::optional<bool>& known = by_owners_[std::countr_zero(bytes)];
+  if (!known) known = plan::owners_pay(bytes, topology, slice_bytes, hierarchy != nullptr);
+  return *known;
+}
+
+// The same numbers in each run of a program, others on each rank and in each call.
+kernels::Key Fabric::draws(const kernels::Encoding& encoding, std::string_view name) const {
+  if (!encoding.stochastic) return {};
+  Fingerprint print;
+  print.add(name).add(static_cast<uint64_t>(rank)).add(encoded_costs.calls(std::string(name)));
+  return print.value();
 }
 
 void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times) const {

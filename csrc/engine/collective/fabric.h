@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/log.h"
@@ -65,10 +66,15 @@ struct Fabric {
   const Fastest& fastest(plan::Collective collective, size_t bytes);
   // Whether an all-reduce of so much float32 is predicted to be faster encoded; false until its coding is known.
   bool pays(const kernels::Encoding& encoding, size_t bytes) const;
+  // Whether selections of so many elements (kernels::Codec::kTopK) go by owners.
+  bool goes_by_owners(const kernels::Encoding& encoding, size_t count) const;
+  // What stochastic rounding draws from in the next call of this name; none of other encodings.
+  kernels::Key draws(const kernels::Encoding& encoding, std::string_view name) const;
   // After the topology's constants have changed.
   void forget_choices() {
     fastest_ = {};
     weighed_.clear();
+    by_owners_ = {};
   }
 
  private:
@@ -88,7 +94,8 @@ struct Fabric {
 
   std::vector<Cached> cache_;
   mutable std::vector<Weighed> weighed_;
-  std::array<std::array<Fastest, 64>, 5> fastest_;  // per collective and power of two
+  mutable std::array<std::optional<bool>, 64> by_owners_;  // per power of two of a selection's bytes
+  std::array<std::array<Fastest, 64>, 5> fastest_;         // per collective and power of two
 };
 
 }  // namespace dcoll

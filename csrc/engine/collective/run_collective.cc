@@ -41,6 +41,8 @@ void note_codec(Fabric& f, const Call& call, ReduceJob& job, EncodedCost& cost) 
   if (encodes(f, call)) {
     job.encoding = call.encoding;
     job.feedback = call.feedback;
+    job.by_owners = f.goes_by_owners(call.encoding, call.count);
+    job.key = f.draws(call.encoding, call.name);
     job.cost = &cost;
   } else if (f.board != nullptr && f.rank == 0 && f.log != nullptr && !std::exchange(f.told_uncompressed, true)) {
     (*f.log)(LogLevel::kInfo,

@@ -66,8 +66,9 @@ uint64_t Call::reduction_fingerprint() const {
   if (prescale != 1.0 || postscale != 1.0) {
     print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
   }
-  if (encoding.ratio != 0 || encoding.if_it_pays) {
-    print.add(std::bit_cast<uint32_t>(encoding.ratio) | uint64_t{encoding.if_it_pays} << 32);
+  if (encoding.ratio != 0 || encoding.if_it_pays || encoding.stochastic) {
+    print.add(std::bit_cast<uint32_t>(encoding.ratio) | uint64_t{encoding.if_it_pays} << 32 |
+              uint64_t{encoding.stochastic} << 33 | static_cast<uint64_t>(encoding.exchange) << 34);
   }
   if (!splits.empty() || !group.empty()) {
     print.add(group);

@@ -48,6 +48,12 @@ class EncodedCosts {
     named.encoding = encoding;
     named.cost.add(cost);
   }
+  // Of this name so far.
+  uint64_t calls(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_name_.find(by_name_.contains(name) ? name : "others");
+    return found == by_name_.end() ? 0 : found->second.cost.calls;
+  }
   std::map<std::string, Named> all() const {
     const std::lock_guard lock(mutex_);
     return by_name_;

@@ -143,6 +143,8 @@ std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carrie
                                                                   .count = mine.size / elem,
                                                                   .scale = job_.postscale,
                                                                   .feedback = job_.feedback.from(mine.begin / elem),
+                                                                  .by_owners = job_.by_owners,
+                                                                  .key = kernels::derived(job_.key, mine.begin / elem),
                                                                   .cost = job_.cost,
                                                                   .to_owners = encoded.to_owners,
                                                                   .to_everybody = encoded.to_everybody,

@@ -30,6 +30,8 @@ struct ReduceJob {
   double postscale = 1.0;
   kernels::Encoding encoding{};  // between nodes, and its feedback, as in Call; none where encodes() says no
   kernels::Feedback feedback{};
+  bool by_owners = false;       // of top-k (schedule/encoded_all_reduce.h)
+  kernels::Key key{};           // of stochastic rounding: another on each rank
   EncodedCost* cost = nullptr;  // of the encoding
   bool timed = false;           // for the timeline: note when everybody had entered
   // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank

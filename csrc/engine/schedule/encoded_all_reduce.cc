@@ -9,6 +9,7 @@
 #include "engine/core/timeline_record.h"
 #include "engine/schedule/executor.h"
 #include "kernels/topk.h"
+#include "kernels/topk_owners.h"
 
 namespace dcoll {
 namespace {
@@ -66,8 +67,9 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
     const Stopwatch encoding(job.cost->encode_ns);
-    job.cost->saturated += kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin,
-                                           part.len, job.feedback.from(part.begin).error);
+    job.cost->saturated +=
+        kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin, part.len,
+                        job.feedback.from(part.begin).error, kernels::derived(job.key, part.begin));
     encoding.stop();
     Pause portion;
     co_await portion;
@@ -89,7 +91,8 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
   for (size_t i = 0; i < size; ++i) operands.push_back(arrived->data() + arriving.chunk(i).begin);
   const Stopwatch adding(job.cost->decode_ns);
   job.cost->saturated +=
-      kernels::sum_encoded(codec, arrived->data(), operands, mine.len, job.scale, job.feedback.from(mine.begin).error);
+      kernels::sum_encoded(codec, arrived->data(), operands, mine.len, job.scale, job.feedback.from(mine.begin).error,
+                           kernels::derived(job.key, ~mine.begin));
   adding.stop();
   Executor to_everybody(transport, job.to_everybody,
                         {.input = arrived->data(),
@@ -109,6 +112,79 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
   }
 }
 
+[[noreturn]] void throw_damaged(const GroupTransport& transport, size_t from) {
+  throw TransportError("rank " + std::to_string(transport.rank_of(static_cast<int>(from))) +
+                       " sent a selection of the greatest elements that no encoder makes: its message or its memory "
+                       "is damaged. Run the same dcoll version on every rank, and check the network");
+}
+
+// How many elements of the selection come from whom.
+Task tell_elements(GroupTransport& transport, const EncodedJob& job, const std::vector<size_t>& ours,
+                   std::vector<size_t>& theirs, size_t most) {
+  const Layout one_each = Layout::of(std::vector<size_t>(ours.size(), sizeof(uint64_t)));
+  std::vector<uint64_t> sent(ours.begin(), ours.end()), come(ours.size());
+  Executor numbers(transport, job.to_owners,
+                   {.input = reinterpret_cast<const std::byte*>(sent.data()),
+                    .output = reinterpret_cast<std::byte*>(come.data()),
+                    .input_layout = one_each,
+                    .output_layout = one_each},
+                   job.slice_bytes, job.lanes);
+  co_await numbers;
+  for (size_t i = 0; i < come.size(); ++i) {
+    if (come[i] > most) throw_damaged(transport, i);
+    theirs.push_back(come[i]);
+  }
+}
+
+// `selected`: what this rank has chosen, k elements.
+Task greatest_by_owners(GroupTransport& transport, EncodedJob job, const std::byte* selected, size_t k) {
+  const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
+  const auto bytes_of = [&job](const std::vector<size_t>& elements) {
+    std::vector<size_t> lengths;
+    for (const size_t n : elements) lengths.push_back(kernels::top_bytes(job.count, n));
+    return Layout::of(lengths);
+  };
+  const Stopwatch splitting(job.cost->encode_ns);
+  const kernels::SplitTop split = kernels::split_top(selected, job.count, k, size);
+  splitting.stop();
+  std::vector<size_t> theirs;
+  Nested told(tell_elements(transport, job, split.elements, theirs, k));
+  co_await told;
+  const Layout wire = bytes_of(split.elements), arriving = bytes_of(theirs);
+  const std::shared_ptr<Memory> arrived = Memory::uninitialized(arriving.total());
+  Executor to_owners(
+      transport, job.to_owners,
+      {.input = split.messages.data(), .output = arrived->data(), .input_layout = wire, .output_layout = arriving},
+      job.slice_bytes, job.lanes);
+  co_await to_owners;
+
+  const size_t most = (k + size - 1) / size, bytes = kernels::top_bytes(job.count, most);
+  const std::shared_ptr<Memory> sums = Memory::uninitialized(size * bytes);
+  std::vector<const void*> parts, messages;
+  for (size_t i = 0; i < size; ++i) {
+    parts.push_back(arrived->data() + arriving.chunk(i).begin);
+    messages.push_back(sums->data() + i * bytes);
+  }
+  const Stopwatch merging(job.cost->decode_ns);
+  size_t damaged = kernels::merge_top(sums->data() + own * bytes, parts, theirs, job.count, most, job.feedback.error);
+  merging.stop();
+  if (damaged < size) throw_damaged(transport, damaged);
+  job.cost->elements += job.count;
+  job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
+  job.cost->wire_bytes += (size - 1) * sizeof(uint64_t) + wire.total() - wire.chunk(own).len + (size - 1) * bytes;
+  Executor to_everybody(transport, job.to_everybody,
+                        {.input = sums->data() + own * bytes,
+                         .output = sums->data(),
+                         .input_layout = Layout::of({bytes}),
+                         .output_layout = Layout::of(std::vector<size_t>(size, bytes))},
+                        job.slice_bytes, job.lanes);
+  co_await to_everybody;
+  const Stopwatch adding(job.cost->decode_ns);
+  damaged = kernels::sum_top(job.data, messages, job.count, most, job.scale);
+  adding.stop();
+  if (damaged < size) throw_damaged(transport, damaged);
+}
+
 Task of_greatest(GroupTransport& transport, EncodedJob job) {
   const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
   const size_t k = kernels::top_count(job.count, job.encoding.ratio), bytes = kernels::top_bytes(job.count, k);
@@ -121,13 +197,18 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
   Pause portion;
   co_await portion;
 
-  if (size * bytes > 2 * job.count * sizeof(float)) {
+  if (job.encoding.exchange != kernels::Exchange::kOwners && size * bytes > 2 * job.count * sizeof(float)) {
     kernels::sum_top(job.data, {&messages[own], 1}, job.count, k);
     job.operand = job.data;
     job.encoding = {.codec = kernels::Codec::kFloat32};
     job.feedback = {};
     Nested buffer(by_owners(transport, job));
     co_await buffer;
+    co_return;
+  }
+  if (job.by_owners) {
+    Nested owners(greatest_by_owners(transport, job, selected->data() + own * bytes, k));
+    co_await owners;
     co_return;
   }
   job.cost->elements += job.count;
@@ -143,11 +224,7 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
   const Stopwatch adding(job.cost->decode_ns);
   const size_t damaged = kernels::sum_top(job.data, messages, job.count, k, job.scale);
   adding.stop();
-  if (damaged < size) {
-    throw TransportError("rank " + std::to_string(transport.rank_of(static_cast<int>(damaged))) +
-                         " sent a selection of the greatest elements that no encoder makes: its message or its memory "
-                         "is damaged. Run the same dcoll version on every rank, and check the network");
-  }
+  if (damaged < size) throw_damaged(transport, damaged);
 }
 
 }  // namespace

@@ -10,6 +10,11 @@
 // Of top-k (kernels/topk.h) everybody's selection goes to everybody, in one all-gather of messages of equal length, and
 // everybody adds them up, in the order of ranks. Where that is more than the buffer itself is, the selections travel
 // as a buffer of zeros and them, in the three steps above with Codec::kFloat32: the same sums.
+//
+// Among many ranks selections go by owners instead (kernels/topk_owners.h): each rank cuts its selection by owner,
+// tells every owner how many elements come and sends them; an owner adds up, passes the greatest k/p of its sums on to
+// everybody, and keeps the others as its own error, which it adds to what it encodes next. So nothing is lost, and
+// about 2k elements leave each rank, not (p-1)k; but k arrive, not up to pk.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +36,8 @@ struct EncodedJob {
   size_t count;
   double scale;                                        // of the sum, before it is encoded
   kernels::Feedback feedback;                          // as in Call
+  bool by_owners = false;                              // of top-k, as above
+  kernels::Key key;                                    // of stochastic rounding: another on each rank
   EncodedCost* cost;                                   // is added to
   std::shared_ptr<const plan::Schedule> to_owners;     // an all-to-all
   std::shared_ptr<const plan::Schedule> to_everybody;  // an all-gather
