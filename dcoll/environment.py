@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dcoll import _C
 
 # Beside the settings: read when dcoll is built, and by its tests.
-_NO_SETTINGS = frozenset({"DCOLL_MPI", "DCOLL_CUDA", "DCOLL_REQUIRE_GPU"})
+_NO_SETTINGS = frozenset({"DCOLL_MPI", "DCOLL_CUDA", "DCOLL_UCX", "DCOLL_REQUIRE_GPU"})
 
 # Read when Horovod is built.
 _HOROVOD_BUILD = (

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "transport/os/processes.h"
+#include "transport/ucx.h"
 
 namespace dcoll {
 namespace {
@@ -128,7 +129,7 @@ class StoreBootstrap final : public Bootstrap {
   }
 
   const char* medium() const override { return "ucx"; }
-  std::string library_version() const override { return "UCX"; }
+  std::string library_version() const override { return ucx().library_version(); }
   std::string processor_name() const override { return host_name(); }
   bool takes_threads() const override { return true; }
 
@@ -146,11 +147,9 @@ class StoreBootstrap final : public Bootstrap {
     return std::make_unique<StoreBootstrap>(*this, ranks);
   }
 
-  std::unique_ptr<Transport> make_transport(size_t /*max_message_bytes*/, int /*slots*/,
-                                            const std::string& /*tcp_congestion*/) override {
-    throw TransportError(
-        "dcoll.init(): the job was started without MPI, and some of its ranks share no memory (other nodes, other "
-        "containers, or DCOLL_TRANSPORT=mpi), so nothing carries messages between them. Start the job with mpirun");
+  std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots,
+                                            const std::string& tcp_congestion) override {
+    return ucx().make_transport(*this, max_message_bytes, slots, tcp_congestion);
   }
 
   void finalize() override {}

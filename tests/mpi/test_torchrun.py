@@ -13,7 +13,10 @@ import checks_process_sets
 import pytest
 from mpirun import HERE, PLAIN, TORCHRUN, Finished, expect, launch, names_of_checks, run_checks
 
+from dcoll import _C
+
 LIMIT_S = 60.0
+UCX = Path(_C.__file__).with_name("libdcoll_ucx.so")
 MODULES = [checks_collectives, checks_optimizer, checks_process_sets, checks_names, checks_elastic, checks_fork]
 CHECKS = [(module.__name__, check) for module in MODULES for check in names_of_checks(module)]
 JOBS = [(module.__name__, 2) for module in MODULES] + [("checks_collectives", 4), ("checks_optimizer", 4)]
@@ -151,6 +154,37 @@ def test_a_restarted_gang_begins_anew() -> None:
     assert done.stdout.count("works") == 2, done.text
 
 
+@pytest.mark.skipif(UCX.exists(), reason="needs a build without UCX")
 def test_what_shares_no_memory_says_what_is_missing(tmp_path: Path) -> None:
     done = late("work_at_once", 2, tmp_path, 2, DCOLL_NODES="0,1")
-    expect_words(done, "TransportError", "so nothing carries messages between them", 0, 1)
+    expect_words(done, "TransportError", "Between them dcoll needs UCX, but dcoll was built without it", 0, 1)
+
+
+def needs_ucx() -> None:
+    if not UCX.exists():
+        pytest.skip("needs ucx: dcoll was built without it")
+
+
+@pytest.mark.parametrize(("module", "check"), [
+    (name, check) for name, check in CHECKS if name in ("checks_collectives", "checks_process_sets", "checks_elastic")
+])  # fmt: skip
+@pytest.mark.parametrize("nodes", ["0,1", "0,0,1"])
+def test_checks_between_nodes(module: str, nodes: str, check: str) -> None:
+    needs_ucx()
+    expect(run_checks(module, len(nodes.split(",")), (("DCOLL_NODES", nodes),), launcher=TORCHRUN), check)
+
+
+@pytest.mark.parametrize("nodes", ["0,1,2", "0,0,1", "0,1,1"])
+def test_a_killed_rank_is_named_between_nodes(nodes: str, tmp_path: Path) -> None:
+    needs_ucx()
+    done = fault("killed", PLAIN, FAULT_FOLDER=str(tmp_path), DCOLL_NODES=nodes)
+    for rank in (0, 2):
+        assert f"[{rank}] PeerError after" in done.stdout, done.text
+        assert f"[{rank}] again: True" in done.stdout, done.text
+    assert "rank 1" in done.stdout, done.text
+
+
+def test_an_uncaught_exception_is_told_between_nodes() -> None:
+    needs_ucx()
+    done = fault("exception", TORCHRUN, DCOLL_NODES="0,1,2")
+    assert done.stderr.count("PeerError: rank 1: RuntimeError: the data ran out") == 2, done.text

@@ -79,6 +79,7 @@ TEST(some_ranks_exchange_among_themselves) {
       const std::vector<int> expected = odd ? std::vector<int>{1, 3} : std::vector<int>{0, 2};
       CHECK(gathered(*some, job.rank()) == expected);
     }
+    job.meet(StartUp());
     CHECK((gathered(job, job.rank()) == std::vector<int>{0, 1, 2, 3}));
   });
 }
