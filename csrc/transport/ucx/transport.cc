@@ -1,161 +1,26 @@
-// Messages between nodes over UCX: tag matching, the tag is what kind of message, its channel and its sender. Messages
-// of one sender with one tag are matched in the order in which they were sent (UCP's own promise).
-//
-// A transport is a worker of UCX's with an endpoint to each peer that it has to do with, made when that begins. Each
-// side makes one, whoever sends, because only who has an endpoint hears of the peer's end. A rank that goes says so
-// first: a connection that ends without that is a death.
-#include "transport/ucx/transport.h"
-
-#include <sched.h>
-
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
-#include <list>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "base/fork.h"
-#include "transport/messages.h"
-#include "transport/mpi_events.h"
-#include "transport/os/futex.h"
-#include "transport/os/tcp_congestion.h"
+#include "transport/ucx/worker.h"
 
 namespace dcoll::ucx_plugin {
 
 namespace {
 
-using std::chrono::microseconds;
-
 // Not longer, should something come that nothing announced.
 constexpr microseconds kLongestSleep{2000};
-constexpr std::chrono::milliseconds kCloseLimit{500};
 constexpr std::chrono::milliseconds kTellLimit{100};
 constexpr int kMostLooks = 16;  // of one progress()
 
 constexpr uint64_t kNoticeBit = uint64_t{1} << 63;
-// Notices beside those of Notices::Topic.
-constexpr int kHello = static_cast<int>(Notices::kTopics), kFarewell = kHello + 1;
 
 ucp_tag_t tag_of(int channel, int sender) {
   return static_cast<uint64_t>(channel) << 32 | static_cast<uint32_t>(sender);
 }
-
-class UcxTransport final : public MessageTransport {
- public:
-  UcxTransport(ucp_context_h context, Bootstrap& job, size_t max_message_bytes, int slots,
-               const std::string& tcp_congestion);
-  ~UcxTransport() override;
-
-  const char* name() const override { return "ucx"; }
-  void progress() override;
-  uint32_t prepare_wait() override {
-    arms_.store(true, std::memory_order_relaxed);  // the next look, which has the lock
-    return wakes_.load(std::memory_order_acquire);
-  }
-  void wait(uint32_t ticket, microseconds limit) override {
-    if (wakes_.load(std::memory_order_acquire) == ticket) sleep(limit, /*bell=*/-1);
-  }
-  bool wait_beside(Bell& bell, uint32_t ticket, microseconds limit) override {
-    if (!bell.begin_wait(ticket)) return true;
-    sleep(limit, bell.descriptor());
-    bell.end_wait();
-    return true;
-  }
-  bool sleeps_well() const override { return over_sockets_; }
-  void wake() override {
-    wakes_.fetch_add(1, std::memory_order_release);
-    events_->wake();
-    futex_wake_all(wakes_);
-  }
-  void doze(uint32_t ticket, microseconds limit) override { futex_wait(wakes_, ticket, limit); }
-  bool alert(bool) override { return false; }
-  void check_peers() override;
-  void post_failure(const std::string& text) override;
-  bool let_go(std::chrono::milliseconds limit) override;
-  std::string poll_failure() override { return notices_.failure(); }
-  void post_stall(const std::vector<int>& waits_for) override {
-    if (!waits_for.empty()) tell_everybody(Notices::kStall, Notices::as_notice(waits_for));
-  }
-  std::vector<StallNote> stall_notes() const override { return notices_.stalls(); }
-  void post_note(int peer, const std::string& text) override {
-    if (!text.empty()) tell(peer, Notices::kNote, Notices::as_notice(text));
-  }
-  std::vector<Note> take_notes() override {
-    if (closed_) return {};
-    progress();
-    return notices_.take_notes();
-  }
-  uint32_t prepare_listen() override { return listener_wakes_.load(std::memory_order_acquire); }
-  void listen(uint32_t ticket, microseconds limit) override { futex_wait(listener_wakes_, ticket, limit); }
-  void wake_listener() override {
-    listener_wakes_.fetch_add(1, std::memory_order_release);
-    futex_wake_all(listener_wakes_);
-  }
-
- private:
-  struct Peer {
-    UcxTransport* owner = nullptr;
-    std::vector<std::byte> address;
-    ucp_ep_h endpoint = nullptr;
-    ucs_status_t lost = UCS_OK;  // why it cannot be reached any more
-    bool left = false;           // it has said that it goes
-    bool met = false;            // a message was done
-  };
-  struct Sent {
-    std::vector<std::byte> notice;
-    bool done = false;
-  };
-
-  void exchange_addresses(Bootstrap& job);
-  void start(Transfer& op) override;
-  void start_receive_of(Transfer& op);
-  void connect(int peer);
-  Peer& peer_of(int rank) { return peers_[static_cast<size_t>(rank)]; }
-  void tell(int peer, int topic, std::vector<std::byte> notice) noexcept;
-  void tell_everybody(int topic, const std::vector<std::byte>& notice);
-  bool notices_are_sent() const {
-    return std::ranges::all_of(notices_sent_, [](const Sent& one) { return one.done; });
-  }
-  void hear(const ucp_tag_recv_info_t& info);
-  void listen_for_notices();
-  void sent(Transfer& op, ucs_status_t status);
-  void received(Transfer& op, ucs_status_t status, size_t bytes);
-  void note_done(const Transfer& op);
-  void see_to_connections();
-  void drop_lost_peers();
-  void arm();
-  void sleep(microseconds limit, int bell);
-  void cancel_receives(bool only_others_memory);
-  bool progress_until(std::chrono::milliseconds limit, const std::function<bool()>& done) noexcept;
-  bool any_outstanding(bool only_others_memory);
-  void drop_unread() noexcept;
-  void close() noexcept;
-
-  const ForkGuard fork_;
-  ucp_worker_h worker_ = nullptr;
-  std::vector<Peer> peers_;
-  Notices notices_;
-  std::vector<std::byte> inbox_;  // of the next notice
-  void* listening_ = nullptr;     // the receive of it
-  std::list<Sent> notices_sent_;
-  std::string error_;  // the first that a callback met, which cannot throw
-  bool any_lost_ = false;
-  bool letting_go_ = false;
-  bool failure_posted_ = false;
-  bool over_sockets_ = true;
-  uint64_t num_done_ = 0;
-
-  std::unique_ptr<MpiEvents> events_;  // of the worker's own descriptor
-  std::atomic<bool> arms_{false};
-  std::atomic<bool> busy_{false};  // there was news that no descriptor will announce
-  std::atomic<uint32_t> wakes_{0};
-  std::atomic<uint32_t> listener_wakes_{0};
-  const TcpCongestion congestion_;
-  bool connected_ = false;  // since the congestion control was last seen to
-};
 
 ucp_request_param_t parameters(void* user_data) {
   ucp_request_param_t param{};
@@ -164,6 +29,8 @@ ucp_request_param_t parameters(void* user_data) {
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   return param;
 }
+
+}  // namespace
 
 UcxTransport::UcxTransport(ucp_context_h context, Bootstrap& job, size_t max_message_bytes, int slots,
                            const std::string& tcp_congestion)
@@ -423,106 +290,6 @@ void UcxTransport::post_failure(const std::string& text) {
   // A first message needs this rank's help to connect, and who has failed may never look again.
   progress_until(kTellLimit, [this] { return notices_are_sent(); });
 }
-
-void UcxTransport::cancel_receives(bool only_others_memory) {
-  for_each_link([&](Link& link) {
-    link.receives.for_each([&](Transfer& op) {
-      if (op.request == nullptr || op.done || (only_others_memory && op.room)) return;
-      ucp_request_cancel(worker_, op.request);
-    });
-  });
-}
-
-bool UcxTransport::any_outstanding(bool only_others_memory) {
-  bool any = false;
-  const auto look = [&](Transfer& op) { any |= op.request != nullptr && !op.done && !(only_others_memory && op.room); };
-  for_each_link([&](Link& link) {
-    link.sends.for_each(look);
-    link.receives.for_each(look);
-  });
-  return any;
-}
-
-bool UcxTransport::progress_until(std::chrono::milliseconds limit, const std::function<bool()>& done) noexcept {
-  const auto deadline = Clock::now() + limit;
-  while (!done()) {
-    if (Clock::now() >= deadline) return false;
-    ucp_worker_progress(worker_);
-    if (any_lost_) drop_lost_peers();
-    sched_yield();
-  }
-  return true;
-}
-
-bool UcxTransport::let_go(std::chrono::milliseconds limit) {
-  broken_ = true;
-  if (closed_) return true;
-  letting_go_ = true;
-  cancel_receives(/*only_others_memory=*/true);
-  const bool gone = progress_until(limit, [this] { return !any_outstanding(/*only_others_memory=*/true); });
-  letting_go_ = false;
-  return gone;
-}
-
-// Messages that nobody asked for, as farewells of those that closed later: UCX warns of what is left.
-void UcxTransport::drop_unread() noexcept {
-  ucp_tag_recv_info_t info{};
-  while (ucp_tag_message_h message = ucp_tag_probe_nb(worker_, 0, 0, /*remove=*/1, &info)) {
-    std::vector<std::byte> memory(info.length);
-    ucp_request_param_t param{};
-    void* request = ucp_tag_msg_recv_nbx(worker_, memory.data(), memory.size(), message, &param);
-    if (!UCS_PTR_IS_PTR(request)) continue;
-    progress_until(kCloseLimit, [&] { return ucp_request_check_status(request) != UCS_INPROGRESS; });
-    if (ucp_request_check_status(request) == UCS_INPROGRESS) keep_forever(std::move(memory));
-    ucp_request_free(request);
-  }
-}
-
-// Says farewell, helps what is under way to finish, and ends the connections.
-void UcxTransport::close() noexcept {
-  if (closed_) return;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (peer_of(rank).endpoint != nullptr) tell(rank, kFarewell, {});
-  }
-  closed_ = true;
-  letting_go_ = true;
-  cancel_receives(/*only_others_memory=*/false);
-  if (listening_ != nullptr) ucp_request_cancel(worker_, listening_);
-  const bool clean = progress_until(kCloseLimit, [this] {
-    return !any_outstanding(/*only_others_memory=*/false) && listening_ == nullptr && notices_are_sent();
-  });
-  std::vector<void*> closing;
-  for (Peer& peer : peers_) {
-    if (peer.endpoint == nullptr) continue;
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    param.flags = clean && peer.lost == UCS_OK ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
-    void* request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param);
-    if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
-  }
-  progress_until(kCloseLimit, [&] {
-    return std::ranges::all_of(closing, [](void* one) { return ucp_request_check_status(one) != UCS_INPROGRESS; });
-  });
-  for (void* one : closing) ucp_request_free(one);
-  drop_unread();
-  ucp_worker_destroy(worker_);
-  // What is left of it UCX may still read, should it have threads that do.
-  if (clean) return;
-  for_each_link([](Link& link) {
-    const auto keep = [](Transfer& op) {
-      if (op.request != nullptr && op.room) keep_forever(std::move(op.room));
-    };
-    link.sends.for_each(keep);
-    link.receives.for_each(keep);
-  });
-  for (Sent& one : notices_sent_) keep_forever(std::move(one.notice));
-}
-
-UcxTransport::~UcxTransport() {
-  if (!fork_.in_child()) close();
-}
-
-}  // namespace
 
 std::unique_ptr<Transport> make_ucx_transport(ucp_context_h context, Bootstrap& job, size_t max_message_bytes,
                                               int slots, const std::string& tcp_congestion) {
