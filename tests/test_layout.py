@@ -19,7 +19,7 @@ MAY_INCLUDE = {
 }
 # Within these layers: a file includes its own folder and those above it. "" is the layer's own folder.
 FOLDERS = {
-    "transport": ["os", "", "mapped", "mpi"],
+    "transport": ["os", "", "mapped", "mpi", "ucx"],
     "engine": [
         *("core", "board", "schedule", "node", "levels", "watch", "links", "collective", "communicator", "buckets"),
     ],
@@ -37,7 +37,7 @@ LONG_FUNCTIONS = {
 }
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Environment variables that are read when dcoll is built or tested, not when it runs.
-BUILD_VARIABLES = {"DCOLL_CUDA", "DCOLL_MPI", "DCOLL_REQUIRE_GPU"}
+BUILD_VARIABLES = {"DCOLL_CUDA", "DCOLL_MPI", "DCOLL_UCX", "DCOLL_REQUIRE_GPU"}
 
 
 def sources(*folders: str, suffixes: tuple[str, ...] = (*CPP, ".py", ".pyi", ".cmake")) -> list[Path]:
@@ -221,7 +221,7 @@ def test_no_two_types_have_one_name() -> None:
 
 def test_the_core_knows_neither_python_nor_torch_nor_mpi() -> None:
     foreign = re.compile(
-        r"^\s*#\s*include\s+<((?:pybind11|torch|ATen|c10|numpy)/[^>]*|Python\.h|mpi\.h)>", re.MULTILINE
+        r"^\s*#\s*include\s+<((?:pybind11|torch|ATen|c10|numpy|uc[pst])/[^>]*|Python\.h|mpi\.h)>", re.MULTILINE
     )
     found = {
         str(path.relative_to(ROOT)): match
@@ -229,8 +229,8 @@ def test_the_core_knows_neither_python_nor_torch_nor_mpi() -> None:
         if path.relative_to(ROOT).parts[1] != "bind"
         for match in foreign.findall(path.read_text())
     }
-    # The MPI plugin's own header is the only door.
-    assert found == {"csrc/transport/mpi/transport.h": "mpi.h"}
+    # The plugins' own headers are the only doors.
+    assert found == {"csrc/transport/mpi/transport.h": "mpi.h", "csrc/transport/ucx/transport.h": "ucp/api/ucp.h"}
 
 
 def test_files_can_be_read_in_one_sitting() -> None:

@@ -98,7 +98,10 @@ class Router final : public Transport {
 
   // The ticket is that of one medium. The other's, if any, is drawn late, so a wake-up may be missed: the sleep is
   // short.
-  uint32_t prepare_wait() override { return sleeps_on_->prepare_wait(); }
+  uint32_t prepare_wait() override {
+    if (remote_used_) remote_->prepare_wait();
+    return sleeps_on_->prepare_wait();
+  }
   void wait(uint32_t ticket, microseconds limit) override {
     if (sleeps_on_ == remote_.get() || !remote_used_) return sleeps_on_->wait(ticket, limit);
     if (Bell* bell = local_->bell(); bell != nullptr && remote_->wait_beside(*bell, ticket, limit)) return;

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dcoll import _C
 
 # Beside the settings: read when dcoll is built, and by its tests.
-_NO_SETTINGS = frozenset({"DCOLL_MPI", "DCOLL_CUDA", "DCOLL_REQUIRE_GPU"})
+_NO_SETTINGS = frozenset({"DCOLL_MPI", "DCOLL_CUDA", "DCOLL_UCX", "DCOLL_REQUIRE_GPU"})
 
 # Read when Horovod is built.
 _HOROVOD_BUILD = (
@@ -67,6 +67,15 @@ def unknown_settings(environ: Mapping[str, str]) -> str:
 def _nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def seconds(name: str) -> float:
+    """A setting that is a time, whether or not the core has read it; its default where it is no number."""
+    default, value = next((row[1], row[4]) for row in _C.settings() if row[0] == name)
+    try:
+        return float(value)
+    except ValueError:
+        return float(default)
 
 
 _said = False

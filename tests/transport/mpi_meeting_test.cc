@@ -1,4 +1,4 @@
-// How ranks meet (transport/mpi/meeting.h), run by ctest under `mpirun -n 3` and `-n 1`.
+// How ranks meet (transport/meeting.h), run by ctest under `mpirun -n 3` and `-n 1`.
 #include <chrono>
 #include <cstring>
 #include <thread>

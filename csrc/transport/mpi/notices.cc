@@ -1,7 +1,6 @@
 #include "transport/mpi/notices.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace dcoll::mpi {
 
@@ -16,8 +15,8 @@ MpiNotices::MpiNotices(MPI_Comm parent, RequestSet& requests) : requests_(reques
 }
 
 void MpiNotices::listen(Topic topic) {
-  Operation& op = receives_[static_cast<size_t>(topic)];
-  op.kind = Operation::Kind::kNoticeReceive;
+  Transfer& op = receives_[static_cast<size_t>(topic)];
+  op.kind = Transfer::Kind::kNoticeReceive;
   op.peer = -1;
   op.channel = topic;
   op.bytes = kMostBytes;
@@ -30,7 +29,7 @@ void MpiNotices::listen(Topic topic) {
 
 MpiNotices::Sent& MpiNotices::keep(std::vector<std::byte> notice) {
   std::erase_if(sent_, [](const auto& old) {
-    return std::all_of(old->sends.begin(), old->sends.end(), [](const Operation& op) { return op.done; });
+    return std::all_of(old->sends.begin(), old->sends.end(), [](const Transfer& op) { return op.done; });
   });
   sent_.push_back(std::make_unique<Sent>());
   sent_.back()->notice = std::move(notice);
@@ -39,8 +38,8 @@ MpiNotices::Sent& MpiNotices::keep(std::vector<std::byte> notice) {
 }
 
 void MpiNotices::send(Sent& sent, int peer, Topic topic) {
-  Operation op;
-  op.kind = Operation::Kind::kNoticeSend;
+  Transfer op;
+  op.kind = Transfer::Kind::kNoticeSend;
   op.peer = peer;
   op.channel = topic;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -58,14 +57,6 @@ void MpiNotices::tell_everybody(Topic topic, std::vector<std::byte> notice) {
   }
 }
 
-// At most kMostBytes of the text, in whole UTF-8 characters.
-std::vector<std::byte> MpiNotices::as_notice(const std::string& text) {
-  size_t bytes = std::min(text.size(), kMostBytes);
-  while (bytes < text.size() && bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
-  const auto* characters = reinterpret_cast<const std::byte*>(text.data());
-  return {characters, characters + bytes};
-}
-
 void MpiNotices::post_failure(const std::string& text) {
   if (failure_posted_) return;
   failure_posted_ = true;
@@ -77,34 +68,18 @@ void MpiNotices::post_note(int peer, const std::string& text) {
 }
 
 void MpiNotices::post_stall(const std::vector<int>& waits_for) {
-  const size_t count = std::min(waits_for.size(), kMostBytes / sizeof(int));
-  if (count == 0) return;
-  std::vector<std::byte> notice(count * sizeof(int));
-  std::memcpy(notice.data(), waits_for.data(), notice.size());
-  tell_everybody(kStall, std::move(notice));
+  if (!waits_for.empty()) tell_everybody(kStall, as_notice(waits_for));
 }
 
 void MpiNotices::finish(const RequestSet::Completed& completed) {
   completed.operation->done = true;
-  if (completed.operation->kind == Operation::Kind::kNoticeSend) return;
+  if (completed.operation->kind == Transfer::Kind::kNoticeSend) return;
   check_mpi(completed.code, *completed.operation);
   int bytes = 0;
   MPI_Get_count(&completed.status, MPI_BYTE, &bytes);
-  if (completed.operation->channel == kFailure) {
-    failure_.assign(reinterpret_cast<const char*>(inboxes_[kFailure].data()), static_cast<size_t>(bytes));
-    return;  // the first one counts, there is nothing more to hear
-  }
-  if (completed.operation->channel == kNote) {
-    notes_.push_back({completed.status.MPI_SOURCE,
-                      std::string(reinterpret_cast<const char*>(inboxes_[kNote].data()), static_cast<size_t>(bytes))});
-    return listen(kNote);
-  }
-  StallNote note{.rank = completed.status.MPI_SOURCE, .waits_for = {}, .heard = Clock::now()};
-  note.waits_for.resize(static_cast<size_t>(bytes) / sizeof(int));
-  std::memcpy(note.waits_for.data(), inboxes_[kStall].data(), note.waits_for.size() * sizeof(int));
-  std::erase_if(stalls_, [&](const StallNote& old) { return old.rank == note.rank; });
-  stalls_.push_back(std::move(note));
-  listen(kStall);
+  const auto topic = static_cast<Topic>(completed.operation->channel);
+  hear(topic, completed.status.MPI_SOURCE, inboxes_[topic].data(), static_cast<size_t>(bytes));
+  if (topic != kFailure) listen(topic);  // the first failure counts, there is nothing more to hear
 }
 
 void MpiNotices::close(bool clean) noexcept {

@@ -7,40 +7,29 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "transport/mpi/requests.h"
 
 namespace dcoll::mpi {
 
-class MpiNotices {
+class MpiNotices : public Notices {
  public:
   // Collective over `parent`, which is duplicated. Requests are added to `requests` and come back through finish().
   MpiNotices(MPI_Comm parent, RequestSet& requests);
 
   void post_failure(const std::string& text);
-  const std::string& failure() const { return failure_; }  // received; empty: none
   void post_stall(const std::vector<int>& waits_for);
   void post_note(int peer, const std::string& text);
-  std::vector<Note> take_notes() { return std::exchange(notes_, {}); }
-  // By rank that told so: whom it waits for, and when that was heard.
-  const std::vector<StallNote>& stalls() const { return stalls_; }
 
   // A completed request of kind kNoticeSend or kNoticeReceive.
   void finish(const RequestSet::Completed& completed);
   // Receives always posted.
-  static constexpr size_t kListening = 3;
+  static constexpr size_t kListening = kTopics;  // the topics are the tags
   // After everything outstanding was abandoned. Not clean: MPI may still use the memory, which stays then.
   void close(bool clean) noexcept;
 
  private:
-  enum Topic : int { kFailure, kStall, kNote };  // the tags
-
-  // A notice fits the eager limit of every MPI we know, so it leaves without the receiver's help.
-  static constexpr size_t kMostBytes = Transport::kMostNoteBytes;
-
-  static std::vector<std::byte> as_notice(const std::string& text);
   void listen(Topic topic);
   void tell_everybody(Topic topic, std::vector<std::byte> notice);
   struct Sent;
@@ -51,19 +40,16 @@ class MpiNotices {
   int rank_ = 0;
   int size_ = 1;
   RequestSet& requests_;
-  std::array<Operation, kListening> receives_;              // by topic
+  std::array<Transfer, kListening> receives_;               // by topic
   std::array<std::vector<std::byte>, kListening> inboxes_;  // their memory
   // A notice and the sends that read it. They live until all have completed, or until close(): a send to a rank that is
   // gone may never complete.
   struct Sent {
     std::vector<std::byte> notice;
-    std::vector<Operation> sends;
+    std::vector<Transfer> sends;
   };
   std::vector<std::unique_ptr<Sent>> sent_;
   bool failure_posted_ = false;
-  std::string failure_;
-  std::vector<StallNote> stalls_;
-  std::vector<Note> notes_;
 };
 
 }  // namespace dcoll::mpi

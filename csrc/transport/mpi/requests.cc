@@ -8,17 +8,6 @@
 
 namespace dcoll::mpi {
 
-// Reachable from a static, so that leak checkers see it is meant, and never destroyed. Under the owner's lock.
-void keep_forever(Room room) {
-  static auto* kept = new std::vector<Room>();
-  kept->push_back(std::move(room));
-}
-
-void keep_forever(std::vector<std::byte> memory) {
-  static auto* kept = new std::vector<std::vector<std::byte>>();
-  kept->push_back(std::move(memory));
-}
-
 void check_mpi(int code, const std::string& what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -29,21 +18,13 @@ void check_mpi(int code, const std::string& what) {
       (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
 }
 
-std::string about(const Operation& op) {
-  std::string text = op.kind == Operation::Kind::kSend || op.kind == Operation::Kind::kNoticeSend
-                         ? "MPI send to rank "
-                         : "MPI receive from rank ";
-  return text + (op.peer < 0 ? std::string("any") : std::to_string(op.peer)) + " (channel " +
-         std::to_string(op.channel) + ", " + std::to_string(op.bytes) + " bytes)";
-}
-
-bool ProcessFailure::noted(int code, const Operation& op) {
+bool ProcessFailure::noted(int code, const Transfer& op) {
 #if defined(MPI_ERR_PROC_FAILED) && defined(MPI_ERR_PROC_FAILED_PENDING)  // Open MPI's names
   int kind = MPI_SUCCESS;
   if (MPI_Error_class(code, &kind) != MPI_SUCCESS) return false;
   if (kind != MPI_ERR_PROC_FAILED && kind != MPI_ERR_PROC_FAILED_PENDING) return false;
   if (text_.empty()) {
-    text_ = about(op) + " failed: a process has ended";
+    text_ = about(op, "MPI") + " failed: a process has ended";
     since_ = std::chrono::steady_clock::now();
   }
   return true;
@@ -73,7 +54,7 @@ const std::vector<RequestSet::Completed>& RequestSet::test() {
   if (count == MPI_UNDEFINED || count == 0) return completed_;
   for (int i = 0; i < count; ++i) {
     const MPI_Status& status = statuses_[static_cast<size_t>(i)];
-    Operation*& operation = operations_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
+    Transfer*& operation = operations_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
     completed_.push_back({operation, status, code == MPI_SUCCESS ? MPI_SUCCESS : status.MPI_ERROR});
     operation = nullptr;
   }
@@ -89,9 +70,9 @@ const std::vector<RequestSet::Completed>& RequestSet::test() {
 }
 
 bool RequestSet::let_go(std::chrono::milliseconds limit, const std::function<void(const Completed&)>& take) {
-  const auto uses_others_memory = [](const Operation* op) { return op->link != nullptr && !op->room; };
+  const auto uses_others_memory = [](const Transfer* op) { return op->link != nullptr && !op->room; };
   for (size_t i = 0; i < requests_.size(); ++i) {
-    const bool receives = operations_[i]->kind == Operation::Kind::kReceive;
+    const bool receives = operations_[i]->kind == Transfer::Kind::kReceive;
     if (receives && uses_others_memory(operations_[i])) MPI_Cancel(&requests_[i]);
   }
   using Clock = std::chrono::steady_clock;
@@ -113,9 +94,9 @@ bool RequestSet::let_go(std::chrono::milliseconds limit, const std::function<voi
 
 bool RequestSet::abandon(std::chrono::milliseconds limit) noexcept {
   for (size_t i = 0; i < requests_.size(); ++i) {
-    const Operation::Kind kind = operations_[i]->kind;
+    const Transfer::Kind kind = operations_[i]->kind;
     // Cancelling a receive is local: it needs no peer.
-    if (kind == Operation::Kind::kReceive || kind == Operation::Kind::kNoticeReceive) MPI_Cancel(&requests_[i]);
+    if (kind == Transfer::Kind::kReceive || kind == Transfer::Kind::kNoticeReceive) MPI_Cancel(&requests_[i]);
   }
   using Clock = std::chrono::steady_clock;
   const auto none_left = [this] {

@@ -1,87 +1,21 @@
-// What the MPI transport has outstanding: operations, their queues per (peer, channel), and the set MPI is asked about.
+// What the MPI transport has outstanding: the set that MPI is asked about.
 // Part of the plugin (libdcoll_mpi.so) alone.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <new>
-#include <string>
-#include <utility>
 #include <vector>
 
+#include "transport/messages.h"
 #include "transport/mpi/transport.h"
 
 namespace dcoll::mpi {
 
-struct FreeAligned {
-  void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
-};
-using Room = std::unique_ptr<std::byte[], FreeAligned>;
-
-struct Link;
-
-struct Operation {
-  enum class Kind : uint8_t { kSend, kReceive, kNoticeSend, kNoticeReceive };
-  Kind kind = Kind::kSend;
-  bool done = false;
-  bool exact = true;  // receives: a message of `bytes`; else of at most so many, and `bytes` becomes its length
-  int peer = 0;
-  int channel = 0;
-  Link* link = nullptr;  // null for notices
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-  Room room;  // the transport's own memory, when data lies in it
-};
-
-// A fixed ring: operations keep their address while they are outstanding, and nothing is allocated per message.
-class OperationQueue {
- public:
-  explicit OperationQueue(int slots) : ring_(static_cast<size_t>(slots)) {}
-  size_t size() const { return count_; }
-  bool full() const { return count_ == ring_.size(); }
-  Operation& front() { return ring_[head_]; }
-  Operation& push(Operation operation) {
-    Operation& place = ring_[(head_ + count_++) % ring_.size()];
-    place = std::move(operation);
-    return place;
-  }
-  void drop_back() { --count_; }
-  Room pop() {
-    Room room = std::move(ring_[head_].room);
-    head_ = (head_ + 1) % ring_.size();
-    --count_;
-    return room;
-  }
-
- private:
-  std::vector<Operation> ring_;
-  size_t head_ = 0;
-  size_t count_ = 0;
-};
-
-// One (peer, channel), both directions. Made when first used: most ranks talk to few peers.
-struct Link {
-  explicit Link(int slots) : sends(slots), receives(slots) {}
-  OperationQueue sends;
-  OperationQueue receives;
-  Room staged;  // acquired, not yet committed
-  size_t staged_bytes = 0;
-  uint64_t posted = 0;
-  uint64_t sent = 0;
-};
-
-// Keeps memory until the process ends: MPI may still read or write it, and there is nobody left to ask when it is done.
-void keep_forever(Room room);
-void keep_forever(std::vector<std::byte> memory);
-
-// "MPI send to rank 3 (channel 0, 65536 bytes)", for messages.
-std::string about(const Operation& op);
 // Throws what MPI says, with that text.
-inline void check_mpi(int code, const Operation& op) {
+inline void check_mpi(int code, const Transfer& op) {
   if (code != MPI_SUCCESS) [[unlikely]]
-    check_mpi(code, about(op));
+    check_mpi(code, about(op, "MPI"));
 }
 
 // That a process has ended, as an MPI with fault tolerance says where it is switched on (OMPI_MCA_mpi_ft_enable=1).
@@ -90,7 +24,7 @@ inline void check_mpi(int code, const Operation& op) {
 class ProcessFailure {
  public:
   // Whether `code`, which is not MPI_SUCCESS, is one.
-  bool noted(int code, const Operation& op);
+  bool noted(int code, const Transfer& op);
   // Throws PeerError with MPI's words if nobody else has named the rank.
   void check() const;
 
@@ -103,14 +37,14 @@ class ProcessFailure {
 class RequestSet {
  public:
   struct Completed {
-    Operation* operation;
+    Transfer* operation;
     MPI_Status status;
     int code;  // MPI_SUCCESS, or what this operation failed with
   };
 
   bool empty() const { return requests_.empty(); }
   size_t size() const { return requests_.size(); }
-  void add(MPI_Request request, Operation& operation) {
+  void add(MPI_Request request, Transfer& operation) {
     requests_.push_back(request);
     operations_.push_back(&operation);
   }
@@ -126,8 +60,8 @@ class RequestSet {
 
  private:
   std::vector<MPI_Request> requests_;
-  std::vector<Operation*> operations_;  // operations_[i] is what requests_[i] is for
-  std::vector<int> indices_;            // scratch of test(), kept for its memory
+  std::vector<Transfer*> operations_;  // operations_[i] is what requests_[i] is for
+  std::vector<int> indices_;           // scratch of test(), kept for its memory
   std::vector<MPI_Status> statuses_;
   std::vector<Completed> completed_;
 };

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <climits>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -37,26 +36,13 @@ constexpr microseconds kLongestSleep{2000};
 // How long close() helps what is outstanding to finish before it lets go of it.
 constexpr std::chrono::milliseconds kCloseLimit{500};
 
-class MpiTransport final : public Transport {
+class MpiTransport final : public MessageTransport {
  public:
-  MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots, const std::string& tcp_congestion);
+  MpiTransport(MPI_Comm parent, int rank, int size, size_t max_message_bytes, int slots,
+               const std::string& tcp_congestion);
   ~MpiTransport() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
   const char* name() const override { return "mpi"; }
-  size_t max_message_bytes() const override { return max_message_bytes_; }
-
-  bool post_send(int peer, int channel, const void* data, size_t bytes) override;
-  std::byte* acquire_send(int peer, int channel, size_t bytes) override;
-  void commit_send(int peer, int channel) override;
-  uint64_t posted(int peer, int channel) const override;
-  uint64_t sent(int peer, int channel) override { return link(peer, channel).sent; }
-  bool post_recv(int peer, int channel, void* dst, size_t bytes) override;
-  bool post_recv_up_to(int peer, int channel, size_t bytes) override;
-  const std::byte* front(int peer, int channel) override;
-  size_t front_bytes(int peer, int channel) const override;
-  void pop(int peer, int channel) override;
   void progress() override;
   uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
   void wait(uint32_t ticket, microseconds limit) override;
@@ -94,31 +80,13 @@ class MpiTransport final : public Transport {
   void close() noexcept;
 
  private:
-  size_t index(int peer, int channel) const;
-  Link& link(int peer, int channel);
-  void check_length(int peer, int channel, size_t bytes) const;
+  void start(Transfer& operation) override;
   void sleep(microseconds limit, int bell);
-  Room take_room();
-  void give_room(Room room) {
-    if (room) rooms_.push_back(std::move(room));
-  }
-  void start_send(Link& to, Operation operation);
-  bool start_receive(int peer, int channel, void* dst, size_t bytes, bool exact);
   void finish(const RequestSet::Completed& completed);
-  void finish_receive(Operation& operation, const MPI_Status& status);
-  bool may_have_connected(const Operation& operation);
+  bool may_have_connected(const Transfer& operation);
 
   MPI_Comm messages_ = MPI_COMM_NULL;
-  int rank_ = 0;
-  int size_ = 1;
-  size_t max_message_bytes_;
-  int slots_;
-  bool closed_ = false;
   ProcessFailure ended_;
-  bool broken_ = false;  // a failure was seen, sent or received: peers may have messages under way to us for ever
-
-  std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Room> rooms_;  // free ones
   RequestSet requests_;
   uint32_t idle_polls_ = 0;
 
@@ -143,17 +111,10 @@ class MpiTransport final : public Transport {
 std::mutex open_transports_lock;
 std::vector<MpiTransport*> open_transports;
 
-MpiTransport::MpiTransport(MPI_Comm parent, size_t max_message_bytes, int slots, const std::string& tcp_congestion)
-    : max_message_bytes_(max_message_bytes), slots_(slots), congestion_(tcp_congestion) {
-  if (max_message_bytes == 0 || max_message_bytes > static_cast<size_t>(INT_MAX) || slots < 1) {
-    throw ArgumentError("MPI messages of " + std::to_string(max_message_bytes) + " bytes in " + std::to_string(slots) +
-                        " slots are not possible: 1 to " + std::to_string(INT_MAX) +
-                        " bytes and at least 1 slot are. Set DCOLL_SLICE_KB and DCOLL_SLOTS accordingly");
-  }
-  check_mpi(MPI_Comm_rank(parent, &rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(parent, &size_), "MPI_Comm_size");
+MpiTransport::MpiTransport(MPI_Comm parent, int rank, int size, size_t max_message_bytes, int slots,
+                           const std::string& tcp_congestion)
+    : MessageTransport("MPI", rank, size, max_message_bytes, slots), congestion_(tcp_congestion) {
   check_mpi(MPI_Comm_dup(parent, &messages_), "MPI_Comm_dup");
-  links_.resize(static_cast<size_t>(size_) * kAllChannels);
   met_.resize(static_cast<size_t>(size_));
   notices_ = std::make_unique<MpiNotices>(parent, requests_);
   const std::lock_guard lock(open_transports_lock);
@@ -166,148 +127,18 @@ MpiTransport::~MpiTransport() {
   std::erase(open_transports, this);
 }
 
-size_t MpiTransport::index(int peer, int channel) const {
-  if (peer < 0 || peer >= size_ || channel < 0 || channel >= kAllChannels) {
-    throw ArgumentError("peer " + std::to_string(peer) + ", channel " + std::to_string(channel) +
-                        " does not exist: ranks are 0.." + std::to_string(size_ - 1) + ", channels 0.." +
-                        std::to_string(kAllChannels - 1));
-  }
-  return static_cast<size_t>(peer) * kAllChannels + static_cast<size_t>(channel);
-}
-
-Link& MpiTransport::link(int peer, int channel) {
-  std::unique_ptr<Link>& place = links_[index(peer, channel)];
-  if (!place) place = std::make_unique<Link>(slots_);
-  return *place;
-}
-
-void MpiTransport::check_length(int peer, int channel, size_t bytes) const {
-  if (closed_) throw TransportError("the MPI transport is closed; MPI was finalized before the communicator was");
-  if (bytes >= 1 && bytes <= max_message_bytes_) return;
-  throw ArgumentError("a message of " + std::to_string(bytes) + " bytes to or from rank " + std::to_string(peer) +
-                      " on channel " + std::to_string(channel) + " is not possible: 1 to " +
-                      std::to_string(max_message_bytes_) + " bytes are");
-}
-
-Room MpiTransport::take_room() {
-  if (rooms_.empty()) {
-    return Room(static_cast<std::byte*>(::operator new[](max_message_bytes_, std::align_val_t{64})));
-  }
-  Room room = std::move(rooms_.back());
-  rooms_.pop_back();
-  return room;
-}
-
-void MpiTransport::start_send(Link& to, Operation operation) {
-  operation.link = &to;
-  Operation& op = to.sends.push(std::move(operation));
+void MpiTransport::start(Transfer& op) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Isend(op.data, static_cast<int>(op.bytes), MPI_BYTE, op.peer, op.channel, messages_, &request);
-  const bool lost = code != MPI_SUCCESS && ended_.noted(code, op);  // never done
-  if (code != MPI_SUCCESS) broken_ = true;
-  if (code != MPI_SUCCESS && !lost) {
-    to.sends.drop_back();
+  const auto bytes = static_cast<int>(op.bytes);
+  const int code = op.kind == Transfer::Kind::kSend
+                       ? MPI_Isend(op.data, bytes, MPI_BYTE, op.peer, op.channel, messages_, &request)
+                       : MPI_Irecv(op.data, bytes, MPI_BYTE, op.peer, op.channel, messages_, &request);
+  if (code != MPI_SUCCESS) {
+    broken_ = true;
+    if (ended_.noted(code, op)) return;  // never done
     check_mpi(code, op);
   }
-  ++to.posted;
-  if (!lost) requests_.add(request, op);
-}
-
-bool MpiTransport::post_send(int peer, int channel, const void* data, size_t bytes) {
-  check_length(peer, channel, bytes);
-  Link& to = link(peer, channel);
-  if (to.sends.size() + (to.staged ? 1 : 0) >= static_cast<size_t>(slots_)) return false;
-  Operation op;
-  op.peer = peer;
-  op.channel = channel;
-  op.data = static_cast<std::byte*>(const_cast<void*>(data));
-  op.bytes = bytes;
-  start_send(to, std::move(op));
-  return true;
-}
-
-std::byte* MpiTransport::acquire_send(int peer, int channel, size_t bytes) {
-  check_length(peer, channel, bytes);
-  Link& to = link(peer, channel);
-  if (!to.staged) {
-    if (to.sends.full()) return nullptr;
-    to.staged = take_room();
-  }
-  to.staged_bytes = bytes;
-  return to.staged.get();
-}
-
-void MpiTransport::commit_send(int peer, int channel) {
-  Link& to = link(peer, channel);
-  if (!to.staged) {
-    throw ArgumentError("commit_send to rank " + std::to_string(peer) + " on channel " + std::to_string(channel) +
-                        " without acquire_send before it");
-  }
-  Operation op;
-  op.peer = peer;
-  op.channel = channel;
-  op.data = to.staged.get();
-  op.bytes = to.staged_bytes;
-  op.room = std::move(to.staged);
-  start_send(to, std::move(op));
-}
-
-uint64_t MpiTransport::posted(int peer, int channel) const {
-  const std::unique_ptr<Link>& place = links_[index(peer, channel)];
-  return place ? place->posted : 0;
-}
-
-bool MpiTransport::post_recv(int peer, int channel, void* dst, size_t bytes) {
-  return start_receive(peer, channel, dst, bytes, /*exact=*/true);
-}
-
-bool MpiTransport::post_recv_up_to(int peer, int channel, size_t bytes) {
-  return start_receive(peer, channel, nullptr, bytes, /*exact=*/false);
-}
-
-bool MpiTransport::start_receive(int peer, int channel, void* dst, size_t bytes, bool exact) {
-  check_length(peer, channel, bytes);
-  Link& from = link(peer, channel);
-  if (from.receives.full()) return false;
-  Operation fresh;
-  fresh.kind = Operation::Kind::kReceive;
-  fresh.peer = peer;
-  fresh.channel = channel;
-  fresh.link = &from;
-  fresh.bytes = bytes;
-  fresh.exact = exact;
-  if (dst == nullptr) fresh.room = take_room();
-  fresh.data = dst ? static_cast<std::byte*>(dst) : fresh.room.get();
-  Operation& op = from.receives.push(std::move(fresh));
-  MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Irecv(op.data, static_cast<int>(bytes), MPI_BYTE, peer, channel, messages_, &request);
-  const bool lost = code != MPI_SUCCESS && ended_.noted(code, op);
-  if (code != MPI_SUCCESS) broken_ = true;
-  if (code != MPI_SUCCESS && !lost) {
-    from.receives.drop_back();
-    check_mpi(code, op);
-  }
-  if (!lost) requests_.add(request, op);
-  return true;
-}
-
-const std::byte* MpiTransport::front(int peer, int channel) {
-  Link& from = link(peer, channel);
-  if (from.receives.size() == 0 || !from.receives.front().done) return nullptr;
-  return from.receives.front().data;
-}
-
-size_t MpiTransport::front_bytes(int peer, int channel) const {
-  const std::unique_ptr<Link>& place = links_[index(peer, channel)];
-  return place && place->receives.size() > 0 ? place->receives.front().bytes : 0;
-}
-
-void MpiTransport::pop(int peer, int channel) {
-  if (front(peer, channel) == nullptr) {
-    throw ArgumentError("pop of a message from rank " + std::to_string(peer) + " on channel " +
-                        std::to_string(channel) + " that has not arrived; call front() first");
-  }
-  give_room(link(peer, channel).receives.pop());
+  requests_.add(request, op);
 }
 
 void MpiTransport::progress() {
@@ -318,7 +149,7 @@ void MpiTransport::progress() {
   bool connected = false;
   for (const RequestSet::Completed& completed : requests_.test()) {
     naps_.store(0, std::memory_order_relaxed);
-    if (completed.operation->kind == Operation::Kind::kReceive) trust_.message_found();
+    if (completed.operation->kind == Transfer::Kind::kReceive) trust_.message_found();
     connected |= may_have_connected(*completed.operation);
     broken_ |= completed.code != MPI_SUCCESS;
     try {
@@ -335,47 +166,31 @@ void MpiTransport::progress() {
 // MPI connects when it first has something to send, with the first long message perhaps once more (one connection per
 // pair of interfaces), and accepts whenever it is asked. So it is looked at with the first message each way of every
 // peer, and less and less often afterwards.
-bool MpiTransport::may_have_connected(const Operation& op) {
+bool MpiTransport::may_have_connected(const Transfer& op) {
   if (op.link == nullptr) return false;  // a notice
   Met& met = met_[static_cast<size_t>(op.peer)];
-  bool& before = op.kind == Operation::Kind::kSend ? met.sent : met.received;
+  bool& before = op.kind == Transfer::Kind::kSend ? met.sent : met.received;
   const bool first = !std::exchange(before, true);
   return std::has_single_bit(++num_done_) || first;
 }
 
 void MpiTransport::finish(const RequestSet::Completed& completed) {
-  Operation& op = *completed.operation;
+  Transfer& op = *completed.operation;
+  int bytes = 0;
   switch (op.kind) {
-    case Operation::Kind::kSend:
+    case Transfer::Kind::kSend:
       check_mpi(completed.code, op);
-      op.done = true;
-      while (op.link->sends.size() > 0 && op.link->sends.front().done) {
-        give_room(op.link->sends.pop());
-        ++op.link->sent;
-      }
-      return;
-    case Operation::Kind::kReceive:
+      return finish_send(op);
+    case Transfer::Kind::kReceive:
       check_mpi(completed.code, op);
-      finish_receive(op, completed.status);
-      return;
-    case Operation::Kind::kNoticeSend:
-    case Operation::Kind::kNoticeReceive:
+      check_mpi(MPI_Get_count(&completed.status, MPI_BYTE, &bytes), op);
+      return finish_receive(op, static_cast<size_t>(bytes));
+    case Transfer::Kind::kNoticeSend:
+    case Transfer::Kind::kNoticeReceive:
       notices_->finish(completed);
       if (!notices_->failure().empty()) broken_ = true;
       return;
   }
-}
-
-void MpiTransport::finish_receive(Operation& op, const MPI_Status& status) {
-  int bytes = 0;
-  check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), op);
-  if (!op.exact) op.bytes = static_cast<size_t>(bytes);  // no longer than posted: MPI reports truncation as an error
-  if (static_cast<size_t>(bytes) != op.bytes) {
-    throw TransportError("rank " + std::to_string(op.peer) + " sent " + std::to_string(bytes) + " bytes on channel " +
-                         std::to_string(op.channel) + " where " + std::to_string(op.bytes) +
-                         " were expected. Run the same dcoll version with the same DCOLL_* settings on every rank");
-  }
-  op.done = true;
 }
 
 // MPI offers nothing to sleep on. This sleeps on the sockets it listens to where messages come that way (mpi_events.h),
@@ -437,7 +252,10 @@ void MpiTransport::close() noexcept {
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_message_bytes, int slots,
                                               const std::string& tcp_congestion) {
-  return std::make_unique<MpiTransport>(parent, max_message_bytes, slots, tcp_congestion);
+  int rank = 0, size = 1;
+  check_mpi(MPI_Comm_rank(parent, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(parent, &size), "MPI_Comm_size");
+  return std::make_unique<MpiTransport>(parent, rank, size, max_message_bytes, slots, tcp_congestion);
 }
 
 void close_mpi_transports() {

@@ -16,13 +16,18 @@
 
 namespace dcoll {
 
+// A digest of the kernel's boot id, which containers and network namespaces of one machine share; 0: unknown.
+uint64_t own_machine();
+// The network namespace, in which abstract sockets are seen; 0: unknown.
+uint64_t own_network();
+
 // Exchanged between ranks at start-up, bytewise.
 struct ProcessId {
-  uint64_t machine = 0;  // CoreClaim::machine; 0: unknown
+  uint64_t machine = 0;  // own_machine()
   uint64_t space = 0;    // the namespace that the number belongs to: containers have their own
   int64_t pid = 0;
 };
-ProcessId own_process(uint64_t machine);
+ProcessId own_process();
 // Per rank: equal for those that can watch each other on this machine.
 std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks);
 
@@ -30,7 +35,11 @@ class Processes {
  public:
   // By rank. Those that cannot be watched from here (another machine or container, an old kernel) are left to the
   // lifelines, if there are any.
-  Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::unique_ptr<Lifelines> lifelines);
+  Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::unique_ptr<Lifelines> lifelines = nullptr);
+  Processes() = default;
+  void watch(int rank, const ProcessId& other);
+  // Whether a rank that is watched has ended.
+  bool ended(int rank) const;
   // Throws PeerError if one of these ranks' processes has ended. No system call where none is watched.
   void check(const std::vector<int>& ranks) const;
 
