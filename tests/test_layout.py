@@ -21,7 +21,8 @@ MAY_INCLUDE = {
 FOLDERS = {
     "transport": ["os", "", "mapped", "mpi"],
     "engine": [
-        *("core", "board", "schedule", "node", "levels", "watch", "links", "collective", "communicator", "buckets"),
+        *("core", "board", "schedule", "node", "p2p", "levels", "watch", "links", "collective", "communicator"),
+        "buckets",
     ],
 }
 LONGEST_FILE = 450
