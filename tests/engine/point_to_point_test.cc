@@ -60,7 +60,7 @@ int recv(Communicator& comm, void* data, size_t bytes, int peer, int32_t tag = 0
 void barrier(Communicator& comm) { run(comm, {.kind = Kind::kBarrier}); }
 
 constexpr size_t kMost = kSanitized ? size_t{3} << 20 : size_t{9} << 20;
-const std::vector<size_t> kSizes = {0,     1,     23,    24,    25,     4095,    4096,         16383, 16384,
+const std::vector<size_t> kSizes = {0,     1,     23,    24,    25,     4095,    4096,          16383, 16384,
                                     16385, 61439, 61440, 61441, 100001, 1 << 20, (1 << 20) + 1, kMost};
 
 // A message that is to be sent; the same list on every rank.
@@ -355,7 +355,8 @@ TEST(what_is_left_at_the_end_is_given_up) {
 TEST(wrong_ranks_are_refused) {
   auto world = connect_threads(2, test_settings());
   int number = 0;
-  CHECK_THROWS(world[0]->isend(&number, 4, 2, key(0)), ArgumentError, "send: rank 2 does not exist; allowed are 0 to 1");
+  CHECK_THROWS(world[0]->isend(&number, 4, 2, key(0)), ArgumentError,
+               "send: rank 2 does not exist; allowed are 0 to 1");
   CHECK_THROWS(world[0]->isend(&number, 4, -1, key(0)), ArgumentError, "send: rank -1 does not exist");
   CHECK_THROWS(world[0]->irecv(&number, 4, -2, key(0)), ArgumentError, "recv: rank -2 does not exist; allowed are -1");
 }

@@ -41,7 +41,8 @@ def check_calls_that_wait() -> None:
     r, numbers = hvd.rank(), torch.zeros(4, dtype=torch.int32)
     for i in range(200):
         if r == 0:
-            comm().send_sync(torch.full((4,), i, dtype=torch.int32).data_ptr(), 16, 1)
+            numbers.fill_(i)
+            comm().send_sync(numbers.data_ptr(), 16, 1)
             assert comm().recv_sync(numbers.data_ptr(), 16, 1) == 1
             assert numbers.eq(i + 1).all()
         elif r == 1:

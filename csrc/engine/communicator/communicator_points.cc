@@ -13,8 +13,9 @@ constexpr uint64_t kFirstPoint = uint64_t{1} << 41;
 void check_peer(Kind kind, int peer, int size) {
   const int least = kind == Kind::kReceive ? kAnySource : 0;
   if (peer >= least && peer < size) return;
-  throw ArgumentError(std::string(kind_name(kind)) + ": rank " + std::to_string(peer) + " does not exist; allowed are " +
-                      std::to_string(least) + " to " + std::to_string(size - 1) + (least < 0 ? " (-1: any rank)." : "."));
+  throw ArgumentError(std::string(kind_name(kind)) + ": rank " + std::to_string(peer) +
+                      " does not exist; allowed are " + std::to_string(least) + " to " + std::to_string(size - 1) +
+                      (least < 0 ? " (-1: any rank)." : "."));
 }
 
 }  // namespace

@@ -302,8 +302,8 @@ void PointToPoint::refuse(Receives& list, Receives::iterator receive, Peer& from
 
 std::string PointToPoint::length_text(bool sent_here, size_t sent, size_t wanted, int other, uint64_t key) const {
   const int in_job = ranks_.job_ranks[static_cast<size_t>(other)];
-  const std::string here = sent_here ? describe_point(Kind::kSend, sent, in_job, key)
-                                     : describe_point(Kind::kReceive, wanted, in_job, key);
+  const std::string here =
+      sent_here ? describe_point(Kind::kSend, sent, in_job, key) : describe_point(Kind::kReceive, wanted, in_job, key);
   return here + ": " + name(other) + (sent_here ? " receives " : " sent ") + std::to_string(sent_here ? wanted : sent) +
          " bytes. Send and receive the same length; nothing was copied, and other messages are not affected.";
 }

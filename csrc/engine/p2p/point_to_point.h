@@ -167,8 +167,8 @@ class PointToPoint {
 
   const PointRanks ranks_;
   const Finish finish_;
-  const size_t most_eager_;  // larger messages are offered
-  const uint64_t word_;      // see Introduction
+  const size_t most_eager_;                   // larger messages are offered
+  const uint64_t word_;                       // see Introduction
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null where nothing was ever said
   std::vector<Peer*> known_;                  // those that are there
   std::unordered_map<uint64_t, Bin> bins_;
