@@ -91,6 +91,8 @@ class Handle:
         """Ragged collectives (allgather, alltoall): the received bytes, in rank order. After wait()."""
     def counts(self) -> list[int]:
         """Ragged collectives: rows received from each rank. After wait()."""
+    source: int
+    """Of a receive: the rank in this communicator that sent the message."""
 
 @final
 class Communicator:
@@ -247,6 +249,20 @@ class Communicator:
         """The output (None: it went to out_ptr) and the counts."""
     def barrier(self, name: str = "") -> Handle: ...
     def barrier_sync(self, name: str = "") -> None: ...
+    def isend(self, address: int, nbytes: int, peer: int, tag: int = 0) -> Handle:
+        """Start sending to a rank. Messages between two ranks with one tag meet receives in the order sent.
+
+        A small one is done when it is copied, a large one when the receiver has read it. MismatchError, beginning
+        nothing: a small one that was sent to this peer before met a receive of another length. The caller keeps the
+        memory alive until the handle is done, here and below.
+        """
+    def irecv(self, address: int, nbytes: int, peer: int, tag: int = 0) -> Handle:
+        """Start receiving from a rank, or with peer == -1 from any: Handle.source tells which. A message of another
+        length is a MismatchError on both sides, and nothing is copied."""
+    def send_sync(self, address: int, nbytes: int, peer: int, tag: int = 0) -> None:
+        """isend() and wait."""
+    def recv_sync(self, address: int, nbytes: int, peer: int, tag: int = 0) -> int:
+        """irecv() and wait; the sender's rank."""
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
     @property

@@ -21,7 +21,8 @@ MAY_INCLUDE = {
 FOLDERS = {
     "transport": ["os", "", "mapped", "mpi", "ucx"],
     "engine": [
-        *("core", "board", "schedule", "node", "levels", "watch", "links", "collective", "communicator", "buckets"),
+        *("core", "board", "schedule", "node", "p2p", "levels", "watch", "links", "collective", "communicator"),
+        "buckets",
     ],
 }
 # The same of dcoll's folders, which also import modules that lie below all of them.

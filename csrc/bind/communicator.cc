@@ -89,6 +89,10 @@ class Handle {
     check_finished();
     return operation_->counts;
   }
+  int source() const {
+    check_finished();
+    return operation_->source;
+  }
 
  private:
   void check_finished() const {
@@ -229,6 +233,39 @@ auto runs_ragged(Request (*make)(Args...)) {
   };
 }
 
+// ---- Messages between two ranks ----
+
+uint64_t user_key(int32_t tag) { return point_key(PointSpace::kUser, tag); }
+
+std::unique_ptr<Handle> isend(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
+  return std::make_unique<Handle>(comm, comm->isend(in_pointer(address), nbytes, peer, user_key(tag)));
+}
+
+std::unique_ptr<Handle> irecv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
+  return std::make_unique<Handle>(comm, comm->irecv(out_pointer(address), nbytes, peer, user_key(tag)));
+}
+
+void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
+  const auto rest = comm->send_or_submit(in_pointer(address), nbytes, peer, user_key(tag));
+  if (rest != nullptr) wait_interruptibly(*comm, *rest, -1);
+}
+
+int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
+  int source = kAnySource;
+  const auto rest = comm->recv_or_submit(out_pointer(address), nbytes, peer, user_key(tag), source);
+  if (rest == nullptr) return source;
+  wait_interruptibly(*comm, *rest, -1);
+  return rest->source;
+}
+
+void bind_points(py::class_<Communicator, CommPtr>& comm) {
+  using namespace py::literals;
+  comm.def("isend", &isend, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0)
+      .def("irecv", &irecv, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0)
+      .def("send_sync", &send, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0)
+      .def("recv_sync", &recv, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0);
+}
+
 // The last rank to join.
 int64_t join(const CommPtr& comm, const std::string& note) {
   for (const auto& operation : comm->named_in_flight()) {
@@ -334,7 +371,8 @@ void bind_communicator(py::module_& m) {
       .def("released", &Handle::released)
       .def("wait", &Handle::wait, py::arg("timeout") = -1.0)
       .def("output", &Handle::output)
-      .def("counts", &Handle::counts);
+      .def("counts", &Handle::counts)
+      .def_property_readonly("source", &Handle::source);
 
   py::class_<Communicator, CommPtr> comm(m, "Communicator", py::is_final());
   comm.def_property_readonly("rank", &Communicator::rank)
@@ -381,6 +419,7 @@ void bind_communicator(py::module_& m) {
   named.def_property_readonly("rank", [](const ByName& self) { return self.comm->rank(); })
       .def_property_readonly("size", [](const ByName& self) { return self.comm->size(); });
   bind_collectives(comm, named);
+  bind_points(comm);
 }
 
 }  // namespace dcoll::bind

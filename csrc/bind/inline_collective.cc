@@ -32,6 +32,8 @@ std::span<const Parameter> parameters_of(Kind kind) {
     case Kind::kAllReduce:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   return {};
@@ -102,6 +104,8 @@ class CollectiveCall {
       case Kind::kBarrier:
       case Kind::kShutdown:
       case Kind::kJoin:
+      case Kind::kSend:
+      case Kind::kReceive:
         break;
     }
     return false;

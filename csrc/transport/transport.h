@@ -38,9 +38,11 @@ inline constexpr int kControlChannel = kMaxChannels;
 // What one sequence of collectives uses. There are two: channels 0 .. kLaneChannels-1, and the same again for the lane
 // of operations that meet by name (lane.h).
 inline constexpr int kLaneChannels = kMaxChannels + 1;
-inline constexpr int kNamesChannel = 2 * kLaneChannels;  // which names are ready, and in which order they run
-inline constexpr int kNotesChannel = kNamesChannel + 1;  // what ranks ask each other about a stall
-inline constexpr int kAllChannels = 2 * kLaneChannels + 2;
+inline constexpr int kNamesChannel = 2 * kLaneChannels;      // which names are ready, and in which order they run
+inline constexpr int kNotesChannel = kNamesChannel + 1;      // what ranks ask each other about a stall
+inline constexpr int kPointChannel = kNotesChannel + 1;      // messages between two ranks (engine/p2p),
+inline constexpr int kPointDataChannel = kPointChannel + 1;  // and the slices of large ones
+inline constexpr int kAllChannels = 2 * kLaneChannels + 4;
 
 // A rank's word that it waits in vain, so that others do not take it for the cause of their own waiting.
 struct StallNote {

@@ -127,6 +127,8 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   if (reduces(r.kind)) bind_reduction(f, r, phase);

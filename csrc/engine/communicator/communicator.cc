@@ -5,22 +5,17 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/ranks_text.h"
 #include "engine/collective/choose_path.h"
 #include "engine/communicator/cores.h"
 #include "engine/watch/failure.h"
-#include "engine/watch/stall.h"
 
 namespace dcoll {
 namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
-constexpr double kPeerCheckSeconds = 0.1;
 constexpr double kWatchSeconds = 0.02;  // between two looks at deadlines and peers, while a wait does not sleep yet
 // Where the numbers of operations by name begin in the timeline: a sequence beside that of the ordered ones.
 constexpr uint64_t kFirstNamed = uint64_t{1} << 40;
-// How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
-constexpr double kMostGraceSeconds = 5;
 
 // How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
 // outnumber cores, a yield hands the core to a rank that is awake and costs one context switch, while sleeping costs
@@ -36,9 +31,6 @@ constexpr double kSocketSpinUs = 50;
 // A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
 // it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
 constexpr double kNudgeSeconds = 30e-6;
-
-// A rank that waits in vain says so this long before it gives up, in seconds.
-double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
 }  // namespace
 
@@ -157,7 +149,7 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
         comm.stand_back();
       }
       ~Waiter() {
-        if (comm.waiters_.fetch_sub(1) == 1 && comm.pending_.load()) comm.begin_here();
+        if (comm.waiters_.fetch_sub(1) == 1 && comm.has_work()) comm.begin_here();
       }
       Communicator& comm;
     } waiter(*this);
@@ -179,7 +171,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
     // In the background there is only something to do while nobody else drives.
-    if (spin == Spin::kNever && (waiters_.load() > 0 || !pending_.load() || !background_turn_.load())) return;
+    if (spin == Spin::kNever && (waiters_.load() > 0 || !has_work() || !background_turn_.load())) return;
     const auto now = idle ? Clock::now() : idle_since;
     if (idle && now >= deadline) return;
     const double idle_s = idle ? seconds_between(idle_since, now) : 0;
@@ -234,6 +226,7 @@ void Communicator::step(bool& moved) noexcept {
     while (!queue_.empty() && advance_front(queue_, fabric_, advanced)) {
     }
     if (names_ != nullptr) advance_names(advanced);
+    if (points_ != nullptr) advance_points(advanced);
     moved |= advanced;
     return advanced;
   };
@@ -253,16 +246,20 @@ void Communicator::step(bool& moved) noexcept {
 void Communicator::take_inbox() {
   if (!pending_.load(std::memory_order_acquire)) return;
   if (failed_.load()) return end_inbox();
-  const std::lock_guard lock(inbox_mutex_);
-  for (; !inbox_.empty(); inbox_.pop_front()) {  // without memory, what was not taken is still there
-    const std::shared_ptr<Operation>& operation = inbox_.front();
-    if (operation->by_name) {
-      names_->submit(operation);
-    } else {
-      queue_.push_back(operation);
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    for (; !inbox_.empty(); inbox_.pop_front()) {  // without memory, what was not taken is still there
+      const std::shared_ptr<Operation>& operation = inbox_.front();
+      if (operation->by_name) {
+        names_->submit(operation);
+      } else {
+        (is_point(operation->request.kind) ? point_queue_ : queue_).push_back(operation);
+      }
     }
+    if (!point_queue_.empty()) points_busy_.store(true);
+    pending_.store(!queue_.empty() || !names_idle());
   }
-  pending_.store(!queue_.empty() || !names_idle());
+  for (; !point_queue_.empty(); point_queue_.pop_front()) points_->submit(point_queue_.front());
 }
 
 // Advances the running operation. True when it ended and the next one may start.
@@ -319,80 +316,13 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
     if (!queue->empty() && queue->front() == operation) queue->pop_front();
   }
   operation->error = error;
-  if (error == nullptr) last_.note(operation->request);
+  if (error == nullptr && !is_point(operation->request.kind)) last_.note(operation->request);
   if (operation->phases.on) [[unlikely]]
     timeline_->record(number_, *operation);
   if (operation->by_name) forget_name(*operation);
   operation->done.store(true, std::memory_order_release);
   if (queue_.empty()) update_pending();
   if (waiters_.load() > 1) members_.transport->wake();
-}
-
-// The watchdog, called when a look brought nothing and the driver is about to sleep. Drive lock held.
-void Communicator::watch(Clock::time_point now) {
-  if ((queue_.empty() && names_idle()) || failed_.load() || members_.size == 1) return;
-  try {
-    if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
-      last_peer_check_ = now;
-      check_peers();
-    }
-    if (!queue_.empty()) watch_operation(*queue_.front(), now);
-    if (!named_queue_.empty()) watch_operation(*named_queue_.front(), now);
-    if (names_ != nullptr) watch_names(now);
-  } catch (...) {
-    // A peer that left may have done its part first: one more look decides.
-    const std::exception_ptr error = std::current_exception();
-    bool moved = false;
-    step(moved);
-    if (!moved) fail_with(error, /*tell_peers=*/true);
-  }
-}
-
-void Communicator::check_peers() {
-  members_.transport->check_peers();
-  if (members_.processes == nullptr) return;
-  members_.processes->check(job_ranks());
-}
-
-void Communicator::watch_operation(Operation& running, Clock::time_point now) {
-  if (!running.started) return;
-  // Ranks that trickle in are movement, though a barrier of many is looked at as a whole (arrival_tree.h).
-  std::vector<int> missing = running.task.waiting_for();
-  if (missing.size() < running.missing) running.last_moved = now;
-  running.missing = missing.size();
-  const double idle = seconds_between(running.last_moved, now);
-  watch_stall(running, idle, missing);
-  if (idle > settings_.timeout_s - grace(settings_.timeout_s) && stall_told_ < running.last_moved) {
-    stall_told_ = now;
-    members_.transport->post_stall(missing);
-  }
-  if (idle > settings_.timeout_s + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
-}
-
-// Beyond the limit, so that those speak first that see who is missing.
-double Communicator::patience(const Operation& operation) const {
-  return operation.started && operation.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4)
-                                                                : 0;
-}
-
-std::string Communicator::wait_text(const Operation& operation, double seconds,
-                                    const std::vector<int>& waited_for) const {
-  const double recent = 2 * grace(settings_.timeout_s) + patience(operation);
-  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
-  std::vector<int> missing = culprits(members_.rank, waited_for, members_.transport->stall_notes(), since);
-  // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
-  const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
-  for (int& rank : missing) rank = members_.job_rank(rank);
-  return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
-         " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
-         std::to_string(members_.size) + (for_names ? ", which keeps the list of names." : ".");
-}
-
-std::string Communicator::timeout_text(const Operation& operation, double seconds,
-                                       const std::vector<int>& waited_for) const {
-  return wait_text(operation, seconds, waited_for) +
-         " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
-         std::to_string(settings_.timeout_s) + ").";
 }
 
 plan::Topology Communicator::topology() {

@@ -30,6 +30,7 @@
 #include "engine/core/call.h"
 #include "engine/core/operation.h"
 #include "engine/core/scratch.h"
+#include "engine/p2p/point_to_point.h"
 #include "engine/watch/diagnosis.h"
 #include "engine/watch/last_operation.h"
 #include "engine/watch/stall_report.h"
@@ -98,6 +99,14 @@ class Communicator final : public Watched, public Notes {
   // Otherwise as submit(kByWaiter). Null of an all-gather or all-to-all: the result is as large as out_bytes.
   std::shared_ptr<Operation> run_or_submit(const Call& call);
   std::shared_ptr<Operation> run_or_submit(Request request);
+  // A message to or from another rank (p2p/point_to_point.h), or from kAnySource; a tag is a point_key(). The memory is
+  // the caller's, and in use until the operation is done. ArgumentError; MismatchError, and nothing is begun: a small
+  // message that was sent to this peer before met a receive of another length.
+  std::shared_ptr<Operation> isend(const void* data, size_t bytes, int peer, uint64_t tag);
+  std::shared_ptr<Operation> irecv(void* data, size_t bytes, int peer, uint64_t tag);
+  // For a caller that is about to wait: null if it is done, and `source` who sent it.
+  std::shared_ptr<Operation> send_or_submit(const void* data, size_t bytes, int peer, uint64_t tag);
+  std::shared_ptr<Operation> recv_or_submit(void* data, size_t bytes, int peer, uint64_t tag, int& source);
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
@@ -198,6 +207,8 @@ class Communicator final : public Watched, public Notes {
   double patience(const Operation& operation) const;
   void watch_operation(Operation& running, Clock::time_point now);
   void watch_names(Clock::time_point now);
+  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing);
+  [[noreturn]] void throw_stall(const std::string& what) const;
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
   std::shared_ptr<Operation> find(const Question& question) const;
   std::vector<std::shared_ptr<Operation>> untold_names() const;
@@ -237,7 +248,18 @@ class Communicator final : public Watched, public Notes {
   void bind_background_thread() const;
   void say_farewell();
   void finish_names();
-  void abandon_names();
+  void abandon_rest();
+  std::shared_ptr<Operation> point_operation(Request request) const;
+  std::shared_ptr<Operation> submit_point(Request request, bool waits);
+  void make_points();
+  void throw_complaint(int peer);
+  bool recv_briefly(Request& request, int& source, std::shared_ptr<Operation>& rest);
+  bool points_are_free();
+  void advance_points(bool& moved);
+  void watch_points(Clock::time_point now);
+  std::vector<int> sources_of(const Request& request) const;
+  // Whether a driver has anything to do.
+  bool has_work() const { return pending_.load() || points_busy_.load(); }
   void background();
   std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
   std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
@@ -257,6 +279,8 @@ class Communicator final : public Watched, public Notes {
   std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
   Queue queue_;                               // the front one is running
   std::unique_ptr<NamedLane> names_;          // made when a name is first used
+  std::unique_ptr<PointToPoint> points_;      // made with the first message
+  Queue point_queue_;                         // what is on its way there
   Queue named_queue_;                         // in the agreed order; the front one is running
   uint64_t started_ = 0, named_started_ = 0;  // operations so far, of either order: the same on every rank
   LastOperation last_;                        // of those
@@ -284,6 +308,9 @@ class Communicator final : public Watched, public Notes {
   std::atomic<bool> background_turn_{false};
   std::atomic<bool> pending_{false};
   std::atomic<bool> uses_names_{false};
+  std::atomic<bool> uses_points_{false};
+  uint64_t points_started_ = 0;           // submitted so far; inbox lock
+  std::atomic<bool> points_busy_{false};  // PointToPoint::busy(): apart, as it keeps no collective from its fast path
   // Since last_name_ was submitted this rank has neither waited nor begun anything else. Its name is not free then,
   // even if the others were so quick that it is done: whether a name may be used twice must not depend on who comes
   // first.
@@ -294,5 +321,34 @@ class Communicator final : public Watched, public Notes {
   std::thread thread_;
   bool told_of_no_thread_ = false;
 };
+
+// What follows once peers have this rank's part, drive lock held: whatever keeps it from taking theirs fails the
+// communicator, or the next call would meet what is left of this one.
+template <typename Rest>
+auto Communicator::entered(Rest&& rest) {
+  try {
+    return rest();
+  } catch (...) {
+    fail_with(std::current_exception(), /*tell_peers=*/true);
+    throw;
+  }
+}
+
+// Looks again and again, not for longer than the collective takes and some 10 us of waiting for a peer. True once
+// `poll` is.
+template <typename Poll>
+bool Communicator::look_briefly(Poll&& poll) const {
+  for (int in_vain = 0; in_vain < polls_on_the_spot();) {
+    bool moved = false;
+    if (poll(moved)) return true;
+    if (moved) {
+      in_vain = 0;
+    } else {
+      ++in_vain;
+      pause_between_looks();
+    }
+  }
+  return false;
+}
 
 }  // namespace dcoll

@@ -26,7 +26,7 @@ void Communicator::begin_here() {
   bool moved = false;
   step(moved);
   drive_mutex_.unlock();
-  if (!pending_.load() || waiters_.load() > 0) return;
+  if (!has_work() || waiters_.load() > 0) return;
   hand_over(Wake::kByPeers);
 }
 
@@ -106,13 +106,13 @@ void Communicator::background() {
   while (!stop_) {
     const uint32_t ticket = members_.transport->prepare_wait();
     if (!background_wanted_.exchange(false) && !stop_) members_.transport->doze(ticket, kIdleSleep);
-    if (pending_.load() && waiters_.load() == 0) {
+    if (has_work() && waiters_.load() == 0) {
       stand_back();
       background_turn_.store(true);
       drive(stop_, Spin::kNever, Clock::time_point::max());
-    } else if (!pending_.load()) {
-      stand_back();                                    // nothing to be nudged for
-      if (pending_.load()) hand_over(Wake::kByPeers);  // whoever submitted just now may have been alert before that
+    } else if (!has_work()) {
+      stand_back();                               // nothing to be nudged for
+      if (has_work()) hand_over(Wake::kByPeers);  // whoever submitted just now may have been alert before that
     }
   }
 }

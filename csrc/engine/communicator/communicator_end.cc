@@ -59,9 +59,28 @@ void Communicator::close() {
     const std::lock_guard driving(drive_mutex_);
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
-  abandon_names();
+  abandon_rest();
   if (members_.job_ranks.empty() && members_.diagnosis != nullptr) members_.diagnosis->stop();
   stop_background();
+}
+
+// After the farewell nobody submits anything any more: handles that are still waited for must not wait for ever.
+void Communicator::abandon_rest() {
+  if (failed_.load() || !(uses_names_ || uses_points_)) return;
+  std::shared_ptr<Operation> left;
+  if (uses_names_) {
+    const auto named = named_in_flight();
+    if (!named.empty()) left = named.front();
+  }
+  const std::lock_guard driving(drive_mutex_);
+  std::string what = left != nullptr ? left->request.describe() : "";
+  if (what.empty() && points_ != nullptr) {
+    points_->for_each([&](const Operation& operation) { what = operation.request.describe(); });
+  }
+  if (what.empty()) return;
+  const std::string why = left != nullptr ? "every rank had submitted it." : "the other rank had done its part.";
+  fail_with(std::make_exception_ptr(Error(what + " was given up: dcoll.shutdown() came before " + why)),
+            /*tell_peers=*/false);
 }
 
 // Waits until all ranks leave. One that leaves early, because of an error of its own, meets the others in whatever they

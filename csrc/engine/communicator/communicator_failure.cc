@@ -42,6 +42,11 @@ void Communicator::fail_with(std::exception_ptr error, bool tell_peers) noexcept
   if (names_ != nullptr) {
     for (const auto& [id, operation] : names_->abandon()) finish(operation, failure_);
   }
+  if (points_ != nullptr) points_->abandon(failure_);
+  for (; !point_queue_.empty(); point_queue_.pop_front()) {
+    if (!point_queue_.front()->done.load()) finish(point_queue_.front(), failure_);
+  }
+  points_busy_.store(false);
   end_inbox();
 }
 

@@ -92,17 +92,6 @@ void Communicator::finish_names() {
   }
 }
 
-// After the farewell nobody submits anything any more: handles that are still waited for must not wait for ever.
-void Communicator::abandon_names() {
-  if (!uses_names_ || failed_.load()) return;
-  const auto left = named_in_flight();
-  if (left.empty()) return;
-  const std::lock_guard driving(drive_mutex_);
-  fail_with(std::make_exception_ptr(Error(left.front()->request.describe() +
-                                          " was given up: dcoll.shutdown() came before every rank had submitted it.")),
-            /*tell_peers=*/false);
-}
-
 // This rank has joined and takes part in an operation that the others submitted by name: one more of the rounds by
 // which the ranks find out who joined last.
 void Communicator::count_named_round() {

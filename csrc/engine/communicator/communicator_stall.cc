@@ -48,8 +48,12 @@ void Communicator::watch_stall(Operation& operation, double idle, const std::vec
   const double limit = settings_.stall_shutdown_time_s;
   if (limit <= 0 || idle <= limit || (operation.report.empty() && idle <= limit + kReporterSeconds)) return;
   const std::string what = operation.report.empty() ? wait_text(operation, idle, missing) : operation.report;
+  throw_stall(what);
+}
+
+void Communicator::throw_stall(const std::string& what) const {
   throw StallError(shortened(what, kMostReportBytes) + " DCOLL_STALL_SHUTDOWN_TIME (seconds, now " +
-                   std::to_string(whole_seconds(limit)) + ") ends the job.");
+                   std::to_string(whole_seconds(settings_.stall_shutdown_time_s)) + ") ends the job.");
 }
 
 void Communicator::listen_for_stalls() {
@@ -165,6 +169,11 @@ std::optional<uint64_t> Communicator::waits_here(std::string& text) {
   if (running == nullptr && !named_queue_.empty()) running = named_queue_.front().get();
   if (running == nullptr && names_ != nullptr && !names_->waiting().empty()) {
     running = names_->waiting().begin()->second.get();
+  }
+  if (running == nullptr && points_ != nullptr) {
+    points_->for_each([&](const Operation& operation) {
+      if (operation.waiter.load(std::memory_order_relaxed) != 0) running = &operation;
+    });
   }
   // Not waiters_: a thread that waits leaves now and then to look for Ctrl-C.
   const uint64_t waiter = running != nullptr ? running->waiter.load(std::memory_order_relaxed) : 0;

@@ -11,20 +11,14 @@ namespace dcoll {
 // Drive lock held.
 bool Communicator::may_run_on_the_spot() {
   free_last_name();
-  if (alert_.load(std::memory_order_relaxed) && !pending_.load()) stand_back();
-  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();
-}
-
-// What follows once peers have this rank's part, drive lock held: whatever keeps it from taking theirs fails the
-// communicator, or the next call would meet what is left of this one.
-template <typename Rest>
-auto Communicator::entered(Rest&& rest) {
-  try {
-    return rest();
-  } catch (...) {
-    fail_with(std::current_exception(), /*tell_peers=*/true);
-    throw;
+  if (alert_.load(std::memory_order_relaxed) && !pending_.load()) {
+    if (!points_busy_.load()) {
+      stand_back();
+    } else {
+      background_turn_.store(false);  // a peer may wake it for a message; it sleeps through what is done here
+    }
   }
+  return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();
 }
 
 std::shared_ptr<Operation> Communicator::run_or_submit(const Call& call) {
@@ -130,23 +124,6 @@ void Communicator::pause_between_looks() const {
 // How often a synchronous call looks for its peers in vain before the ordinary way. A yield runs whoever else is on the
 // core.
 int Communicator::polls_on_the_spot() const { return members_.own_core ? 1000 : 64; }
-
-// Looks again and again, not for longer than the collective takes and some 10 us of waiting for a peer. True once
-// `poll` is.
-template <typename Poll>
-bool Communicator::look_briefly(Poll&& poll) const {
-  for (int in_vain = 0; in_vain < polls_on_the_spot();) {
-    bool moved = false;
-    if (poll(moved)) return true;
-    if (moved) {
-      in_vain = 0;
-    } else {
-      ++in_vain;
-      pause_between_looks();
-    }
-  }
-  return false;
-}
 
 // Nothing else is queued.
 void Communicator::go_on_briefly(const std::shared_ptr<Operation>& operation, const PullNow& pull) {

@@ -18,6 +18,10 @@ std::string_view kind_name(Kind kind) {
       return "reducescatter";
     case Kind::kAllToAll:
       return "alltoall";
+    case Kind::kSend:
+      return "send";
+    case Kind::kReceive:
+      return "recv";
     case Kind::kBarrier:
       return "barrier";
     case Kind::kShutdown:
@@ -47,6 +51,8 @@ bool Call::plainly_valid(int size) const {
       return true;
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   return false;

@@ -19,9 +19,22 @@ using kernels::Codec;
 using kernels::Encoding;
 using kernels::Feedback;
 
-// The last three are meetings, which move nothing.
-enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kBarrier, kShutdown, kJoin };
+// Collectives; then messages between two ranks (engine/p2p); the last three are meetings, which move nothing.
+enum class Kind : uint8_t {
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kSend,
+  kReceive,
+  kBarrier,
+  kShutdown,
+  kJoin
+};
 std::string_view kind_name(Kind kind);
+
+inline bool is_point(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
 
 // Whether results are computed. The others only move bytes.
 inline bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "engine/core/point.h"
 
 namespace dcoll {
 
@@ -157,6 +158,9 @@ std::string Request::describe() const {
     case Kind::kAllToAll:
       text += " (rows of " + (shaped.empty() ? std::to_string(row_elems) + " bytes of " + type : shaped);
       break;
+    case Kind::kSend:
+    case Kind::kReceive:
+      return describe_point(kind, count, root >= 0 && root_in_job >= 0 ? root_in_job : root, tag);
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:

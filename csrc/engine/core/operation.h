@@ -48,6 +48,7 @@ struct Request {
   std::span<const kernels::Segment> tensors{};
   bool into_tensors = false;
   std::vector<int64_t> dims{};
+  uint64_t tag = 0;  // send, recv: a point_key() (point.h); `root` is the peer or kAnySource, `count` bytes
 
   // Of an all-to-all without splits: rows shared evenly between the `size` ranks.
   static Request of(const Call& call, int size);
@@ -83,6 +84,7 @@ struct Operation {
   std::exception_ptr error;
   std::shared_ptr<Memory> output;             // ragged collectives, unless the result went to request.out
   std::vector<int64_t> counts;                // rows received from each rank
+  int source = -1;                            // recv: who sent it
   std::shared_ptr<Operation> next_abandoned;  // of the communicator's list: failing must not need memory
   bool in_use = false;  // it failed, and a message half there may still move from or to the caller's memory
   std::atomic<bool> done{false};

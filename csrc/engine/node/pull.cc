@@ -103,6 +103,8 @@ Contribution::Contribution(const Call& call, int rank, int size)
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   if (!shares_evenly(call)) {
@@ -154,6 +156,8 @@ bool Pull::suits(Kind kind) {
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   return false;
@@ -208,6 +212,8 @@ bool Pull::is_inline(const Call& call, int size, bool even, uint64_t longest) {
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   return false;
@@ -344,6 +350,8 @@ void Pull::place_sources() {
     case Kind::kBarrier:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   // Peers are taken in the order of their distance, so that no rank is everybody's first.

@@ -79,6 +79,8 @@ bool PullNow::take(Operation* operation) {
     case Kind::kAllReduce:
     case Kind::kShutdown:
     case Kind::kJoin:
+    case Kind::kSend:
+    case Kind::kReceive:
       break;
   }
   return true;

@@ -1,0 +1,34 @@
+// What two ranks say to each other about point-to-point messages, on a channel of their own (kPointChannel).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/node/peer_memory.h"
+#include "transport/window.h"
+
+namespace dcoll {
+
+// In front of everything that is said. 24 bytes, so that as many of a small message lie on the same cache line.
+struct PointMessage {
+  enum class What : uint32_t {
+    kEager = 1,  // the message itself follows
+    kOffer,      // an Offer follows: a large message lies there and stays until kDone, or until it is sent in slices
+    kAsk,        // the receiver cannot read what was offered: send it in slices (kPointDataChannel)
+    kDone,       // the receiver has read what was offered
+    kUnequal,    // the receiver wants another length. What was sent follows, 8 bytes
+  };
+  What what{};
+  uint32_t id = 0;     // kOffer: a number of the sender's; kAsk, kDone, kUnequal: of the offer, 0: it was eager
+  uint64_t key = 0;    // which receives it meets (core/point.h)
+  uint64_t bytes = 0;  // of the message; kUnequal: that the receiver wants
+};
+static_assert(sizeof(PointMessage) == 24);
+
+struct PointOffer {
+  uint64_t offset = kUnmappedOffset;  // in the sender's arena, if it lies there
+  uint64_t address = 0;               // in the sender's process
+  Introduction who;                   // whom to read from there
+};
+
+}  // namespace dcoll

@@ -1,0 +1,181 @@
+// Messages between two ranks of a communicator, matched by tag, beside its collectives: over channels of their own
+// (transport.h), so that neither waits for the other.
+//
+//   small (eager)        The sender copies it into the transport and is done, whether or not anybody receives. Who has
+//                        no receive for it yet keeps it.
+//   large (rendezvous)   The sender offers it: where it lies. Once a receive is there, the receiver reads it: out of
+//                        the sender's arena, or its private memory (peer_memory.h), in one copy, and says that it is
+//                        done. Where it can read neither it asks for it, and the sender sends it in slices.
+//
+// Messages of one sender with one tag meet receives in the order in which they were sent; receives that would take any
+// rank's take what comes first. A receive meets a message of another length with an error, on both sides: the sender of
+// a small one, which may be done by then, hears of it with its next call that involves this rank (take_complaint).
+//
+// Nothing blocks: what does not go now waits in an outbox, so any number of messages may be under way both ways. A rank
+// looks at what its peers say once it has sent to them or receives from them, and not before: who sends no messages
+// pays nothing for this.
+//
+// All functions are called under the communicator's drive lock.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/core/operation.h"
+#include "engine/core/point.h"
+#include "engine/p2p/point_message.h"
+#include "transport/transport.h"
+#include "transport/window.h"
+
+namespace dcoll {
+
+// The ranks of a communicator, as far as this needs to know them.
+struct PointRanks {
+  Transport* transport = nullptr;
+  std::shared_ptr<Window> window{};  // null: no memory in common
+  std::vector<int> in_window{};      // by rank: its number in the window, or -1
+  std::vector<int> job_ranks{};      // by rank: what messages call it
+};
+
+class PointToPoint {
+ public:
+  // finish: what is done when an operation is, with its error or null.
+  using Finish = std::function<void(std::shared_ptr<Operation>, std::exception_ptr)>;
+  PointToPoint(PointRanks ranks, Finish finish);
+
+  // A send or a receive: Request::root is the peer, Request::tag the key. A receive's `source` is set when it is done.
+  void submit(std::shared_ptr<Operation> operation);
+  // A send that is done at once. False: it is large, or there is no room; nothing happened.
+  bool send_now(int peer, uint64_t key, const void* data, size_t bytes);
+  // Looks for what was said and does what can be done.
+  void advance(bool& moved);
+
+  // A receive of a caller that waits, without an operation as long as peers keep up.
+  struct Now {
+    bool done = false;
+    int source = kAnySource;
+    std::exception_ptr error;
+  };
+  void receive_now(int peer, uint64_t key, void* data, size_t bytes, Now& now);
+  // Not done: goes on as this operation. `now` is forgotten.
+  void go_on(Now& now, std::shared_ptr<Operation> operation);
+
+  // Whether anything is under way, or left to tell.
+  bool busy() const { return open_ > 0 || unsent_ > 0; }
+  // A small message that this rank sent to the peer met a receive of another length; "": none did. Says each once.
+  std::string take_complaint(int peer);
+  bool has_complaints() const { return complaints_ > 0; }
+  // What is under way.
+  void for_each(const std::function<void(Operation&)>& look) const;
+  // Finishes all of it with this error. Needs no memory.
+  void abandon(std::exception_ptr error);
+
+ private:
+  using What = PointMessage::What;
+  // A receive, until it is done: waiting for its message in a bin, then for its bytes in reading_ or Peer::coming.
+  struct Receive {
+    uint64_t key;
+    int peer;  // or kAnySource
+    std::byte* data;
+    size_t bytes;
+    std::shared_ptr<Operation> operation;
+    Now* now;  // instead of an operation
+    // Of the message that it met.
+    int source = kAnySource;
+    uint32_t id = 0;
+    const std::byte* mapped = nullptr;  // where it lies in the sender's arena,
+    uint64_t address = 0;               // or in its private memory
+    size_t at = 0;                      // bytes that are here
+    size_t expected = 0;                // in slices: bytes for which a receive is posted
+  };
+  using Receives = std::list<Receive>;
+  // A message that no receive has met.
+  struct Arrived {
+    int source;
+    PointMessage head;
+    std::vector<std::byte> data;  // eager
+    PointOffer offer;
+  };
+  struct Bin {  // of a key; at any time at most one of both has messages of one source
+    Receives posted;
+    std::list<Arrived> arrived;
+  };
+  // What is to be told, or a small message, which is copied unless `operation` waits for it to go.
+  struct Unsent {
+    PointMessage head;
+    std::vector<std::byte> data;
+    std::shared_ptr<Operation> operation;
+  };
+  struct Sliced {
+    std::shared_ptr<Operation> operation;
+    size_t at = 0;      // bytes that were given to the transport
+    uint64_t last = 0;  // once all are: the number of the last slice
+  };
+  struct Peer {
+    int rank;
+    bool expecting = false;  // a receive is posted on kPointChannel
+    std::deque<Unsent> outbox;
+    size_t outbox_bytes = 0;
+    std::unordered_map<uint32_t, std::shared_ptr<Operation>> offered;
+    uint32_t last_offer = 0;
+    std::deque<Sliced> leaving;  // in the order asked for
+    Receives coming;             // likewise
+    std::deque<std::string> complaints;
+    enum class Memory { kUnknown, kReadable, kClosed } memory = Memory::kUnknown;  // its private one
+    Introduction who;                                                              // whose memory it is
+  };
+
+  Peer& peer(int rank);
+  void meet(int rank);
+  void begin_send(std::shared_ptr<Operation> operation);
+  void offer(Peer& to, std::shared_ptr<Operation> operation);
+  void tell(Peer& to, const PointMessage& head, const void* data, size_t bytes,
+            std::shared_ptr<Operation> operation = nullptr);
+  bool put(Peer& to, const PointMessage& head, const void* data, size_t bytes);
+  void empty_outbox(Peer& to, bool& moved);
+
+  void begin_receive(Receive receive);
+  void hear(Peer& from, bool& moved);
+  void take(Peer& from, const std::byte* data, size_t bytes);
+  void take_answer(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes);
+  void forget_empty(uint64_t key);
+  void match(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes);
+  Receives::iterator find_receive(Bin& bin, int source);
+  void deliver(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head, const std::byte* data);
+  void refuse(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head);
+  void complain(Peer& from, const PointMessage& head, size_t sent);
+
+  // point_transfers.cc: what is large.
+  void begin_reading(Receives& list, Receives::iterator receive, Peer& from, const PointOffer& offer);
+  bool can_read_private(Peer& from, const Introduction& who);
+  void ask(Receives& list, Receives::iterator receive, Peer& from);
+  void read_on(bool& moved);
+  bool read_some(Receive& receive);
+  void send_slices(Peer& to, bool& moved);
+  void receive_slices(Peer& from, bool& moved);
+
+  void finish(Receives& list, Receives::iterator receive, std::exception_ptr error);
+  void finish(std::shared_ptr<Operation> operation, std::exception_ptr error);
+  std::string name(int rank) const;
+  std::string length_text(bool sent_here, size_t sent, size_t wanted, int other, uint64_t key) const;
+  [[noreturn]] void throw_damaged(const Peer& from, const std::string& what) const;
+
+  const PointRanks ranks_;
+  const Finish finish_;
+  const size_t most_eager_;                   // larger messages are offered
+  const uint64_t word_;                       // see Introduction
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null where nothing was ever said
+  std::vector<Peer*> known_;                  // those that are there
+  std::unordered_map<uint64_t, Bin> bins_;
+  Receives reading_;
+  size_t open_ = 0;    // operations and receives under way
+  size_t unsent_ = 0;  // in all outboxes
+  size_t complaints_ = 0;
+};
+
+}  // namespace dcoll

@@ -1,0 +1,364 @@
+// Messages between two ranks: every length, random traffic, any source, lengths that differ, failures; over shared
+// memory, over messages alone, and on two levels.
+#include "engine/p2p/point_to_point.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "rank_threads.h"
+#include "support/check.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using OperationPtr = std::shared_ptr<Operation>;
+
+Settings on_two_nodes() {
+  Settings settings = test_settings();
+  settings.nodes = {0, 0, 1};
+  return settings;
+}
+
+const std::vector<Settings>& layouts() {
+  static const std::vector<Settings> all = {test_settings(), without_shared_memory(), on_two_nodes()};
+  return all;
+}
+
+uint64_t key(int32_t tag) { return point_key(PointSpace::kUser, tag); }
+
+void fill(std::byte* data, size_t bytes, unsigned what) {
+  for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(what * 131 + i * 7 + (i >> 8));
+}
+
+bool holds(const std::byte* data, size_t bytes, unsigned what) {
+  for (size_t i = 0; i < bytes; ++i) {
+    if (data[i] != static_cast<std::byte>(what * 131 + i * 7 + (i >> 8))) return false;
+  }
+  return true;
+}
+
+void send(Communicator& comm, const void* data, size_t bytes, int peer, int32_t tag = 0) {
+  if (const auto rest = comm.send_or_submit(data, bytes, peer, key(tag))) comm.wait(*rest);
+}
+
+int recv(Communicator& comm, void* data, size_t bytes, int peer, int32_t tag = 0) {
+  int source = kAnySource;
+  const auto rest = comm.recv_or_submit(data, bytes, peer, key(tag), source);
+  if (rest == nullptr) return source;
+  comm.wait(*rest);
+  return rest->source;
+}
+
+void barrier(Communicator& comm) { run(comm, {.kind = Kind::kBarrier}); }
+
+constexpr size_t kMost = kSanitized ? size_t{3} << 20 : size_t{9} << 20;
+const std::vector<size_t> kSizes = {0,     1,     23,    24,    25,     4095,    4096,          16383, 16384,
+                                    16385, 61439, 61440, 61441, 100001, 1 << 20, (1 << 20) + 1, kMost};
+
+// A message that is to be sent; the same list on every rank.
+struct Planned {
+  int from, to;
+  int32_t tag;
+  size_t bytes;
+  unsigned what;
+};
+
+std::vector<Planned> plan_traffic(std::mt19937& random, int ranks, int count) {
+  std::vector<Planned> all;
+  for (int i = 0; i < count; ++i) {
+    const auto below = [&](int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); };
+    const size_t most = random() % 8 == 0 ? size_t{300000} : random() % 2 ? size_t{40000} : size_t{100};
+    all.push_back({below(ranks), below(ranks), below(4) - 1, random() % most, static_cast<unsigned>(i)});
+  }
+  return all;
+}
+
+// This rank's part of it, in an order of its own: sends to one rank with one tag stay in order, and receives likewise.
+void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned seed) {
+  std::mt19937 random(seed + static_cast<unsigned>(comm.rank()));
+  std::deque<Planned> sends, receives;
+  for (const Planned& one : all) {
+    if (one.from == comm.rank()) sends.push_back(one);
+    if (one.to == comm.rank()) receives.push_back(one);
+  }
+  std::deque<Bytes> memory;
+  std::vector<std::pair<OperationPtr, Planned>> begun;
+  while (!sends.empty() || !receives.empty()) {
+    const bool sending = receives.empty() || (!sends.empty() && random() % 2);
+    std::deque<Planned>& list = sending ? sends : receives;
+    const Planned next = list.front();
+    list.pop_front();
+    memory.emplace_back(next.bytes);
+    std::byte* data = memory.back().data();
+    if (sending) fill(data, next.bytes, next.what);
+    begun.emplace_back(sending ? comm.isend(data, next.bytes, next.to, key(next.tag))
+                               : comm.irecv(data, next.bytes, next.from, key(next.tag)),
+                       next);
+    if (random() % 16 == 0) comm.poll(*begun[random() % begun.size()].first);
+  }
+  std::shuffle(begun.begin(), begun.end(), random);
+  for (auto& [operation, planned] : begun) {
+    comm.wait(*operation);
+    if (operation->request.kind != Kind::kReceive) continue;
+    CHECK_EQ(operation->source, planned.from);
+    CHECK(holds(static_cast<std::byte*>(operation->request.out), planned.bytes, planned.what));
+  }
+}
+
+}  // namespace
+
+TEST(every_length_from_any_memory) {
+  for (const Settings& settings : layouts()) {
+    run_ranks(3, settings, [](Communicator& comm) {
+      const int next = (comm.rank() + 1) % 3, before = (comm.rank() + 2) % 3;
+      const auto mapped_out = comm.alloc(kMost), mapped_in = comm.alloc(kMost);
+      Bytes plain_out(kMost), plain_in(kMost);
+      for (const size_t bytes : kSizes) {
+        for (int memory = 0; memory < 4; ++memory) {
+          std::byte* out = memory % 2 ? mapped_out->data() : plain_out.data();
+          std::byte* in = memory / 2 ? mapped_in->data() : plain_in.data();
+          fill(out, bytes, static_cast<unsigned>(comm.rank()));
+          const auto sent = comm.isend(out, bytes, next, key(memory));
+          const auto received = comm.irecv(in, bytes, before, key(memory));
+          comm.wait(*received);
+          comm.wait(*sent);
+          CHECK(holds(in, bytes, static_cast<unsigned>(before)));
+          CHECK_EQ(received->source, before);
+        }
+      }
+    });
+  }
+}
+
+TEST(calls_that_wait) {
+  for (const Settings& settings : layouts()) {
+    run_ranks(2, settings, [](Communicator& comm) {
+      const int peer = 1 - comm.rank();
+      Bytes data(kMost);
+      for (const size_t bytes : kSizes) {
+        for (unsigned round = 0; round < 3; ++round) {
+          if (comm.rank() == 0) {
+            fill(data.data(), bytes, round);
+            send(comm, data.data(), bytes, peer, 5);
+            CHECK_EQ(recv(comm, data.data(), bytes, kAnySource, 6), peer);
+            CHECK(holds(data.data(), bytes, round + 1));
+          } else {
+            CHECK_EQ(recv(comm, data.data(), bytes, peer, 5), peer);
+            CHECK(holds(data.data(), bytes, round));
+            fill(data.data(), bytes, round + 1);
+            send(comm, data.data(), bytes, peer, 6);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(random_traffic_both_ways) {
+  std::mt19937 random(seed());
+  for (const Settings& settings : layouts()) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      const auto all = plan_traffic(random, ranks, kSanitized ? 200 : 1000);
+      const unsigned own = random();
+      run_ranks(ranks, settings, [&](Communicator& comm) { run_traffic(comm, all, own); });
+    }
+  }
+}
+
+TEST(messages_beside_collectives) {
+  std::mt19937 random(seed());
+  for (const Settings& settings : layouts()) {
+    const auto all = plan_traffic(random, 3, 200);
+    const unsigned own = random();
+    run_ranks(3, settings, [&](Communicator& comm) {
+      // Posted first, met last: neither kind waits for the other.
+      Bytes late(1000);
+      const auto received = comm.irecv(late.data(), late.size(), (comm.rank() + 1) % 3, key(99));
+      on_threads(2, [&](int thread) {
+        if (thread == 0) return run_traffic(comm, all, own);
+        std::vector<float> numbers(5000);
+        const Call sum{.in = numbers.data(), .out = numbers.data(), .count = numbers.size()};
+        for (int round = 0; round < 50; ++round) {
+          std::fill(numbers.begin(), numbers.end(), 1.0f);
+          if (const auto rest = comm.run_or_submit(sum)) comm.wait(*rest);
+          CHECK_EQ(numbers[4999], 3.0f);
+          barrier(comm);
+        }
+      });
+      CHECK(!received->done.load());
+      barrier(comm);
+      const Bytes sent(late.size(), std::byte{7});
+      send(comm, sent.data(), sent.size(), (comm.rank() + 2) % 3, 99);
+      comm.wait(*received);
+      CHECK(late == sent);
+    });
+  }
+}
+
+TEST(any_source_takes_what_comes_first) {
+  for (const Settings& settings : layouts()) {
+    run_ranks(4, settings, [](Communicator& comm) {
+      constexpr int kEach = 20;
+      if (comm.rank() > 0) {
+        for (int i = 0; i < kEach; ++i) {
+          const int numbers[2] = {comm.rank(), i};
+          send(comm, numbers, sizeof numbers, 0, 3);
+        }
+        return;
+      }
+      std::vector<int> next(4);
+      for (int i = 0; i < 3 * kEach; ++i) {
+        int numbers[2] = {-1, -1};
+        const int source = recv(comm, numbers, sizeof numbers, kAnySource, 3);
+        CHECK_EQ(numbers[0], source);
+        CHECK_EQ(numbers[1], next[source]++);
+      }
+    });
+  }
+}
+
+// Small ones go without a receive, however many; large ones go on while both ranks compute.
+TEST(nobody_has_to_wait) {
+  for (const Settings& settings : layouts()) {
+    run_ranks(2, settings, [](Communicator& comm) {
+      const int peer = 1 - comm.rank();
+      std::vector<int> numbers(2000), got(2000);
+      for (int i = 0; i < 2000; ++i) {
+        numbers[i] = i;
+        const auto sent = comm.isend(&numbers[i], sizeof(int), peer, key(1));
+        CHECK(sent->done.load());
+      }
+      barrier(comm);
+      for (int i = 0; i < 2000; ++i) recv(comm, &got[i], sizeof(int), peer, 1);
+      CHECK(got == numbers);
+
+      Bytes out(kMost), in(kMost);
+      fill(out.data(), kMost, 3);
+      const auto sent = comm.isend(out.data(), kMost, peer, key(2));
+      const auto received = comm.irecv(in.data(), kMost, peer, key(2));
+      const auto hang = Clock::now() + std::chrono::seconds(30);
+      while (!sent->done.load() || !received->done.load()) {
+        CHECK(Clock::now() < hang);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      CHECK(holds(in.data(), kMost, 3));
+    });
+  }
+}
+
+TEST(lengths_that_differ) {
+  for (const Settings& settings : layouts()) {
+    for (const size_t bytes : {size_t{8}, size_t{200000}}) {
+      run_ranks(3, settings, [&](Communicator& comm) {
+        if (comm.rank() == 1) return barrier(comm);
+        Bytes data(2 * bytes);
+        const int peer = 2 - comm.rank();
+        const std::string own = std::to_string(bytes), other = std::to_string(2 * bytes);
+        if (comm.rank() == 0) {
+          if (bytes > 1000) {
+            CHECK_THROWS(send(comm, data.data(), bytes, peer, 4), MismatchError,
+                         "send (" + own + " bytes to rank 2, tag 4): rank 2 receives " + other + " bytes");
+            barrier(comm);
+          } else {  // it was done, and the next call says so
+            send(comm, data.data(), bytes, peer, 4);
+            barrier(comm);
+            CHECK_THROWS(send(comm, data.data(), bytes, peer, 4), MismatchError,
+                         "send (" + own + " bytes to rank 2, tag 4): rank 2 receives " + other + " bytes");
+          }
+        } else {
+          CHECK_THROWS(recv(comm, data.data(), 2 * bytes, peer, 4), MismatchError,
+                       "recv (" + other + " bytes from rank 0, tag 4): rank 0 sent " + own + " bytes");
+          barrier(comm);
+        }
+        // The communicator is fine.
+        fill(data.data(), bytes, 9);
+        if (comm.rank() == 0) return send(comm, data.data(), bytes, peer, 4);
+        std::fill(data.begin(), data.end(), std::byte{0});
+        recv(comm, data.data(), bytes, peer, 4);
+        CHECK(holds(data.data(), bytes, 9));
+      });
+    }
+  }
+}
+
+TEST(a_failure_ends_what_is_under_way) {
+  for (const Settings& settings : layouts()) {
+    auto world = connect_threads(3, settings);
+    on_threads(3, [&](int rank) {
+      Communicator& comm = *world[rank];
+      Bytes data(200000);
+      if (rank == 2) {
+        barrier(comm);
+        comm.fail("rank 2 gave up");
+        return;
+      }
+      const auto received = comm.irecv(data.data(), 10, 2, key(1));
+      const auto sent = comm.isend(data.data(), data.size(), 2, key(1));
+      barrier(comm);
+      CHECK_THROWS(comm.wait(*received), PeerError, "rank 2 gave up");
+      CHECK_THROWS(comm.wait(*sent), PeerError, "rank 2 gave up");
+      CHECK_THROWS(send(comm, data.data(), 1, 2), PeerError, "rank 2 gave up");
+      CHECK_THROWS(recv(comm, data.data(), 1, kAnySource), PeerError, "rank 2 gave up");
+    });
+  }
+}
+
+TEST(a_peer_that_closed_is_named) {
+  auto world = connect_threads(2, test_settings());
+  world[1] = nullptr;
+  int number = 0;
+  CHECK_THROWS(recv(*world[0], &number, sizeof number, 1), PeerError, "closed its communicator");
+}
+
+TEST(deadlines_name_the_peer_and_the_tag) {
+  for (Settings settings : layouts()) {
+    settings.timeout_s = 0.3;
+    auto world = connect_threads(3, settings);
+    int number = 0;
+    CHECK_THROWS(recv(*world[0], &number, sizeof number, 2, 77), TimeoutError,
+                 "recv (4 bytes from rank 2, tag 77) made no progress for 0 s, waiting for rank 2 of 3");
+    CHECK_THROWS(recv(*world[1], &number, sizeof number, 2, 77), TimeoutError, "rank 0: recv (4 bytes from rank 2");
+  }
+  Settings settings = test_settings();
+  settings.timeout_s = 0.3;
+  auto alone = connect_threads(1, settings);
+  int number = 0;
+  CHECK_THROWS(recv(*alone[0], &number, sizeof number, 0, 5), TimeoutError, "tag 5) made no progress");
+}
+
+TEST(a_stall_ends_the_job_if_asked) {
+  Settings settings = test_settings();
+  settings.stall_check_time_s = 0.1;
+  settings.stall_shutdown_time_s = 0.2;
+  auto world = connect_threads(2, settings);
+  Bytes data(100000);
+  const auto sent = world[0]->isend(data.data(), data.size(), 1, key(8));
+  CHECK_THROWS(world[0]->wait(*sent), StallError, "send (100000 bytes to rank 1, tag 8)");
+}
+
+TEST(what_is_left_at_the_end_is_given_up) {
+  auto world = connect_threads(2, test_settings());
+  int number = 0;
+  const auto received = world[0]->irecv(&number, sizeof number, 1, key(1));
+  on_threads(2, [&](int rank) { world[rank]->close(); });
+  CHECK_THROWS(world[0]->wait(*received), Error, "was given up: dcoll.shutdown() came before");
+}
+
+TEST(wrong_ranks_are_refused) {
+  auto world = connect_threads(2, test_settings());
+  int number = 0;
+  CHECK_THROWS(world[0]->isend(&number, 4, 2, key(0)), ArgumentError,
+               "send: rank 2 does not exist; allowed are 0 to 1");
+  CHECK_THROWS(world[0]->isend(&number, 4, -1, key(0)), ArgumentError, "send: rank -1 does not exist");
+  CHECK_THROWS(world[0]->irecv(&number, 4, -2, key(0)), ArgumentError, "recv: rank -2 does not exist; allowed are -1");
+}
+
+TEST_MAIN
