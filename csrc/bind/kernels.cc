@@ -22,13 +22,9 @@ kernels::Codec elementwise(std::string_view name) {
   throw ArgumentError("'" + std::string(name) + "' is none of fp16, bf16, int8 and fp32: see encode_top for top-k.");
 }
 
-}  // namespace
+using NoGil = py::call_guard<py::gil_scoped_release>;
 
-void bind_kernels(py::module_& m) {
-  py::module_ k = m.def_submodule("kernels", "The CPU kernels, by address.");
-  using NoGil = py::call_guard<py::gil_scoped_release>;
-  k.def("active_isa", [] { return std::string(kernels::active_isa()); });
-  k.def("set_isa", [](const std::string& isa) { return kernels::set_isa(isa); }, py::arg("isa"));
+void bind_elements(py::module_& k) {
   k.def(
       "reduce2",
       [](uintptr_t dst, uintptr_t a, uintptr_t b, size_t count, int dtype, int op, double scale) {
@@ -63,6 +59,9 @@ void bind_kernels(py::module_& m) {
         kernels::cast(to_pointer(dst), to_dtype(dst_dtype), to_pointer(src), to_dtype(src_dtype), count);
       },
       py::arg("dst"), py::arg("dst_dtype"), py::arg("src"), py::arg("src_dtype"), py::arg("count"), NoGil());
+}
+
+void bind_top(py::module_& k) {
   k.def("top_bytes", &kernels::top_bytes, py::arg("count"), py::arg("k"));
   k.def(
       "encode_top",
@@ -85,6 +84,9 @@ void bind_kernels(py::module_& m) {
         return kernels::sum_top(static_cast<float*>(to_pointer(dst)), all, count, k, factor) == all.size();
       },
       py::arg("dst"), py::arg("messages"), py::arg("count"), py::arg("k"), py::arg("factor") = 1.0, NoGil());
+}
+
+void bind_codecs(py::module_& k) {
   k.def(
       "encoded_bytes",
       [](std::string_view codec, size_t count) { return kernels::encoded_bytes(elementwise(codec), count); },
@@ -112,6 +114,17 @@ void bind_kernels(py::module_& m) {
       },
       py::arg("codec"), py::arg("dst"), py::arg("srcs"), py::arg("count"), py::arg("scale") = 1.0, py::arg("error") = 0,
       NoGil());
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& m) {
+  py::module_ k = m.def_submodule("kernels", "The CPU kernels, by address.");
+  k.def("active_isa", [] { return std::string(kernels::active_isa()); });
+  k.def("set_isa", [](const std::string& isa) { return kernels::set_isa(isa); }, py::arg("isa"));
+  bind_elements(k);
+  bind_top(k);
+  bind_codecs(k);
   k.def(
       "pack",
       [](uintptr_t flat, const std::vector<SegmentTuple>& segments) {
