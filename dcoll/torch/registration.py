@@ -1,0 +1,20 @@
+"""`torch.distributed` learns the name "dcoll"."""
+
+from typing import Any
+
+import torch.distributed as dist
+
+from dcoll.torch import start
+from dcoll.torch.process_group import NAME, DcollProcessGroup
+
+
+def create(made: Any, options: Any = None) -> Any:
+    """What init_process_group() and new_group() call."""
+    return DcollProcessGroup(made)
+
+
+def register() -> None:
+    """The entry point: torch calls it where somebody names the backend before importing dcoll.torch."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        start.install()

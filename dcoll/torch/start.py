@@ -1,0 +1,72 @@
+"""`init_process_group("dcoll")` under mpirun, where nobody has set what env:// asks for."""
+
+import importlib
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from dcoll.find_launcher import find_launcher
+from dcoll.objects import broadcast_object
+from dcoll.world import WORLD, init
+
+ASKED_FOR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def fill_in(environ: Any) -> Any:
+    """Set what is missing of the variables that env:// and torch's users read. Collective over the job. Returns the
+    store on rank 0, which listens before the others hear of its port."""
+    init()
+    comm = WORLD.comm
+    assert comm is not None
+    store = None
+    address, port = "", 0
+    if comm.rank == 0:
+        store = dist.TCPStore("localhost", 0, comm.size, is_master=True, wait_for_workers=False)
+        address = "localhost" if comm.num_nodes == 1 else socket.gethostname()
+        port = store.port
+    address, port = broadcast_object(comm, (address, port), 0, "init_process_group")
+    for name, value in (
+        ("RANK", comm.rank),
+        ("WORLD_SIZE", comm.size),
+        ("LOCAL_RANK", comm.local_rank),
+        ("LOCAL_WORLD_SIZE", comm.local_size),
+        ("MASTER_ADDR", address),
+        ("MASTER_PORT", port),
+    ):
+        environ[name] = str(value)
+    return store
+
+
+def under_mpirun() -> bool:
+    """Whether a launcher of MPI has started this process, and none of torch's has told it about the others."""
+    launcher = find_launcher(os.environ)
+    if launcher is None or launcher.name == "torchrun":
+        return WORLD.comm is not None and not all(name in os.environ for name in ASKED_FOR)
+    return not all(name in os.environ for name in ASKED_FOR)
+
+
+def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[Any]:
+    """torch's handler of env://, which knows MPI's launchers."""
+    if not under_mpirun():
+        yield from _torchs(url, timeout=timeout, **options)
+        return
+    store = fill_in(os.environ)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if store is None:
+        port = int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, False, timeout, wait_for_workers=False)
+    yield store, rank, size
+    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+# The module, whose name in its package is that of a function.
+_HANDLERS: dict[str, Any] = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+_torchs = _HANDLERS["env"]
+
+
+def install() -> None:
+    _HANDLERS["env"] = from_environment
