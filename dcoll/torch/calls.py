@@ -71,9 +71,10 @@ class Calls:
             return DONE
         return self._start(self._comm.barrier(), None, ())
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """barrier() within `timeout`; the error names all ranks that did not come, whatever wait_all_ranks is."""
+        limit = getattr(timeout, "timeout", timeout)  # options, or a time
         work = self._start(self._comm.barrier("monitored_barrier"), None, ())
-        work.wait(timeout)
+        work.wait(limit if limit is not None and limit > timedelta(0) else None)
 
     monitoredBarrier = monitored_barrier

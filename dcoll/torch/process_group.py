@@ -15,14 +15,9 @@ from dcoll.torch.reductions import Reductions
 
 NAME = "dcoll"
 CPU = torch.device("cpu")
-
-
-class Options:
-    """What torch asks the options of a backend for."""
-
-    def __init__(self, timeout: timedelta) -> None:
-        self.backend = NAME
-        self._timeout = timeout
+TorchBackend: Any = torch._C._distributed_c10d.Backend
+BACKENDS_IN_PYTHON = hasattr(TorchBackend, "all_gather_single")
+"""Whether torch calls the methods of a Backend that is written in Python: from 2.14 on."""
 
 
 class Collectives(Reductions, Movement, Messages):
@@ -30,19 +25,17 @@ class Collectives(Reductions, Movement, Messages):
 
     _leaves_job = False
 
-    def _open(self, made: Any) -> None:
-        """made: torch's options. Makes the communicator: collective over the group."""
-        ranks = list(made.global_ranks_in_group)
+    def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
+        """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
         if ranks:
-            self._comm = groups.subgroup(made.store, ranks, made.group_rank, made.timeout)
+            self._comm = groups.subgroup(store, ranks, rank, timeout)
         else:
-            self._comm, self._leaves_job = groups.world(made.store, made.group_rank, made.group_size, made.timeout)
-        self._store = made.store
-        self._group_id = made.group_id
-        self.set_timeout(made.timeout)
+            self._comm, self._leaves_job = groups.world(store, rank, size, timeout)
+        self._store = store
+        self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._options = Options(timeout)
+        self._options = TorchBackend.Options(NAME, timeout)
         seconds = timeout.total_seconds()
         self._limit_s = seconds if seconds < self._comm.timeout_s else None
 
@@ -59,6 +52,9 @@ class Collectives(Reductions, Movement, Messages):
     def _get_sequence_number_for_group(self) -> int:
         """How many operations were started here so far; those with async_op=False are not counted."""
         return self._sequence
+
+    def _wait_for_pending_works(self) -> None:
+        """There are no hooks that could be pending."""
 
     # --- memory that the ranks of a node share
 
@@ -87,10 +83,35 @@ class Collectives(Reductions, Movement, Messages):
         elif self._comm in groups.OPEN:
             groups.close(self._comm)
 
-    def split_group(self, ranks: Sequence[int], **options: Any) -> Any:
-        raise ArgumentError(
-            "split_group is not there for CPUs in this version of PyTorch: call torch.distributed.new_group(ranks)"
-        )
+
+def opened(group: Any, made: Any) -> None:
+    """made: what torch has to say about the group."""
+    group._open(made.store, list(made.global_ranks_in_group), made.group_rank, made.group_size, made.timeout)
+
+
+class DcollBackend(Collectives, TorchBackend):  # type: ignore[misc]
+    """For PyTorch 2.14 and later: the backend of torch's own ProcessGroup."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        TorchBackend.__init__(self, rank, size)
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> Any:
+        """A part of this group. ranks: numbers in it."""
+        made = DcollBackend(list(ranks).index(self._comm.rank), len(ranks))
+        job = self._comm.job_ranks
+        made._open(store, [job[rank] for rank in ranks], made.rank(), len(ranks), opts._timeout)
+        return made
+
+    start_coalescing = Collectives._start_coalescing
+    end_coalescing = Collectives._end_coalescing
 
 
 class DcollProcessGroup(Collectives, dist.ProcessGroup):
@@ -98,7 +119,7 @@ class DcollProcessGroup(Collectives, dist.ProcessGroup):
 
     def __init__(self, made: Any) -> None:
         dist.ProcessGroup.__init__(self, made.group_rank, made.group_size)
-        self._open(made)
+        opened(self, made)
         self._name, self._desc = str(made.group_id), ""
 
     def rank(self) -> int:
@@ -124,8 +145,13 @@ class DcollProcessGroup(Collectives, dist.ProcessGroup):
         return self._store
 
     @property
-    def options(self) -> Options:
+    def options(self) -> Any:
         return self._options
+
+    def split_group(self, ranks: Sequence[int], **options: Any) -> Any:
+        raise ArgumentError(
+            "split_group is not there for CPUs in this version of PyTorch: call torch.distributed.new_group(ranks)"
+        )
 
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
@@ -151,8 +177,3 @@ class DcollProcessGroup(Collectives, dist.ProcessGroup):
 
     def _has_hooks(self) -> bool:
         return False
-
-    def _wait_for_pending_works(self) -> None:
-        """There are no hooks that could be pending."""
-
-

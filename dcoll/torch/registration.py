@@ -5,12 +5,16 @@ from typing import Any
 import torch.distributed as dist
 
 from dcoll.torch import start
-from dcoll.torch.process_group import NAME, DcollProcessGroup
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON, NAME, DcollBackend, DcollProcessGroup, opened
 
 
 def create(made: Any, options: Any = None) -> Any:
     """What init_process_group() and new_group() call."""
-    return DcollProcessGroup(made)
+    if not BACKENDS_IN_PYTHON:
+        return DcollProcessGroup(made)
+    backend = DcollBackend(made.group_rank, made.group_size)
+    opened(backend, made)
+    return backend
 
 
 def register() -> None:
