@@ -59,7 +59,8 @@ class Reductions(Calls):
         barrier = self._comm.barrier("all_reduce")  # ends after the two gathers
 
         def store(_: Any) -> None:
-            tensor.detach().copy_(finish())
+            with torch.no_grad():  # a detached tensor would get indices of its own
+                tensor.copy_(finish())
 
         work = self._start(barrier, finish, [tensor], store)
         return self._together([work], [tensor], opts)

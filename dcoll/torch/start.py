@@ -14,6 +14,8 @@ from dcoll.objects import broadcast_object
 from dcoll.world import WORLD, init
 
 ASKED_FOR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_filled_in: dict[str, str] = {}
+"""What was set here. Another init_process_group() gets another store: the last one may not have ended everywhere."""
 
 
 def fill_in(environ: Any) -> Any:
@@ -37,16 +39,15 @@ def fill_in(environ: Any) -> Any:
         ("MASTER_ADDR", address),
         ("MASTER_PORT", port),
     ):
-        environ[name] = str(value)
+        environ[name] = _filled_in[name] = str(value)
     return store
 
 
 def under_mpirun() -> bool:
-    """Whether a launcher of MPI has started this process, and none of torch's has told it about the others."""
+    """Whether this process is one of an MPI job, and nobody but fill_in() has told env:// about the others."""
     launcher = find_launcher(os.environ)
-    if launcher is None or launcher.name == "torchrun":
-        return WORLD.comm is not None and not all(name in os.environ for name in ASKED_FOR)
-    return not all(name in os.environ for name in ASKED_FOR)
+    of_mpi = WORLD.comm is not None or (launcher is not None and launcher.name != "torchrun")
+    return of_mpi and any(os.environ.get(name) in (None, _filled_in.get(name)) for name in ASKED_FOR)
 
 
 def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from dcoll.runner import command_lines
 from dcoll.runner.hosts import UsageError
 
 HERE = Path(__file__).parent
-MODULES = ("mpi", "net", "python")  # where jobs find the tests' own modules
+MODULES = ("mpi", "net", "python", "torch_backend")  # where jobs find the tests' own modules
 TIMEOUT_S = float(os.environ.get("TESTS_JOB_SECONDS", "120"))  # more under sanitizers
 
 
