@@ -5,7 +5,9 @@ from typing import Any
 import torch.distributed as dist
 
 from dcoll.torch import start
+from dcoll.torch.compiler import left_alone
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON, NAME, DcollBackend, DcollProcessGroup, opened
+from dcoll.torch.work import Done, Work
 
 
 def create(made: Any, options: Any = None) -> Any:
@@ -22,3 +24,4 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
         start.install()
+        left_alone(DcollBackend, DcollProcessGroup, Work, Done)

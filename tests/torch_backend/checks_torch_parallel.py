@@ -49,7 +49,7 @@ def check_ddp_with_hooks_and_no_sync() -> None:
     train(ddp, share)
     near(whole_state(net), trained())
     ddp = DDP(model().float())
-    ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     x, y = next(iter(batches()))
     with ddp.no_sync():
         torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
