@@ -51,6 +51,7 @@ class Work(dist.Work):
         self._tensors = tensors
         self._limit_s = limit_s
         self._future: Any = None
+        self._begun: Any = None
         self._error: Exception | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -97,19 +98,24 @@ class Work(dist.Work):
     def get_future(self) -> Any:
         """A future that is done when this is, with the list of the tensors."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            # The outcome is that of a callback: C++, as in DDP, does not see what Future.set_exception() was given.
+            self._begun = torch.futures.Future()
+            self._future = self._begun.then(self._outcome)
             if self._handle.poll():
                 self._complete()
             else:
                 COMPLETIONS.add(self)
         return self._future
 
-    def _complete(self) -> None:
+    def _outcome(self, _: Any) -> list[torch.Tensor]:
         error = self.exception()
-        if error is None:
-            self._future.set_result(list(self._tensors))
-        else:
-            self._future.set_exception(error)
+        if error is not None:
+            raise error
+        return list(self._tensors)
+
+    def _complete(self) -> None:
+        begun, self._begun = self._begun, None
+        begun.set_result(None)
 
 
 class Done(Work):

@@ -10,6 +10,7 @@ from torch.distributed import ReduceOp
 
 import dcoll.torch  # noqa: F401 - registers the backend
 from dcoll.torch import dtypes
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 SIZES = (0, 1, 5, 1023, 65_537)
 INTEGERS = [dtype for dtype in dtypes.REDUCED if not dtype.is_floating_point and dtype is not torch.bool]
@@ -51,8 +52,9 @@ def run(call, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
 def later(call, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
     work = call(*args, async_op=True, **kwargs)
     assert work.wait() is True
-    assert work.is_completed()
-    assert work.is_success()
+    if not BACKENDS_IN_PYTHON:  # where torch hands on no more than wait() and get_future()
+        assert work.is_completed()
+        assert work.is_success()
 
 
 def by_future(call, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
@@ -150,9 +152,10 @@ def check_what_is_refused() -> None:
             dist.all_reduce(torch.zeros(2, dtype=dtype), op=op)
     with pytest.raises((RuntimeError, ValueError), match=r"(?i)complex|PRODUCT"):
         dist.all_reduce(torch.zeros(2, dtype=torch.complex64), op=ReduceOp.PRODUCT)
-    with pytest.raises(RuntimeError, match="meta"):
-        dist.all_reduce(torch.zeros(2, device="meta"))
-    with pytest.raises(RuntimeError, match="sparse_csr"):
+    if not BACKENDS_IN_PYTHON:  # there torch itself passes over such tensors
+        with pytest.raises(RuntimeError, match="meta"):
+            dist.all_reduce(torch.zeros(2, device="meta"))
+    with pytest.raises(RuntimeError, match="(?i)sparse_?csr"):
         dist.all_reduce(torch.eye(2).to_sparse_csr())
     n = dist.get_world_size()
     with pytest.raises(RuntimeError, match=f"{n} times the input"):
