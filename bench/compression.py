@@ -156,9 +156,9 @@ def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
     import torch
 
     import dcoll as hvd
+    from dcoll.collectives.on_communicator import allreduce_sync_
     from dcoll.compression import codec_of
-    from dcoll.on_communicator import allreduce_sync_
-    from dcoll.world import communicator
+    from dcoll.job.world import communicator
 
     values = torch.randn(size // 4)
     x = values.clone()

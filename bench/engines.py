@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import dcoll
-from dcoll import _C, world
+from dcoll import _C
+from dcoll.job import world
 
 CORE_OPS = {"sum": _C.SUM, "avg": _C.AVERAGE, "min": _C.MIN, "max": _C.MAX, "prod": _C.PRODUCT}
 CORE_DTYPES = {

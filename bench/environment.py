@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import dcoll
-from dcoll import _C, world
+from dcoll import _C
+from dcoll.job import world
 
 
 def last_level_cache_bytes() -> int:

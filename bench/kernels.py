@@ -32,6 +32,8 @@ DTYPES = {
     "uint8": (_C.UINT8, 1),
     "int16": (_C.INT16, 2),
     "uint16": (_C.UINT16, 2),
+    "uint32": (_C.UINT32, 4),
+    "uint64": (_C.UINT64, 8),
     "int32": (_C.INT32, 4),
     "int64": (_C.INT64, 8),
     "bool": (_C.BOOL, 1),

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 import dcoll as hvd
-from dcoll import _C, world
+from dcoll import _C
+from dcoll.job import world
 
 Call = Callable[[int], torch.Tensor]  # of so many elements, of the larger of input and result; where the result is
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from network_collectives import COLLECTIVES, Call, Collective
 
 import dcoll as hvd
-from dcoll import _C, world
+from dcoll import _C
+from dcoll.job import world
 from dcoll.plan import slice_bytes_of_job
 
 SHORT_BYTES = 256 << 10  # up to here a call takes about as long as the system makes a rank wait for a core:

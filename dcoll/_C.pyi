@@ -31,6 +31,8 @@ INT64: int
 BOOL: int
 INT16: int
 UINT16: int
+UINT32: int
+UINT64: int
 # reduce op codes
 AVERAGE: int
 SUM: int
@@ -38,6 +40,9 @@ ADASUM: int
 MIN: int
 MAX: int
 PRODUCT: int
+BIT_AND: int
+BIT_OR: int
+BIT_XOR: int
 
 def settings() -> list[tuple[str, str, str, str, str]]:
     """Every DCOLL_* setting: (name, default, allowed values, help, value in force now)."""

@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError(
         f"dcoll's compiled core cannot be loaded ({error}). Run `python -m dcoll doctor`: it says why and what to do."
     ) from error
-from dcoll.collectives import (
+from dcoll.collectives.calls import (
     allgather,
     allgather_async,
     allgather_object,
@@ -50,7 +50,11 @@ from dcoll.collectives import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from dcoll.compression import Compression
+from dcoll.collectives.handle import Handle, poll, synchronize
+from dcoll.collectives.memory import empty, empty_like
+from dcoll.collectives.stats import stats
+from dcoll.collectives.uneven import Join, join
+from dcoll.compression.codecs import Compression
 from dcoll.errors import (
     ArgumentError,
     DcollError,
@@ -61,15 +65,9 @@ from dcoll.errors import (
     TimeoutError,
     TransportError,
 )
-from dcoll.handle import Handle, poll, synchronize
-from dcoll.memory import empty, empty_like
-from dcoll.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from dcoll.runner.api import run
-from dcoll.stats import stats
-from dcoll.timeline import start_timeline, stop_timeline
-from dcoll.uneven import Join, join
-from dcoll.world import (
+from dcoll.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from dcoll.job.timeline import start_timeline, stop_timeline
+from dcoll.job.world import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -91,12 +89,14 @@ from dcoll.world import (
     shutdown,
     size,
 )
+from dcoll.ops import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
+from dcoll.runner.api import run
 
 if TYPE_CHECKING:
     from dcoll import elastic
-    from dcoll.functions import broadcast_optimizer_state, broadcast_parameters
+    from dcoll.collectives.sync_batch_norm import SyncBatchNorm
     from dcoll.optimizer import DistributedOptimizer
-    from dcoll.sync_batch_norm import SyncBatchNorm
+    from dcoll.optimizer.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 # What needs torch, and where it is: imported with torch, or when first asked for.
 _NEEDS_TORCH = {
@@ -138,6 +138,9 @@ __all__ = [
     "Adasum",
     "ArgumentError",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Compression",
     "DcollError",
     "DistributedOptimizer",

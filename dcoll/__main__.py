@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     timeline.add_argument("files", type=Path, nargs="+", help="the files of the ranks")
     args = parser.parse_args(argv)
     if args.command == "timeline":
-        from dcoll import timeline_merge
+        from dcoll.job import timeline_merge
 
         timeline_merge.write(args.output, args.files)
         return 0

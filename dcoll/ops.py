@@ -7,7 +7,7 @@ from dcoll.errors import ArgumentError
 
 
 class ReduceOp(enum.IntEnum):
-    """How the ranks' values are combined. The values are Horovod's."""
+    """How the ranks' values are combined. The values are Horovod's, which has none that combine bits."""
 
     Average = _C.AVERAGE
     Sum = _C.SUM
@@ -15,6 +15,9 @@ class ReduceOp(enum.IntEnum):
     Min = _C.MIN
     Max = _C.MAX
     Product = _C.PRODUCT
+    BitAnd = _C.BIT_AND
+    BitOr = _C.BIT_OR
+    BitXor = _C.BIT_XOR
 
 
 Average = ReduceOp.Average
@@ -23,6 +26,9 @@ Adasum = ReduceOp.Adasum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
+BitAnd = ReduceOp.BitAnd
+BitOr = ReduceOp.BitOr
+BitXor = ReduceOp.BitXor
 
 
 def wrong_op(op: object, allowed: tuple[ReduceOp, ...] = tuple(ReduceOp)) -> ArgumentError:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcoll import _C
-from dcoll.find_launcher import find_launcher
+from dcoll.collectives.tensors import DTYPE_NAMES
+from dcoll.job.find_launcher import find_launcher
 from dcoll.ops import ReduceOp
-from dcoll.tensors import DTYPE_NAMES
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _OPS = {op.name.lower(): op.value for op in ReduceOp}
@@ -183,12 +183,13 @@ def explain_job(
     """How that call goes in the job this process is a rank of; None on all ranks but the first. Collective."""
     import torch
 
-    from dcoll import collectives, on_communicator, world
+    from dcoll.collectives import calls, on_communicator
+    from dcoll.job import world
 
     world.init()
     comm = world.communicator()
     # The first large all-reduce between nodes measures, or reads what was measured.
-    collectives.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
+    calls.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
     for codec in CODECS if compression else ():
         on_communicator.allreduce_sync_(comm, torch.zeros(1 << 16), ReduceOp.Sum, "", 1.0, 1.0, codec=f"auto {codec}")
     text = None

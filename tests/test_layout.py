@@ -24,6 +24,9 @@ FOLDERS = {
         *("core", "board", "schedule", "node", "levels", "watch", "links", "collective", "communicator", "buckets"),
     ],
 }
+# The same of dcoll's folders, which also import modules that lie below all of them.
+PYTHON_FOLDERS = ["job", "compression", "collectives", "optimizer", "elastic", "runner", "doctor"]
+BELOW_ALL_FOLDERS = {"_C", "errors", "gradient_errors", "ops"}
 LONGEST_FILE = 450
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Environment variables that are read when dcoll is built or tested, not when it runs.
@@ -131,16 +134,41 @@ def imports_of(name: str, text: str, modules: set[str]) -> list[str]:
     return sorted(one for one in found & modules if not f"{name}.".startswith(f"{one}."))
 
 
+def modules() -> dict[str, str]:
+    """The text of every module of dcoll, by its dotted name."""
+    files = [path for path in sources("dcoll") if path.suffix == ".py"]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    return {name: path.read_text() for name, path in zip(names, files, strict=True)}
+
+
 def test_no_modules_import_each_other() -> None:
-    texts = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
-        for path in sources("dcoll")
-        if path.suffix == ".py"
-    }
-    texts = {name.removesuffix(".__init__"): text for name, text in texts.items()}
+    texts = modules()
     assert circle({name: imports_of(name, text, set(texts)) for name, text in texts.items()}) == []
     lazy = "def f():\n    from dcoll import world\nif TYPE_CHECKING:\n    import dcoll.run\n"
     assert imports_of("dcoll.a", lazy, {"dcoll.world", "dcoll.run", "dcoll.a"}) == ["dcoll.world"]
+
+
+def imports_upwards(name: str, text: str, known: set[str]) -> list[str]:
+    """What this module imports that lies in a folder which may import it. Outside all folders are the few modules that
+    every folder may import, and those that gather the names of all and are imported by none.
+    """
+    place = PYTHON_FOLDERS.index(name.split(".")[1])
+    places = {one: one.split(".")[1] for one in imports_of(name, text, known)}
+    below = {*BELOW_ALL_FOLDERS, *PYTHON_FOLDERS[: place + 1]}
+    return [one for one, folder in places.items() if folder not in below]
+
+
+def test_python_folders_import_only_those_before_them() -> None:
+    texts = modules()
+    folders = {path.name for path in (ROOT / "dcoll").iterdir() if (path / "__init__.py").exists()} - {"common"}
+    assert folders == set(PYTHON_FOLDERS)
+    inside = {name: text for name, text in texts.items() if name.count(".") and name.split(".")[1] in PYTHON_FOLDERS}
+    broken = {name: imports_upwards(name, text, set(texts)) for name, text in inside.items()}
+    assert {name: imports for name, imports in broken.items() if imports} == {}
+    known = {"dcoll.job.world", "dcoll.collectives.calls", "dcoll.errors", "dcoll.plan"}
+    upwards = "from dcoll.errors import E\nfrom dcoll.job import world\nfrom dcoll.collectives import calls\n"
+    assert imports_upwards("dcoll.job.stall", upwards, known) == ["dcoll.collectives.calls"]
+    assert imports_upwards("dcoll.optimizer.buckets", upwards + "import dcoll.plan", known) == ["dcoll.plan"]
 
 
 def differ_by_one_letter(a: str, b: str) -> bool:

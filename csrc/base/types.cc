@@ -26,6 +26,10 @@ std::string_view dtype_name(DType dtype) {
       return "int16";
     case DType::kUInt16:
       return "uint16";
+    case DType::kUInt32:
+      return "uint32";
+    case DType::kUInt64:
+      return "uint64";
   }
   return "?";
 }
@@ -44,6 +48,12 @@ std::string_view op_name(ReduceOp op) {
       return "max";
     case ReduceOp::kProduct:
       return "product";
+    case ReduceOp::kBitAnd:
+      return "bitwise and";
+    case ReduceOp::kBitOr:
+      return "bitwise or";
+    case ReduceOp::kBitXor:
+      return "bitwise xor";
   }
   return "?";
 }

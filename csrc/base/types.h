@@ -20,11 +20,14 @@ enum class DType : uint8_t {
   kBool = 8,
   kInt16 = 9,
   kUInt16 = 10,
+  kUInt32 = 11,
+  kUInt64 = 12,
 };
-inline constexpr int kNumDTypes = 11;
+inline constexpr int kNumDTypes = 13;
 
 // The values are Horovod's. Average is a sum whose last reduction is scaled by 1/size; it is not a separate kernel.
-// Adasum combines vectors rather than elements (engine/collective/adasum.h): an operator of all-reduce alone.
+// Adasum combines vectors rather than elements (engine/collective/adasum.h): an operator of all-reduce alone. The last
+// three combine bits, of integers and bool, and take no scale.
 enum class ReduceOp : uint8_t {
   kAverage = 0,
   kSum = 1,
@@ -32,8 +35,11 @@ enum class ReduceOp : uint8_t {
   kMin = 3,
   kMax = 4,
   kProduct = 5,
+  kBitAnd = 6,
+  kBitOr = 7,
+  kBitXor = 8,
 };
-inline constexpr int kNumReduceOps = 6;
+inline constexpr int kNumReduceOps = 9;
 
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
@@ -44,9 +50,11 @@ constexpr size_t dtype_bytes(DType dtype) {
       return 2;
     case DType::kFloat32:
     case DType::kInt32:
+    case DType::kUInt32:
       return 4;
     case DType::kFloat64:
     case DType::kInt64:
+    case DType::kUInt64:
       return 8;
     case DType::kInt8:
     case DType::kUInt8:
@@ -59,6 +67,9 @@ constexpr size_t dtype_bytes(DType dtype) {
 constexpr bool is_floating(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;
 }
+
+// Whether they combine bits, so that all that matters of a dtype is its size.
+constexpr bool is_bitwise(ReduceOp op) { return op >= ReduceOp::kBitAnd; }
 
 std::string_view dtype_name(DType dtype);
 std::string_view op_name(ReduceOp op);

@@ -4,7 +4,7 @@
 //
 // It does the usual things: a gradient that autograd has just made is copied into its bucket, the parameter's .grad
 // becomes the view of it, and the Reducer is told. Everything else goes to the methods begin_backward() and
-// bring_in(index) of the object that owns the hooks (dcoll.gradients.GradientSync).
+// bring_in(index) of the object that owns the hooks (dcoll.optimizer.gradients.GradientSync).
 //
 // Hooks of small parameters are not registered but called when backward has ended, all by take_gradients(): autograd
 // takes longer to call a hook of Python, even one that does nothing, than all of this takes.

@@ -33,12 +33,14 @@ PYBIND11_MODULE(_C, m) {
       {"FLOAT16", DType::kFloat16}, {"BFLOAT16", DType::kBFloat16}, {"FLOAT32", DType::kFloat32},
       {"FLOAT64", DType::kFloat64}, {"INT8", DType::kInt8},         {"UINT8", DType::kUInt8},
       {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool},
-      {"INT16", DType::kInt16},     {"UINT16", DType::kUInt16}};
+      {"INT16", DType::kInt16},     {"UINT16", DType::kUInt16},     {"UINT32", DType::kUInt32},
+      {"UINT64", DType::kUInt64}};
   for (const auto& [name, dtype] : dtypes) m.attr(name) = static_cast<int>(dtype);
   using dcoll::ReduceOp;
-  const std::pair<const char*, ReduceOp> ops[] = {{"AVERAGE", ReduceOp::kAverage}, {"SUM", ReduceOp::kSum},
-                                                  {"ADASUM", ReduceOp::kAdasum},   {"MIN", ReduceOp::kMin},
-                                                  {"MAX", ReduceOp::kMax},         {"PRODUCT", ReduceOp::kProduct}};
+  const std::pair<const char*, ReduceOp> ops[] = {
+      {"AVERAGE", ReduceOp::kAverage}, {"SUM", ReduceOp::kSum},      {"ADASUM", ReduceOp::kAdasum},
+      {"MIN", ReduceOp::kMin},         {"MAX", ReduceOp::kMax},      {"PRODUCT", ReduceOp::kProduct},
+      {"BIT_AND", ReduceOp::kBitAnd},  {"BIT_OR", ReduceOp::kBitOr}, {"BIT_XOR", ReduceOp::kBitXor}};
   for (const auto& [name, op] : ops) m.attr(name) = static_cast<int>(op);
 
   m.def("settings", &settings_rows);

@@ -69,7 +69,8 @@ constexpr TypeRow kTypes[] = {
     {dlpack::kInt, 64, DType::kInt64},     {dlpack::kInt, 32, DType::kInt32},
     {dlpack::kInt, 8, DType::kInt8},       {dlpack::kUInt, 8, DType::kUInt8},
     {dlpack::kBool, 8, DType::kBool},      {dlpack::kInt, 16, DType::kInt16},
-    {dlpack::kUInt, 16, DType::kUInt16},
+    {dlpack::kUInt, 16, DType::kUInt16},   {dlpack::kUInt, 32, DType::kUInt32},
+    {dlpack::kUInt, 64, DType::kUInt64},
 };
 
 bool find_dtype(uint8_t code, uint8_t bits, DType& dtype) {
@@ -200,6 +201,13 @@ bool find_format(const char* format, DType& dtype) {
       return true;
     case 'i':
       dtype = DType::kInt32;
+      return true;
+    case 'I':
+      dtype = DType::kUInt32;
+      return true;
+    case 'L':
+    case 'Q':
+      dtype = DType::kUInt64;
       return true;
     case 'l':
     case 'q':

@@ -1,5 +1,5 @@
 // Reading the plain tensors: dense, row-major, on the CPU, of torch.Tensor, torch.nn.Parameter or numpy.ndarray itself
-// (a subclass may mean anything) and of a dtype the core has. Everything else is left to dcoll/tensors.py.
+// (a subclass may mean anything) and of a dtype the core has. Everything else is left to dcoll/collectives/tensors.py.
 //
 // Neither torch nor NumPy is linked. Tensors of torch are read through DLPack's C exchange API (torch 2.10 and later),
 // or through methods of torch.Tensor; arrays through the buffer protocol. All functions need the interpreter lock.

@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace dcoll::bind {
 namespace {
 
-PyObject* stack_function;  // dcoll.stall.stack. Immortal: threads may use it to the end
+PyObject* stack_function;  // dcoll.job.stall.stack. Immortal: threads may use it to the end
 
 struct Waiting {
   std::mutex mutex;  // guards all of it
@@ -64,7 +64,7 @@ std::string stack_within(uint64_t thread, std::chrono::milliseconds limit) {
 void show_program_to(Communicator& comm) {
   if (comm.members().diagnosis == nullptr) return;
   if (stack_function == nullptr) {
-    stack_function = py::object(py::module_::import("dcoll.stall").attr("stack")).release().ptr();
+    stack_function = py::object(py::module_::import("dcoll.job.stall").attr("stack")).release().ptr();
     waiting = new Waiting;
   }
   comm.members().diagnosis->set_program(stack_within);

@@ -73,6 +73,8 @@ void launch_from(void* dst, DType dst_type, const void* src, size_t count, cudaS
     case DType::kBool:
     case DType::kInt16:
     case DType::kUInt16:
+    case DType::kUInt32:
+    case DType::kUInt64:
       refuse(dst_type);
   }
 }
@@ -106,6 +108,8 @@ void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t cou
     case DType::kBool:
     case DType::kInt16:
     case DType::kUInt16:
+    case DType::kUInt32:
+    case DType::kUInt64:
       refuse(src_type);
   }
 }

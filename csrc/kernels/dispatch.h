@@ -32,7 +32,8 @@ inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
 
 struct Kernels {
   const char* isa;
-  ReduceFn reduce[kNumDTypes][kNumReduceOps];   // null: Adasum, which is no operation on elements
+  // Null: Adasum, which is no operation on elements, and bitwise operators but for kUInt8.
+  ReduceFn reduce[kNumDTypes][kNumReduceOps];
   CastFn cast[kNumFloatTypes][kNumFloatTypes];  // [source][destination]; null on the diagonal, which is a copy
   CountFn count_beyond_half;                    // float32 that is finite, and not in float16
   CastFn clamp_to_half;                         // these become the greatest there is

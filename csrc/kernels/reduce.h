@@ -5,6 +5,7 @@
 //   - `dst` may equal `a` or any source exactly; partial overlap is not allowed.
 //   - float16 and bfloat16 are combined in float32 and rounded once, to nearest even, when stored.
 //   - Integers wrap (two's complement). Bool holds 0 or 1: sum and max are OR, product and min are AND.
+//   - Bitwise and, or and xor are of integers and bool, with scale 1.0.
 //   - Min and max propagate NaN.
 //   - `scale` multiplies the combined value just before it is rounded to the element type; 1.0 leaves it untouched.
 //     float16/bfloat16/float32 multiply in float32, float64 in float64; a scale of 1.0/n divides by n, correctly

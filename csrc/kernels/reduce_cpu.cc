@@ -17,6 +17,7 @@ void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t 
     throw ArgumentError("reduce needs at least one source and one destination (got " + std::to_string(srcs.size()) +
                         " and " + std::to_string(dsts.size()) + ")");
   }
+  check_operator(dtype, op, scale_factor);
   const Scale scale = prepare_scale(dtype, scale_factor);
   if (count == 0) return;
   if (srcs.size() == 1 && !scale.active) {  // nothing to combine: a copy, which keeps every bit, of NaNs too
@@ -25,7 +26,10 @@ void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t 
     }
     return;
   }
-  if (op == ReduceOp::kAdasum) throw ArgumentError("adasum combines vectors: see kernels/adaptive_sum.h");
+  if (is_bitwise(op)) {  // of bits it does not matter whose they are, and there are loops for bytes alone
+    count *= dtype_bytes(dtype);
+    dtype = DType::kUInt8;
+  }
   const KeepSubnormals keep;
   const ReduceFn reduce = active_kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
   // The loops address bytes. char may alias anything, and the pointer arrays themselves are only read.

@@ -61,6 +61,25 @@ struct Max {
   }
 };
 
+struct And {
+  template <class T>
+  __device__ static T apply(T a, T b) {
+    return a & b;
+  }
+};
+struct Or {
+  template <class T>
+  __device__ static T apply(T a, T b) {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class T>
+  __device__ static T apply(T a, T b) {
+    return a ^ b;
+  }
+};
+
 struct Pointers {
   const void* srcs[kMaxPointers];
   void* dsts[kMaxPointers];
@@ -74,7 +93,8 @@ __device__ T scaled(T value, const Scale& scale) {
   if constexpr (std::is_floating_point_v<T>) {
     return scale.divisor == 1 ? value * static_cast<T>(scale.factor) : value / static_cast<T>(scale.divisor);
   } else {
-    if (scale.divisor != 1) return static_cast<T>(static_cast<int64_t>(value) / scale.divisor);
+    using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+    if (scale.divisor != 1) return static_cast<T>(value / static_cast<Wide>(scale.divisor));
     constexpr bool kSigned = std::is_signed_v<T>;
     constexpr T kLeast = kSigned ? static_cast<T>(uint64_t{1} << (8 * sizeof(T) - 1)) : T{0};
     constexpr T kMost = static_cast<T>(~kLeast);
@@ -154,14 +174,32 @@ void launch_op(ReduceOp op, const Pointers& p, size_t count, const Scale& scale,
     case ReduceOp::kAverage:
       return launch<T, Sum>(p, count, scale, stream);
     case ReduceOp::kAdasum:
-      throw ArgumentError("adasum combines vectors: it has no kernel of elements");
+      break;  // check_operator
     case ReduceOp::kMin:
       return launch<T, Min>(p, count, scale, stream);
     case ReduceOp::kMax:
       return launch<T, Max>(p, count, scale, stream);
     case ReduceOp::kProduct:
       return launch<T, Product>(p, count, scale, stream);
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      break;  // launch_bits
   }
+}
+
+template <class T>
+void launch_bits(ReduceOp op, const Pointers& p, size_t count, cudaStream_t stream) {
+  const Scale unscaled{false, 1.0, 1};
+  if (op == ReduceOp::kBitAnd) return launch<T, And>(p, count, unscaled, stream);
+  if (op == ReduceOp::kBitOr) return launch<T, Or>(p, count, unscaled, stream);
+  return launch<T, Xor>(p, count, unscaled, stream);
+}
+
+void launch_bits(DType dtype, ReduceOp op, const Pointers& p, size_t count, cudaStream_t stream) {
+  if (dtype_bytes(dtype) == 1) return launch_bits<uint8_t>(op, p, count, stream);
+  if (dtype_bytes(dtype) == 2) return launch_bits<uint16_t>(op, p, count, stream);
+  launch_bits<uint32_t>(op, p, count * (dtype_bytes(dtype) / sizeof(uint32_t)), stream);
 }
 
 void launch_dtype(DType dtype, ReduceOp op, const Pointers& p, size_t count, const Scale& scale, cudaStream_t stream) {
@@ -190,6 +228,10 @@ void launch_dtype(DType dtype, ReduceOp op, const Pointers& p, size_t count, con
       return launch_op<int16_t>(op, p, count, scale, stream);
     case DType::kUInt16:
       return launch_op<uint16_t>(op, p, count, scale, stream);
+    case DType::kUInt32:
+      return launch_op<uint32_t>(op, p, count, scale, stream);
+    case DType::kUInt64:
+      return launch_op<uint64_t>(op, p, count, scale, stream);
   }
 }
 
@@ -200,6 +242,7 @@ void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t 
                         " sources and as many destinations (got " + std::to_string(srcs.size()) + " and " +
                         std::to_string(dsts.size()) + "): reduce in groups");
   }
+  check_operator(dtype, op, scale_factor);
   const Scale scale = prepare_scale(dtype, scale_factor);
   if (count == 0) return;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
@@ -215,6 +258,7 @@ void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t 
   p.n_dsts = static_cast<unsigned>(dsts.size());
   for (unsigned s = 0; s < p.n_srcs; ++s) p.srcs[s] = srcs[s];
   for (unsigned d = 0; d < p.n_dsts; ++d) p.dsts[d] = dsts[d];
+  if (is_bitwise(op)) return launch_bits(dtype, op, p, count, cuda_stream);
   launch_dtype(dtype, op, p, count, scale, cuda_stream);
 }
 

@@ -10,4 +10,7 @@ namespace dcoll::kernels {
 // finite.
 Scale prepare_scale(DType dtype, double scale);
 
+// Whether the operator takes the dtype and the scale; ArgumentError if not.
+void check_operator(DType dtype, ReduceOp op, double scale);
+
 }  // namespace dcoll::kernels

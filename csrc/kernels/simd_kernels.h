@@ -62,6 +62,12 @@ struct And {
     return a & b;
   }
 };
+struct Xor {
+  template <class T>
+  DCOLL_INLINE static Vec<T> apply(Vec<T> a, Vec<T> b) {
+    return a ^ b;
+  }
+};
 
 // ---- scale ----
 
@@ -310,6 +316,8 @@ void cast_loop(char* dst, const char* src, size_t count) {
 
 // ---- the table, in the order of DType and ReduceOp ----
 
+using Bytes = Plain<uint8_t>;
+
 // clang-format off
 #define DCOLL_REDUCE_ROW(D) {reduce<D, Sum>, reduce<D, Sum>, nullptr, reduce<D, Min>, reduce<D, Max>, reduce<D, Product>}
 constexpr Kernels make_table(const char* isa) {
@@ -321,12 +329,14 @@ constexpr Kernels make_table(const char* isa) {
           DCOLL_REDUCE_ROW(Plain<float>),
           DCOLL_REDUCE_ROW(Plain<double>),
           DCOLL_REDUCE_ROW(Plain<int8_t>),
-          DCOLL_REDUCE_ROW(Plain<uint8_t>),
+          {reduce<Bytes, Sum>, reduce<Bytes, Sum>, nullptr, reduce<Bytes, Min>, reduce<Bytes, Max>, reduce<Bytes, Product>, reduce<Bytes, And>, reduce<Bytes, Or>, reduce<Bytes, Xor>},
           DCOLL_REDUCE_ROW(Plain<int32_t>),
           DCOLL_REDUCE_ROW(Plain<int64_t>),
           {reduce<Bool, Or>, reduce<Bool, Or>, nullptr, reduce<Bool, And>, reduce<Bool, Or>, reduce<Bool, And>},
           DCOLL_REDUCE_ROW(Plain<int16_t>),
           DCOLL_REDUCE_ROW(Plain<uint16_t>),
+          DCOLL_REDUCE_ROW(Plain<uint32_t>),
+          DCOLL_REDUCE_ROW(Plain<uint64_t>),
       },
       {
           {nullptr, cast_loop<Float16, BFloat16>, cast_loop<Float16, Plain<float>>, cast_loop<Float16, Plain<double>>},

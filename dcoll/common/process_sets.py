@@ -1,5 +1,5 @@
 """What scripts import from horovod.common.process_sets."""
 
-from dcoll.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from dcoll.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

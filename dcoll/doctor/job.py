@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dcoll.doctor import machine
 from dcoll.doctor.finding import Finding, broken, fine, note
-from dcoll.find_launcher import find_launcher
+from dcoll.job.find_launcher import find_launcher
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def examine() -> list[Finding] | None:
         dcoll.init()
     except Exception as error:  # whatever keeps the job from starting is the finding
         return [*machine.examine(), broken("job", f"{type(error).__name__}: {error}", "See what is broken above.")]
-    comm = dcoll.world.communicator()
+    comm = dcoll.job.world.communicator()
     seen: list[Seen] = dcoll.allgather_object(look(comm.rank, comm.node))
     return [*machine.examine(), *compare(seen, comm.transports)] if comm.rank == 0 else None
 

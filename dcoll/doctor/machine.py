@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dcoll.doctor.finding import Finding, broken, fine, note
-from dcoll.find_launcher import REINSTALL
+from dcoll.job.find_launcher import REINSTALL
 
 PACKAGE = Path(__file__).parents[1]
 PLUGIN = PACKAGE / "libdcoll_mpi.so"

@@ -8,9 +8,9 @@ import weakref
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from dcoll import world
 from dcoll.elastic.base_state import HostsUpdatedInterrupt, HostUpdate, State
 from dcoll.errors import HorovodInternalError
+from dcoll.job import world
 
 P = ParamSpec("P")
 R = TypeVar("R")

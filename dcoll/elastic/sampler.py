@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.utils.data
 
-from dcoll import world
+from dcoll.job import world
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):

@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import torch
 
-from dcoll import collectives, functions, world
+from dcoll.collectives import calls
 from dcoll.elastic.base_state import ObjectState
 from dcoll.elastic.sampler import ElasticSampler
+from dcoll.job import world
+from dcoll.optimizer import starting_state
 
 
 class StateHandler:
@@ -54,7 +56,7 @@ class ModelStateHandler(StateDictHandler):
     """Of torch.nn.Module."""
 
     def sync(self) -> None:
-        functions.broadcast_parameters(self.value.state_dict(), root_rank=0)
+        starting_state.broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
 
@@ -62,7 +64,7 @@ class OptimizerStateHandler(StateDictHandler):
     """Of torch.optim.Optimizer."""
 
     def sync(self) -> None:
-        functions.broadcast_optimizer_state(self.value, root_rank=0)
+        starting_state.broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
 
@@ -70,7 +72,7 @@ class SamplerStateHandler(StateDictHandler):
     """Of ElasticSampler."""
 
     def sync(self) -> None:
-        self.value.load_state_dict(collectives.broadcast_object(self.value.state_dict(), root_rank=0))
+        self.value.load_state_dict(calls.broadcast_object(self.value.state_dict(), root_rank=0))
         self.save()
 
 
@@ -118,7 +120,7 @@ class TorchState(ObjectState):
         self._handlers = {name: handler for name, handler in found.items() if handler is not None}
         for name in self._handlers:
             object.__setattr__(self, name, kwargs.pop(name))
-        super().__init__(cast(Callable[[Any], Any], collectives.broadcast_object), world.rank, **kwargs)
+        super().__init__(cast(Callable[[Any], Any], calls.broadcast_object), world.rank, **kwargs)
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""

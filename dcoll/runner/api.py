@@ -96,7 +96,7 @@ def run(
 
 
 def _pickled(what: Any) -> bytes:
-    from dcoll.objects import pickled
+    from dcoll.job.objects import pickled
 
     try:
         return pickled(what)

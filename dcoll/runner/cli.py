@@ -85,7 +85,8 @@ def run(command: list[str], env: dict[str, str]) -> int:
 
 def check_build() -> str:
     """What is built in, in the manner of horovodrun --check-build."""
-    from dcoll import _C, world
+    from dcoll import _C
+    from dcoll.job import world
 
     try:
         found = command_lines.find_mpirun()

@@ -3,7 +3,7 @@
 import os
 import pickle
 
-from dcoll.objects import pickled
+from dcoll.job.objects import pickled
 from dcoll.runner.channel import Channel, connect
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")

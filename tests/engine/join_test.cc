@@ -79,7 +79,8 @@ TEST(rank_0_joins_first) {
 
 TEST(no_operator_is_changed) {
   run_ranks(2, [](Communicator& comm) {
-    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (const ReduceOp op :
+         {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
       if (comm.rank() == 0) {
         std::vector<int32_t> ints(3, -5);
         reduce(comm, ints, DType::kInt32, op, false);
@@ -87,9 +88,14 @@ TEST(no_operator_is_changed) {
         std::vector<uint16_t> unsigned_ints(3, 5);
         reduce(comm, unsigned_ints, DType::kUInt16, op, false);
         CHECK_EQ(unsigned_ints[2], uint16_t{5});
-        std::vector<double> doubles(3, -5);
-        reduce(comm, doubles, DType::kFloat64, op, false);
-        CHECK_EQ(doubles[2], -5.0);
+        std::vector<uint64_t> long_ints(3, uint64_t{5} << 61);
+        reduce(comm, long_ints, DType::kUInt64, op, false);
+        CHECK_EQ(long_ints[2], uint64_t{5} << 61);
+        if (!is_bitwise(op)) {
+          std::vector<double> doubles(3, -5);
+          reduce(comm, doubles, DType::kFloat64, op, false);
+          CHECK_EQ(doubles[2], -5.0);
+        }
         std::vector<uint8_t> bytes(3, 1);
         reduce(comm, bytes, DType::kBool, op, false);
         CHECK_EQ(bytes[2], uint8_t{1});

@@ -94,9 +94,12 @@ inline Number read(DType dtype, const char* p) {
       return {0, static_cast<uint64_t>(load_as<int16_t>(p))};
     case DType::kUInt16:
       return {0, load_as<uint16_t>(p)};
+    case DType::kUInt32:
+      return {0, load_as<uint32_t>(p)};
     case DType::kInt32:
       return {0, static_cast<uint64_t>(load_as<int32_t>(p))};
     case DType::kInt64:
+    case DType::kUInt64:
       return {0, load_as<uint64_t>(p)};
   }
   return {};
@@ -120,8 +123,10 @@ inline void write(DType dtype, char* p, Number n) {
     case DType::kUInt16:
       return store_as(p, static_cast<uint16_t>(n.integer));
     case DType::kInt32:
+    case DType::kUInt32:
       return store_as(p, static_cast<uint32_t>(n.integer));
     case DType::kInt64:
+    case DType::kUInt64:
       return store_as(p, n.integer);
   }
 }
@@ -135,12 +140,15 @@ inline Number computed(DType dtype, Number n) {
   return read(dtype, wrapped);
 }
 
+inline bool is_signed_integer(DType dtype) {
+  return dtype == DType::kInt8 || dtype == DType::kInt16 || dtype == DType::kInt32 || dtype == DType::kInt64;
+}
+
 inline double pick(bool first_wins, double a, double b) { return std::isnan(a) || first_wins ? a : b; }
 
 inline Number combine(DType dtype, ReduceOp op, Number a, Number b) {
-  const bool is_signed = dtype != DType::kUInt8 && dtype != DType::kUInt16 && dtype != DType::kBool;
-  const bool less =
-      is_signed ? static_cast<int64_t>(a.integer) < static_cast<int64_t>(b.integer) : a.integer < b.integer;
+  const bool less = is_signed_integer(dtype) ? static_cast<int64_t>(a.integer) < static_cast<int64_t>(b.integer)
+                                             : a.integer < b.integer;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
@@ -150,6 +158,12 @@ inline Number combine(DType dtype, ReduceOp op, Number a, Number b) {
       return computed(dtype, {a.real * b.real, a.integer * b.integer});
     case ReduceOp::kAdasum:
       break;
+    case ReduceOp::kBitAnd:
+      return {0, a.integer & b.integer};
+    case ReduceOp::kBitOr:
+      return {0, a.integer | b.integer};
+    case ReduceOp::kBitXor:
+      return {0, a.integer ^ b.integer};
     case ReduceOp::kMin:
       return {pick(a.real < b.real, a.real, b.real), less ? a.integer : b.integer};
     case ReduceOp::kMax:
@@ -167,14 +181,18 @@ inline Number scaled(DType dtype, Number n, double scale) {
   if (dtype == DType::kFloat64) return {n.real * scale, 0};
   if (is_floating(dtype)) return {static_cast<float>(n.real) * static_cast<float>(scale), 0};
   if (1.0 / divisor == scale) {
+    if (!is_signed_integer(dtype)) return {0, n.integer / static_cast<uint64_t>(divisor)};
     return {0, static_cast<uint64_t>(static_cast<int64_t>(n.integer) / static_cast<int64_t>(divisor))};
   }
-  const bool is_signed = dtype != DType::kUInt8 && dtype != DType::kUInt16;
+  const bool is_signed = is_signed_integer(dtype);
   const int bits = static_cast<int>(8 * dtype_bytes(dtype));
   const double most = std::ldexp(1.0, is_signed ? bits - 1 : bits) - 1;  // of int64 2^63, as 2^63 - 1 is no double
-  const double x = std::trunc(static_cast<double>(static_cast<int64_t>(n.integer)) * scale);
+  const double value =
+      is_signed ? static_cast<double>(static_cast<int64_t>(n.integer)) : static_cast<double>(n.integer);
+  const double x = std::trunc(value * scale);
   if (x >= most) return {0, ~0ull >> (is_signed ? 65 - bits : 64 - bits)};
-  return {0, static_cast<uint64_t>(static_cast<int64_t>(std::max(x, is_signed ? -std::ldexp(1.0, bits - 1) : 0.0)))};
+  if (!is_signed) return {0, static_cast<uint64_t>(std::max(x, 0.0))};
+  return {0, static_cast<uint64_t>(static_cast<int64_t>(std::max(x, -std::ldexp(1.0, bits - 1))))};
 }
 
 // Equal bits, or both NaN: which NaN comes out of an operation on two is left to the hardware.
@@ -222,11 +240,17 @@ class Guarded {
   std::vector<unsigned char> memory_;
 };
 
-inline constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64,
-                                    DType::kInt8,    DType::kUInt8,    DType::kInt32,   DType::kInt64,
-                                    DType::kBool,    DType::kInt16,    DType::kUInt16};
-inline constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
-                                    ReduceOp::kProduct};
+inline constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kInt8,
+                                    DType::kUInt8,   DType::kInt32,    DType::kInt64,   DType::kBool,    DType::kInt16,
+                                    DType::kUInt16,  DType::kUInt32,   DType::kUInt64};
+inline constexpr ReduceOp kOps[] = {ReduceOp::kSum,     ReduceOp::kAverage, ReduceOp::kMin,   ReduceOp::kMax,
+                                    ReduceOp::kProduct, ReduceOp::kBitAnd,  ReduceOp::kBitOr, ReduceOp::kBitXor};
+
+// Whether the operator takes the dtype, with the scale.
+inline bool defined(DType dtype, ReduceOp op, double scale) {
+  if (is_bitwise(op)) return !is_floating(dtype) && scale == 1.0;
+  return dtype != DType::kBool || scale == 1.0;
+}
 inline constexpr size_t kSizes[] = {0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1000, 4099};
 
 // Any bit pattern, with many NaNs, infinities, subnormals and integers about to overflow; bool holds 0 or 1.
@@ -263,8 +287,7 @@ inline void fill_random(DType dtype, char* p, size_t count, std::mt19937_64& ran
 // Small integers, of which sums and products of a few are exact.
 inline void fill_small(DType dtype, char* p, size_t count, std::mt19937_64& random) {
   for (size_t i = 0; i < count; ++i) {
-    const int64_t value =
-        static_cast<int64_t>(random() % 9) - (dtype == DType::kUInt8 || dtype == DType::kUInt16 ? 0 : 4);
+    const int64_t value = static_cast<int64_t>(random() % 9) - (is_signed_integer(dtype) || is_floating(dtype) ? 4 : 0);
     const uint64_t integer = dtype == DType::kBool ? static_cast<uint64_t>(value & 1) : static_cast<uint64_t>(value);
     write(dtype, p + i * dtype_bytes(dtype), {static_cast<double>(value), integer});
   }

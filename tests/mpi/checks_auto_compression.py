@@ -91,7 +91,7 @@ def check_auto_on_one_rank_alone_is_a_mismatch() -> None:
 def check_explain_in_the_job() -> None:
     """As `explain --compression` does, with what this job has measured."""
     hvd.allreduce(operand(), compression=hvd.Compression.auto("int8"))
-    from dcoll.world import communicator
+    from dcoll.job.world import communicator
 
     comm = communicator()
     coding = comm.coding("auto int8")

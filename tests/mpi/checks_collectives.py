@@ -14,7 +14,8 @@ import torch
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
 import dcoll as hvd
-from dcoll import on_communicator, world
+from dcoll.collectives import on_communicator
+from dcoll.job import world
 
 
 def check_topology() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dcoll as hvd
-from dcoll import world
+from dcoll.job import world
 
 
 def _model() -> torch.nn.Module:

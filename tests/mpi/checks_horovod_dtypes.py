@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from reference import DTYPES, ops_of, reduced, sample
+from reference import DTYPES, UNSIGNED, ops_of, reduced, sample
 
 import dcoll as hvd
 
 NUMBERS = [dtype for dtype in DTYPES if dtype is not torch.bool]
 INTEGERS = [dtype for dtype in NUMBERS if not dtype.is_floating_point]
-UNSIGNED = (torch.uint8, torch.uint16)
 SIDE = 17
 
 

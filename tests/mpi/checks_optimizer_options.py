@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import dcoll as hvd
-from dcoll import world
 from dcoll.compression import Compressor
+from dcoll.job import world
 
 
 class Toy(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 
 import dcoll as hvd
 from dcoll import _C
-from dcoll.gradients import GradientSync
+from dcoll.optimizer.gradients import GradientSync
 
 WIDTHS = (4, 600)  # gradients that are taken at the end of backward, and gradients that have hooks
 

@@ -8,7 +8,7 @@ from power_sgd_twin import Twin, gradient_of
 
 import dcoll as hvd
 from dcoll.compression import StatefulCompressor
-from dcoll.power_sgd import MatrixState, PowerSGDReducer
+from dcoll.optimizer.power_sgd import MatrixState, PowerSGDReducer
 
 RANK = 2
 SHAPES = {"w": (60, 50), "b": (70,), "conv": (16, 4, 3, 3), "small": (3, 5)}

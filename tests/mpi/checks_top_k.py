@@ -11,7 +11,7 @@ from checks_compression import COUNT, by_every_call, whole
 from checks_optimizer_options import Toy, distributed
 
 import dcoll as hvd
-from dcoll.residuals import KEY
+from dcoll.compression.residuals import KEY
 
 TopK = hvd.Compression.topk
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from dcoll.mpi_startup import PLUGIN
+from dcoll.job.mpi_startup import PLUGIN
 from dcoll.runner import command_lines
 from dcoll.runner.hosts import UsageError
 

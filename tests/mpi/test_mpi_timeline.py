@@ -10,7 +10,7 @@ import pytest
 from mpirun import find_mpirun, launch
 
 import dcoll
-from dcoll import timeline_merge
+from dcoll.job import timeline_merge
 
 pytestmark = pytest.mark.mpi
 

@@ -11,8 +11,9 @@ from checks_collectives import check_mismatch, check_objects  # noqa: F401  chec
 from reference import reduced, sample
 
 import dcoll as hvd
-from dcoll import _C, world
-from dcoll.process_sets import communicator_of
+from dcoll import _C
+from dcoll.job import world
+from dcoll.job.process_sets import communicator_of
 
 
 def check_every_host_is_a_node() -> None:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dcoll import _C, tensors
-from dcoll.world import WORLD
+from dcoll import _C
+from dcoll.collectives import tensors
+from dcoll.job.world import WORLD
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 
 from dcoll import _C
 from dcoll.compression import Compressor
-from dcoll.gradients import GradientSync
+from dcoll.optimizer.gradients import GradientSync
 
 LATE = {"bytes": 0}
 """Up to which size the gradients of sync_of() are late."""

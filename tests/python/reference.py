@@ -1,9 +1,11 @@
 """What collectives must compute, the slow and obvious way: gather everything, then reduce with NumPy in rank order."""
 
+import functools
+
 import numpy as np
 import torch
 
-from dcoll import Average, Max, Min, Product, ReduceOp, Sum
+from dcoll import Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 DTYPES = [
     torch.float16,
@@ -14,10 +16,14 @@ DTYPES = [
     torch.uint8,
     torch.int16,
     torch.uint16,
+    torch.uint32,
+    torch.uint64,
     torch.int32,
     torch.int64,
     torch.bool,
 ]
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+BITS = {BitAnd: torch.bitwise_and, BitOr: torch.bitwise_or, BitXor: torch.bitwise_xor}
 
 
 def sample(rank: int, count: int, dtype: torch.dtype, op: ReduceOp, n: int) -> torch.Tensor:
@@ -27,7 +33,7 @@ def sample(rank: int, count: int, dtype: torch.dtype, op: ReduceOp, n: int) -> t
         # At most 7 ranks have a 2 at any index, the others 1: products up to 128 would not fit int8, 64 does.
         values = 1 + ((index + rank) % max(2, n) < min(n, 6)).to(torch.int64) * (index % 2)
     else:
-        values = (index * 7 + rank * 3) % 11 + (0 if dtype in (torch.uint8, torch.uint16, torch.bool) else -5)
+        values = (index * 7 + rank * 3) % 11 + (0 if dtype in (*UNSIGNED, torch.bool) else -5)
     if dtype is torch.bool:
         values = values % 3 == 0
     return values.to(dtype)
@@ -43,6 +49,8 @@ def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
         out = stack.amax(0)
     elif op is Product:
         out = stack.prod(0)
+    elif op in BITS:
+        out = functools.reduce(BITS[op], stack.unbind())
     else:
         out = stack.sum(0)
         if op is Average:
@@ -58,7 +66,8 @@ def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
 
 def ops_of(dtype: torch.dtype) -> list[ReduceOp]:
     """The operators that `dtype` has."""
-    return [op for op in (Sum, Average, Min, Max, Product) if not (dtype is torch.bool and op is Average)]
+    ops = [op for op in (Sum, Average, Min, Max, Product) if not (dtype is torch.bool and op is Average)]
+    return ops if dtype.is_floating_point else [*ops, *BITS]
 
 
 def sizes_for(n: int) -> list[int]:

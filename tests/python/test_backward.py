@@ -5,8 +5,9 @@ import threading
 
 import torch
 
-from dcoll import _C, backward
-from dcoll.gradients import GradientSync
+from dcoll import _C
+from dcoll.optimizer import backward
+from dcoll.optimizer.gradients import GradientSync
 
 
 class Watcher:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dcoll.optimizer_arguments import bucket_settings
+from dcoll.optimizer.optimizer_arguments import bucket_settings
 
 
 def bucket_mb(num_nodes: int) -> float:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import dcoll
-from dcoll import _C, environment, on_communicator
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.job import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 

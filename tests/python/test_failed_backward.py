@@ -11,7 +11,7 @@ from local_ranks import run_ranks
 from torch import nn
 
 from dcoll import _C, Compression, DcollError, MismatchError, Sum
-from dcoll.gradients import GradientSync
+from dcoll.optimizer.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_reduced_is_told_on_all_ranks() -> None:
 @pytest.mark.parametrize("then", ["zero_grad", "backward", "step"])
 def test_a_backward_that_cannot_be_watched(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other versions of torch may run it in a way that is not known: then it is noticed by what comes next."""
-    monkeypatch.setattr("dcoll.gradients.watch", lambda _: False)
+    monkeypatch.setattr("dcoll.optimizer.gradients.watch", lambda _: False)
 
     def body(comm: _C.Communicator) -> None:
         model = Toy()

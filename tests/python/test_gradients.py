@@ -10,7 +10,7 @@ from local_ranks import run_ranks
 from torch import nn
 
 from dcoll import _C, Compression, DcollError, Sum
-from dcoll.gradients import GradientSync
+from dcoll.optimizer.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
 

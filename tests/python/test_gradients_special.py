@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum
-from dcoll.gradients import GradientSync
+from dcoll.optimizer.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
 

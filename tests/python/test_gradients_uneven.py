@@ -8,7 +8,7 @@ from local_ranks import run_ranks
 from torch import nn
 
 from dcoll import _C, DcollError, Sum
-from dcoll.gradients import GradientSync
+from dcoll.optimizer.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
 

@@ -20,9 +20,8 @@ from dcoll import (
     Product,
     ReduceOp,
     Sum,
-    grouped,
-    on_communicator,
 )
+from dcoll.collectives import grouped, on_communicator
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float64, torch.uint8]
 LARGE = 70_001

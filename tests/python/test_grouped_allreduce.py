@@ -8,7 +8,8 @@ import pytest
 import torch
 from local_ranks import run_ranks
 
-from dcoll import _C, Average, Max, MismatchError, ReduceOp, Sum, grouped, on_communicator
+from dcoll import _C, Average, Max, MismatchError, ReduceOp, Sum
+from dcoll.collectives import grouped, on_communicator
 
 # Around cache lines and around the slices of 2 to 8 ranks; 0-dim and empty among them. 60 KB in all.
 SHAPES = [(), (0,), (1,), (3, 5), (1000,), (16,), (2, 0), (4097,), (31, 33), (1024,), (8191,), ()]

@@ -54,7 +54,8 @@ def test_every_op_and_size(n: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool"]
+    "name",
+    ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"],
 )
 def test_numpy(name: str) -> None:
     n = 3
@@ -153,7 +154,6 @@ ELSEWHERE: dict[str, Any] = {
     "sparse": torch.ones(2).to_sparse(),
     "meta": torch.ones(2, device="meta"),
     "complex": torch.ones(2, dtype=torch.complex64),
-    "uint32": torch.ones(2, dtype=torch.uint32),
     "float8": torch.ones(2).to(torch.float8_e5m2),
     "subclass": torch.ones(2).as_subclass(Subclass),
     "negated": NEGATED,
@@ -163,7 +163,7 @@ ELSEWHERE: dict[str, Any] = {
     "masked": np.ma.masked_array(np.ones(3)),
     "fortran": np.asfortranarray(np.ones((2, 3))),
     "big-endian": np.ones(2, dtype=">f4"),
-    "uint32 array": np.ones(2, dtype=np.uint32),
+    "complex array": np.ones(2, dtype=np.complex64),
     "objects": np.array([1, "x"], dtype=object),
     "unaligned": np.frombuffer(bytearray(9), np.float32, 2, 1),
     "structured": np.zeros(2, dtype=[("a", np.float32)]),

@@ -10,7 +10,8 @@ import torch
 from local_ranks import run_ranks
 
 import dcoll
-from dcoll import _C, MismatchError, ReduceOp, Sum, on_communicator
+from dcoll import _C, MismatchError, ReduceOp, Sum
+from dcoll.collectives import on_communicator
 from dcoll.compression import Compression
 
 OPS = tuple(ReduceOp)

@@ -14,7 +14,7 @@ import torch
 
 import dcoll
 from dcoll import _C
-from dcoll.world import WORLD
+from dcoll.job.world import WORLD
 
 FUNCTIONS = [dcoll.allreduce, dcoll.allreduce_]
 both = pytest.mark.parametrize("function", FUNCTIONS, ids=["allreduce", "allreduce_"])

@@ -9,8 +9,8 @@ from local_ranks import run_ranks
 from torch import nn
 
 from dcoll import _C, DcollError, Sum
-from dcoll.gradients import GradientSync
-from dcoll.late_gradients import late_ones
+from dcoll.optimizer.gradients import GradientSync
+from dcoll.optimizer.late_gradients import late_ones
 
 
 class Watched:
@@ -134,7 +134,7 @@ def test_a_backward_in_another_thread() -> None:
 
 
 def test_backward_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dcoll.gradients.watch", lambda _: False)
+    monkeypatch.setattr("dcoll.optimizer.gradients.watch", lambda _: False)
 
     def body(comm: _C.Communicator) -> None:
         model = Toy()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dcoll import DcollError, mpi_startup
-from dcoll.find_launcher import Launcher, find_launcher
+from dcoll import DcollError
+from dcoll.job import mpi_startup
+from dcoll.job.find_launcher import Launcher, find_launcher
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_every_public_name_is_there() -> None:
 
 def test_launched_without_mpi_it_never_becomes_jobs_of_one() -> None:
     done = python(
-        "import pathlib, dcoll, dcoll.mpi_startup as mpi_startup\n"
+        "import pathlib, dcoll, dcoll.job.mpi_startup as mpi_startup\n"
         "mpi_startup.load_mpi.__defaults__ = (pathlib.Path('missing.so'),)\n"
         "dcoll.init()\n",
         OMPI_COMM_WORLD_SIZE="2",

@@ -7,7 +7,7 @@ import pytest
 
 BEGIN = """
 import os, sys
-from dcoll import lifecycle
+from dcoll.job import lifecycle
 
 class Told:
     def fail(self, text, status):

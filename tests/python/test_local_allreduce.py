@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
-from dcoll import _C, ArgumentError, Average, MismatchError, PeerError, ReduceOp, Sum, on_communicator
+from dcoll import _C, ArgumentError, Average, BitAnd, BitXor, MismatchError, PeerError, ReduceOp, Sum
+from dcoll.collectives import on_communicator
 
 RANKS = range(1, 9)
 
@@ -85,7 +86,8 @@ def test_scalars_and_empty(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool"]
+    "name",
+    ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"],
 )
 def test_numpy(name: str) -> None:
     n = 3
@@ -161,12 +163,12 @@ def test_result_has_no_history() -> None:
     [
         ([1.0, 2.0], "torch.Tensor or numpy.ndarray"),
         (torch.ones(2, dtype=torch.complex64), "complex64.*float16.*convert"),
-        (np.ones(2, dtype=np.uint32), "uint32"),
+        (np.ones(2, dtype=np.complex64), "complex64"),
         (np.ones(2, dtype=">f4"), ">f4"),
         (torch.ones(2).to_sparse(), r"sparse.*to_dense\(\)"),
         (torch.ones(2, device="meta"), r"meta.*\.cpu\(\)"),
     ],
-    ids=["list", "complex", "uint32", "big-endian", "sparse", "device"],
+    ids=["list", "complex", "complex array", "big-endian", "sparse", "device"],
 )
 def test_what_cannot_be_reduced_says_why(tensor: object, text: str) -> None:
     def body(comm: _C.Communicator) -> None:
@@ -183,6 +185,10 @@ def test_wrong_arguments() -> None:
             on_communicator.allreduce_sync(comm, torch.ones(2), 1, "", 1.0, 1.0)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="bool"):
             on_communicator.allreduce_sync(comm, torch.ones(2, dtype=torch.bool), Average, "", 1.0, 1.0)
+        with pytest.raises(ArgumentError, match=r"bitwise and.*integers or bool"):
+            on_communicator.allreduce_sync(comm, torch.ones(2), BitAnd, "", 1.0, 1.0)
+        with pytest.raises(ArgumentError, match="without prescale"):
+            on_communicator.allreduce_sync(comm, torch.ones(2, dtype=torch.int32), BitXor, "", 2.0, 1.0)
         frozen = np.ones(3)
         frozen.flags.writeable = False
         with pytest.raises(ArgumentError, match="read-only"):

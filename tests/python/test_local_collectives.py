@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 from reference import DTYPES, layouts, ops_of, reduced, sample
 
-from dcoll import _C, ArgumentError, DcollError, MismatchError, Sum, objects, on_communicator
+from dcoll import _C, ArgumentError, DcollError, MismatchError, Sum
+from dcoll.collectives import on_communicator
+from dcoll.job import objects
 
 RANKS = range(1, 9)
 

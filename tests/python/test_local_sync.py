@@ -8,7 +8,8 @@ import pytest
 import torch
 from local_ranks import run_ranks
 
-from dcoll import _C, Sum, on_communicator
+from dcoll import _C, Sum
+from dcoll.collectives import on_communicator
 
 LARGE = 70_001  # elements: more than is guessed, and more than one round through the slots
 

@@ -11,8 +11,8 @@ from power_sgd_twin import Twin, gradient_of
 from torch import nn
 
 from dcoll import _C, ArgumentError, Average, Compression, DcollError, ReduceOp, Sum
-from dcoll.gradients import GradientSync
-from dcoll.power_sgd import MatrixState, PowerSGDReducer
+from dcoll.optimizer.gradients import GradientSync
+from dcoll.optimizer.power_sgd import MatrixState, PowerSGDReducer
 
 every_test_twice = gradient_models.hooked_and_late
 

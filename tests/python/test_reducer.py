@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from local_ranks import run_ranks
 
 from dcoll import _C
-from dcoll.tensors import CODES, library
+from dcoll.collectives.tensors import CODES, library
 
 library("torch")  # fills CODES
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from local_ranks import run_ranks
 
-from dcoll import _C, MismatchError, ReduceOp, Sum, grouped, on_communicator
+from dcoll import _C, MismatchError, ReduceOp, Sum
+from dcoll.collectives import grouped, on_communicator
 
 OPS = tuple(ReduceOp)
 pytestmark = pytest.mark.usefixtures("reader")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dcoll
-from dcoll import stall
+from dcoll.job import stall
 
 
 def function_in(module: str, file: str) -> Callable[..., None]:
@@ -34,7 +34,7 @@ def expect_stack(expected: list[str], *calls: Callable[..., None]) -> None:
     assert found[: len(expected)] == expected
 
 
-OURS = function_in("dcoll.handle", str(Path(dcoll.__file__).parent / "handle.py"))
+OURS = function_in("dcoll.collectives.handle", str(Path(dcoll.__file__).parent / "collectives" / "handle.py"))
 TORCH = function_in("torch.optim.sgd", "/site/torch/optim/sgd.py")
 USER = function_in("__main__", "/home/train.py")
 IN_USER = "/home/train.py:2 in call"

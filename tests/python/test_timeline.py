@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import dcoll
-from dcoll import _C, on_communicator, timeline_merge
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.job import timeline_merge
 
 Event = dict[str, Any]
 

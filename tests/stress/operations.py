@@ -18,7 +18,7 @@ from operand import Operand, Place, Pool, as_tensor, place
 from values import DTYPES, FLOATING, LATEST_START, PERIOD, converted, integers, reals, reduced
 
 import dcoll
-from dcoll import Average, Max, Min, Product, Sum
+from dcoll import Average, BitAnd, BitOr, BitXor, Max, Min, Product, Sum
 
 EDGES_BYTES = (4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)  # where another path is taken, or might be
 
@@ -153,6 +153,8 @@ class Reduction:
 def draw_reduction(dice: random.Random) -> Reduction:
     dtype = dice.choice(DTYPES)
     ops = (Sum, Sum, Min, Max, Product) if dtype is torch.bool else (Sum, Average, Average, Min, Max, Product)
+    if dtype not in FLOATING:
+        ops = (*ops, BitAnd, BitOr, BitXor)
     op = dice.choice(ops)
     real = dtype in FLOATING and op in (Sum, Average) and dice.random() < 0.4
     pre = post = 1.0

@@ -10,11 +10,22 @@ import functools
 import numpy as np
 import torch
 
-from dcoll import Average, Max, Min, Product, ReduceOp, Sum
+from dcoll import Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-DTYPES = (*FLOATING, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.bool)
-UNSIGNED = (torch.uint8, torch.uint16)
+DTYPES = (*FLOATING, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.bool,
+          torch.uint32, torch.uint64)  # fmt: skip
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+COMBINE = {
+    Sum: np.add,
+    Average: np.add,
+    Min: np.minimum,
+    Max: np.maximum,
+    Product: np.multiply,
+    BitAnd: np.bitwise_and,
+    BitOr: np.bitwise_or,
+    BitXor: np.bitwise_xor,
+}
 PERIOD = 3 << 20  # elements; no operand is longer than this
 LATEST_START = 1 << 16
 _FACTOR_RANKS = 6  # so many ranks may multiply by 2: 2**6 fits int8
@@ -67,7 +78,7 @@ def converted(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 def reduced(operands: list[np.ndarray], dtype: torch.dtype, op: ReduceOp, factor: float) -> torch.Tensor:
     """The result, from int8 operands. factor: prescale times postscale, a power of two, so that it rounds nothing."""
-    combine = {Sum: np.add, Average: np.add, Min: np.minimum, Max: np.maximum, Product: np.multiply}[op]
+    combine = COMBINE[op]
     total = operands[0]
     for operand in operands[1:]:
         total = combine(total, operand)

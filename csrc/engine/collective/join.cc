@@ -25,8 +25,11 @@ double neutral(ReduceOp op, double prescale) {
       return prescale < 0 ? kInfinity : -kInfinity;
     case ReduceOp::kProduct:
       return 1 / prescale;
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
     case ReduceOp::kAdasum:
-      break;  // refused: mismatch.cc
+      break;  // of integers; refused: mismatch.cc
   }
   return 0;
 }
@@ -37,6 +40,7 @@ void fill_integers(std::byte* to, const Called& call, T least, T greatest) {
   const T value = call.op == ReduceOp::kMin       ? greatest
                   : call.op == ReduceOp::kMax     ? least
                   : call.op == ReduceOp::kProduct ? T{1}
+                  : call.op == ReduceOp::kBitAnd  ? static_cast<T>(~T{})
                                                   : T{};
   for (size_t i = 0; i < call.count; ++i) std::memcpy(to + i * sizeof value, &value, sizeof value);
 }
@@ -72,6 +76,10 @@ void fill_neutral(std::byte* to, const Called& call) {
       return fill_integers<int16_t>(to, call);
     case DType::kUInt16:
       return fill_integers<uint16_t>(to, call);
+    case DType::kUInt32:
+      return fill_integers<uint32_t>(to, call);
+    case DType::kUInt64:
+      return fill_integers<uint64_t>(to, call);
   }
 }
 

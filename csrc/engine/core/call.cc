@@ -30,7 +30,7 @@ std::string_view kind_name(Kind kind) {
 
 bool Call::plainly_valid(int size) const {
   const auto reduction_is = [this] {
-    return op != ReduceOp::kAdasum && can_scale(dtype, prescale) && can_scale(dtype, postscale) &&
+    return op != ReduceOp::kAdasum && !is_bitwise(op) && can_scale(dtype, prescale) && can_scale(dtype, postscale) &&
            (dtype != DType::kBool || op != ReduceOp::kAverage);
   };
   switch (kind) {

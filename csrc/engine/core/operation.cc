@@ -36,6 +36,11 @@ void validate_scale(const Request& r) {
                         ": the average of bool is not defined. Use sum (or), product (and), min or max, "
                         "or convert to a number type first.");
   }
+  if (is_bitwise(r.op) && (is_floating(r.dtype) || r.prescale != 1.0 || r.postscale != 1.0)) {
+    throw ArgumentError(r.describe() +
+                        ": bitwise operators combine the bits of integers or bool, without prescale and postscale "
+                        "factors. Use another operator, or view the tensor as integers first.");
+  }
   if (!can_scale(r.dtype, r.prescale) || !can_scale(r.dtype, r.postscale)) {
     throw ArgumentError(r.describe() +
                         ": prescale and postscale factors need a number type, and of integers finite factors. Leave "

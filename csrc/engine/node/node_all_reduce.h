@@ -30,7 +30,7 @@ namespace dcoll {
 
 class NodeAllReduce final : public Pollable {
  public:
-  // Where two-shot in place begins to pay; measured (docs/performance.md).
+  // Where two-shot in place begins to pay; measured (docs/notebook/one-node.md).
   static constexpr size_t kInPlaceBytes = 1 << 10;
 
   enum class Outcome {

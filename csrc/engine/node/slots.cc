@@ -11,7 +11,7 @@ namespace {
 
 // The slot form needs one barrier less than Staged, but moves (p-1)n bytes into each rank instead of 2(p-1)n/p, over
 // lines that come back from their readers slowly. Where ranks have cores of their own that is more than the barrier
-// from 2 KiB on (docs/performance.md); where they share cores, a barrier is a few context switches.
+// from 2 KiB on (docs/notebook/one-node.md); where they share cores, a barrier is a few context switches.
 size_t one_shot_bytes_for(bool shared_cores) { return shared_cores ? Slots::kBytes : size_t{1} << 10; }
 
 // A piece costs one barrier, the more expensive the more ranks meet (and share a core), so pieces grow with the ranks.
@@ -41,7 +41,7 @@ void Slots::learn(uint64_t ticket) {
 }
 
 // Few ranks take larger pieces where there are enough of them to overlap: lines that have left the writer's own cache
-// reach the reader sooner (docs/performance.md).
+// reach the reader sooner (docs/notebook/one-node.md).
 size_t Slots::piece_bytes(size_t bytes) const {
   constexpr size_t kEnough = 4;
   return std::clamp(bytes / kEnough, least_piece_bytes_, kMostPieceBytes);

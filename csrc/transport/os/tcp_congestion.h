@@ -4,7 +4,7 @@
 // et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016) sends at a rate it has seen delivered
 // before: a connection that had little to send for a while, or shared its link, is held to that rate until it has
 // probed its way up again, and every 10 s it sends four packets per round trip for 200 ms. CUBIC (RFC 9438) has
-// neither. What that costs is in docs/performance.md.
+// neither. What that costs is in docs/notebook/between-nodes.md.
 #pragma once
 
 #include <string>

@@ -1,0 +1,226 @@
+"""Gradients through the collectives, with the values that Horovod gives them.
+
+A gradient of a broadcast and of an all-gather is the average of all ranks' gradients, that of a reduce-scatter what all
+ranks gathered: as if every rank computed the same loss, of which each has its part.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dcoll import _C
+from dcoll.collectives import grouped, on_communicator
+from dcoll.job.process_sets import ProcessSet, communicator_of
+from dcoll.ops import Average, ReduceOp, Sum
+
+Apply = Callable[..., Any]
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+        process_set, op, name, prescale, postscale, algo, codec = ctx.options = options
+        out: torch.Tensor = on_communicator.allreduce_sync(
+            communicator_of(process_set), tensor, op, name, prescale, postscale, algo, codec
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return allreduce(grads[0], *ctx.options), None, None, None, None, None, None, None
+
+
+class _GroupedAllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        process_set, *options = ctx.options = arguments[:6]
+        return tuple(grouped.allreduce_sync(communicator_of(process_set), list(arguments[6:]), *options))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (None, None, None, None, None, None, *grouped_allreduce(list(grads), *ctx.options))
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, name: str) -> torch.Tensor:
+        ctx.process_set, ctx.rows = process_set, tensor.shape[0]
+        out: torch.Tensor = on_communicator.allgather_sync(communicator_of(process_set), tensor, name)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        comm = communicator_of(ctx.process_set)
+        rows = _rows_of_all(comm, ctx.rows)
+        first = sum(rows[: comm.rank])
+        average = _average(comm, grads[0])
+        return average.narrow(0, first, ctx.rows), None, None
+
+
+class _GroupedAllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, process_set: ProcessSet, name: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.process_set, ctx.rows = process_set, [tensor.shape[0] for tensor in tensors]
+        return tuple(grouped.allgather_sync(communicator_of(process_set), list(tensors), name))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        comm = communicator_of(ctx.process_set)
+        everyones = on_communicator.allgather_sync(
+            comm, torch.tensor([ctx.rows]), "gradient of grouped_allgather: rows"
+        )
+        averages = grouped.allreduce_sync(comm, list(grads), Average, "gradient of grouped_allgather", 1.0, 1.0)
+        before = everyones[: comm.rank].sum(0).tolist()
+        own = [one.narrow(0, at, rows) for one, at, rows in zip(averages, before, ctx.rows, strict=True)]
+        return (None, None, *own)
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> torch.Tensor:
+        ctx.process_set, ctx.root = process_set, root
+        out: torch.Tensor = on_communicator.broadcast_sync(communicator_of(process_set), tensor, root, name)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        comm = communicator_of(ctx.process_set)
+        average = _average(comm, grads[0])
+        return average if comm.rank == ctx.root else torch.zeros_like(average), None, None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, splits: list[int], name: str) -> Any:
+        out, received = on_communicator.alltoall_sync(communicator_of(process_set), tensor, splits, name)
+        ctx.process_set, ctx.received = process_set, received.tolist()
+        ctx.mark_non_differentiable(received)
+        return out, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        comm = communicator_of(ctx.process_set)
+        back, _ = on_communicator.alltoall_sync(comm, grads[0], ctx.received, "gradient of alltoall")
+        return back, None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+        process_set, op, name, prescale, postscale = ctx.options = options
+        out: torch.Tensor = on_communicator.reducescatter_sync(
+            communicator_of(process_set), tensor, op, name, prescale, postscale
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        process_set, op, _, prescale, postscale = ctx.options
+        comm = communicator_of(process_set)
+        factor = prescale * postscale * (comm.size if op is Sum else 1)
+        mine = grads[0] if factor == 1 else grads[0] * factor
+        return on_communicator.allgather_sync(comm, mine, "gradient of reducescatter"), None, None, None, None, None
+
+
+class _GroupedReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        process_set, op, name, prescale, postscale = ctx.options = arguments[:5]
+        tensors = list(arguments[5:])
+        return tuple(grouped.reducescatter_sync(communicator_of(process_set), tensors, op, name, prescale, postscale))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        process_set, op, _, prescale, postscale = ctx.options
+        comm = communicator_of(process_set)
+        factor = prescale * postscale * (comm.size if op is Sum else 1)
+        mine = list(grads) if factor == 1 else [grad * factor for grad in grads]
+        whole = grouped.allgather_sync(comm, mine, "gradient of grouped_reducescatter")
+        return (None, None, None, None, None, *whole)
+
+
+def _average(comm: _C.Communicator, grad: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = on_communicator.allreduce_sync(comm, grad, Average, "gradient", 1.0, 1.0)
+    return out
+
+
+def _rows_of_all(comm: _C.Communicator, rows: int) -> list[int]:
+    found: list[int] = on_communicator.allgather_sync(
+        comm, torch.tensor([rows]), "gradient of allgather: rows"
+    ).tolist()
+    return found
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    process_set: ProcessSet,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str,
+    codec: str,
+) -> Any:
+    """The gradient is reduced like the tensor was."""
+    return _apply(_AllReduce)(tensor, process_set, op, name, prescale, postscale, algo, codec)
+
+
+def grouped_allreduce(
+    tensors: list[torch.Tensor],
+    process_set: ProcessSet,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    codec: str,
+) -> list[Any]:
+    """The gradients are reduced like the tensors were."""
+    return list(_apply(_GroupedAllReduce)(process_set, op, name, prescale, postscale, codec, *tensors))
+
+
+def allgather(tensor: torch.Tensor, process_set: ProcessSet, name: str) -> Any:
+    """The gradient is this rank's rows of the average of all ranks' gradients."""
+    on_communicator.rows_of(tensor, "allgather")
+    return _apply(_AllGather)(tensor, process_set, name)
+
+
+def grouped_allgather(tensors: list[torch.Tensor], process_set: ProcessSet, name: str) -> list[Any]:
+    """The gradients are this rank's rows of the averages of all ranks' gradients."""
+    return list(_apply(_GroupedAllGather)(process_set, name, *_with_rows(tensors, "grouped_allgather")))
+
+
+def broadcast(tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> Any:
+    """The root's gradient is the average of all ranks', that of the others zero. root: the number in the set."""
+    return _apply(_Broadcast)(tensor, process_set, root, name)
+
+
+def alltoall(tensor: torch.Tensor, process_set: ProcessSet, splits: list[int], name: str) -> Any:
+    """The gradient goes back the way the rows came."""
+    return _apply(_AllToAll)(tensor, process_set, splits, name)
+
+
+def reducescatter(
+    tensor: torch.Tensor, process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Any:
+    """The gradient is what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
+    return _apply(_ReduceScatter)(tensor, process_set, op, name, prescale, postscale)
+
+
+def grouped_reducescatter(
+    tensors: list[torch.Tensor], process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any]:
+    """The gradients are what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
+    listed = _with_rows(tensors, "grouped_reducescatter")
+    return list(_apply(_GroupedReduceScatter)(process_set, op, name, prescale, postscale, *listed))
+
+
+def _with_rows(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+    for tensor in tensors:
+        on_communicator.rows_of(tensor, what)
+    return tensors
+
+
+def _apply(function: Any) -> Apply:
+    applied: Apply = function.apply
+    return applied

@@ -1,0 +1,439 @@
+"""The collectives, under Horovod's names and with its arguments.
+
+Each takes a torch.Tensor (CPU) or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by
+order, so all of a process set must make the same calls in the same order; `name` appears in messages and must be the
+same on all ranks. Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside
+the others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is written in
+place and what a handle returns does not.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from dcoll import _C
+from dcoll.collectives import grouped, on_communicator
+from dcoll.collectives.handle import Handle
+from dcoll.collectives.inline import in_order, inline_allreduce, inline_other
+from dcoll.compression.codecs import Compression, codec_of, encode, narrow
+from dcoll.errors import ArgumentError
+from dcoll.job import objects
+from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set, root_in
+from dcoll.job.world import WORLD, communicator
+from dcoll.ops import Average, ReduceOp, Sum
+
+T = TypeVar("T")
+
+
+def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """Horovod's deprecated `average` beside `op`."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ArgumentError("got both average= and op=, which say the same thing: pass op= alone")
+    warnings.warn("average= is deprecated: pass op=dcoll.Average or op=dcoll.Sum", DeprecationWarning, stacklevel=3)
+    return Average if average else Sum
+
+
+def _comm(process_set: ProcessSet) -> _C.Communicator:
+    """Whose ranks work together."""
+    if process_set is global_process_set:
+        return WORLD.comm or communicator()
+    return communicator_of(process_set)
+
+
+def _lane(process_set: ProcessSet, name: str | None) -> on_communicator.Lane:
+    """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
+    comm = _comm(process_set)
+    return comm.by_name if name else comm
+
+
+def _has_gradient(tensor: Any) -> bool:
+    """Whether the result has to carry a gradient: then the call goes through autograd.py."""
+    return getattr(tensor, "requires_grad", False) and bool(sys.modules["torch"].is_grad_enabled())
+
+
+@inline_allreduce(in_place=False)
+def allreduce(
+    tensor: T,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    algo: str = "",
+) -> T:
+    """Combine the tensors of all ranks, of one shape and dtype, and return the result, the same on every rank.
+
+    op: dcoll.Average (the default), Sum, Min, Max or Product. prescale_factor multiplies the input, postscale_factor
+    the result. algo: one of `python -m dcoll.plan list`, "hierarchical" or "auto", the same on every rank; "" is
+    DCOLL_ALGO. Differentiable: the gradient is reduced in the same way.
+    """
+    if average is not None or op is None:
+        op = _op(average, op)
+    sent, context, codec = encode(compression, tensor, op)
+    options = (op, name or "", prescale_factor, postscale_factor, algo, codec)
+    if _has_gradient(sent):
+        from dcoll.collectives import autograd
+
+        out = autograd.allreduce(sent, process_set, *options)
+    else:
+        out = on_communicator.allreduce_sync(_comm(process_set), sent, *options)
+    return cast(T, out if compression is Compression.none else compression.decompress(out, context))
+
+
+@inline_allreduce(in_place=True)
+def allreduce_(
+    tensor: T,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    algo: str = "",
+) -> T:
+    """As allreduce(), overwriting the tensor, which is returned."""
+    if average is not None or op is None:
+        op = _op(average, op)
+    options = (op, name or "", prescale_factor, postscale_factor, algo)
+    return cast(T, on_communicator.allreduce_sync_(_comm(process_set), tensor, *options))
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    algo: str = "",
+) -> Handle:
+    """Start an allreduce(). The tensor must not change until the handle is done."""
+    lane = _lane(process_set, name)
+    return on_communicator.allreduce(
+        lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo
+    )
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    algo: str = "",
+) -> Handle:
+    """Start an allreduce_(). The tensor must be left alone until the handle is done."""
+    lane = _lane(process_set, name)
+    return on_communicator.allreduce_(
+        lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo
+    )
+
+
+@in_order
+def grouped_allreduce(
+    tensors: Sequence[T],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[T]:
+    """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
+    op = _op(average, op)
+    options = (op, name or "", prescale_factor, postscale_factor)
+    if compression is Compression.none:
+        return cast(list[T], _reduce_group(tensors, process_set, (*options, "")))
+    listed = grouped.list_of(tensors, "grouped_allreduce")
+    codecs = {codec_of(compression, tensor, op) for tensor in listed}
+    codec = codecs.pop() if len(codecs) == 1 else ""
+    if codec:
+        return cast(list[T], _reduce_group(listed, process_set, (*options, codec)))
+    return _compressed(listed, compression, lambda sent: _reduce_group(sent, process_set, (*options, "")))
+
+
+def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[T]:
+    """What `run` makes of the tensors, which travel compressed."""
+    if compression is Compression.none:
+        return cast(list[T], run(tensors))
+    pairs = [narrow(compression, tensor) for tensor in tensors]
+    results = run([sent for sent, _ in pairs])
+    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+
+
+def _reduce_group(
+    tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float, str]
+) -> Any:
+    results = grouped.reduce_plain(_comm(process_set), tensors, *options)
+    if results is None and any(map(_has_gradient, tensors)):
+        from dcoll.collectives import autograd
+
+        return autograd.grouped_allreduce(list(tensors), process_set, *options)
+    return grouped.allreduce_sync(_comm(process_set), tensors, *options) if results is None else results
+
+
+@in_order
+def grouped_allreduce_(
+    tensors: Sequence[T],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[T]:
+    """As grouped_allreduce(), overwriting the tensors, which are returned."""
+    comm = _comm(process_set)
+    return grouped.allreduce_sync_(comm, tensors, _op(average, op), name or "", prescale_factor, postscale_factor)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a grouped_allreduce(): one handle for all. The tensors are copied at once and may change."""
+    comm = _lane(process_set, name)
+    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return grouped.start_allreduce(comm, tensors, *options, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a grouped_allreduce_(). The tensors are overwritten by wait(), or by the poll() that says it is done."""
+    comm = _lane(process_set, name)
+    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return grouped.start_allreduce(comm, tensors, *options, in_place=True)
+
+
+def sparse_allreduce_async(
+    tensor: Any, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
+) -> Callable[[], Any]:
+    """Start the sum or average of sparse tensors in COO form. Call the result to wait for it and to get the tensor."""
+    from dcoll.collectives import sparse
+
+    return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
+
+
+@inline_other("broadcast")
+def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
+
+    Differentiable: the root's gradient is the average of all ranks', that of the others zero.
+    """
+    comm, root = _comm(process_set), root_in(process_set, root_rank)
+    if _has_gradient(tensor):
+        from dcoll.collectives import autograd
+
+        carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
+        return carrying
+    out: T = on_communicator.broadcast_sync(comm, tensor, root, name or "")
+    return out
+
+
+@inline_other("broadcast", in_place=True)
+def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    """As broadcast(), overwriting the tensor, which is returned."""
+    comm, root = _comm(process_set), root_in(process_set, root_rank)
+    out: T = on_communicator.broadcast_sync_(comm, tensor, root, name or "")
+    return out
+
+
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a broadcast()."""
+    return on_communicator.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
+
+
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a broadcast_(). The tensor must be left alone until the handle is done."""
+    return on_communicator.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
+
+
+@inline_other("allgather")
+def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
+
+    Differentiable: the gradient is this rank's rows of the average of all ranks' gradients.
+    """
+    if _has_gradient(tensor):
+        from dcoll.collectives import autograd
+
+        carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
+        return carrying
+    out: T = on_communicator.allgather_sync(_comm(process_set), tensor, name or "")
+    return out
+
+
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """Start an allgather(). The tensor must not change until the handle is done."""
+    return on_communicator.allgather(_lane(process_set, name), tensor, name or "")
+
+
+@in_order
+def grouped_allgather(
+    tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[T]:
+    """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
+    if any(map(_has_gradient, tensors)):
+        from dcoll.collectives import autograd
+
+        return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
+    return grouped.allgather_sync(_comm(process_set), tensors, name or "")
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a grouped_allgather(): one handle for all. The tensors are copied at once and may change."""
+    return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
+
+
+@inline_other("reducescatter")
+def reducescatter(
+    tensor: T,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> T:
+    """Combine the tensor of all ranks and return this rank's share of the rows.
+
+    Of R rows rank r of n gets R // n, the first R % n ranks one more. Differentiable: the gradient is what the ranks'
+    gradients gathered are, times n if op is Sum.
+    """
+    options = (op, name or "", prescale_factor, postscale_factor)
+    sent, context = narrow(compression, tensor)
+    if _has_gradient(sent):
+        from dcoll.collectives import autograd
+
+        out = autograd.reducescatter(sent, process_set, *options)
+    else:
+        out = on_communicator.reducescatter_sync(_comm(process_set), sent, *options)
+    result: T = out if compression is Compression.none else compression.decompress(out, context)
+    return result
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a reducescatter(). The tensor must not change until the handle is done."""
+    lane = _lane(process_set, name)
+    return on_communicator.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
+
+
+@in_order
+def grouped_reducescatter(
+    tensors: Sequence[T],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[T]:
+    """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
+    options = (op, name or "", prescale_factor, postscale_factor)
+    return _compressed(tensors, compression, lambda sent: _scatter_group(sent, process_set, options))
+
+
+def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
+    if any(map(_has_gradient, tensors)):
+        from dcoll.collectives import autograd
+
+        return autograd.grouped_reducescatter(list(tensors), process_set, *options)
+    return grouped.reducescatter_sync(_comm(process_set), tensors, *options)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a grouped_reducescatter(): one handle for all. The tensors are copied at once and may change."""
+    comm = _lane(process_set, name)
+    return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
+
+
+@inline_other("alltoall")
+def alltoall(
+    tensor: Any,
+    splits: Iterable[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send splits[d] consecutive rows to each rank d of the set and return the received rows in rank order.
+
+    Without splits the rows are shared evenly. With splits the result is (received, received_splits), the latter being
+    the number of rows from each rank, int32. Differentiable: the gradient goes back the way the rows came.
+    """
+    comm = _comm(process_set)
+    if not _has_gradient(tensor):
+        return on_communicator.alltoall_sync(comm, tensor, splits, name or "")
+    from dcoll.collectives import autograd
+
+    rows = on_communicator.splits_of(comm, on_communicator.rows_of(tensor, "alltoall"), splits)
+    out, received = autograd.alltoall(tensor, process_set, rows, name or "")
+    return out if splits is None else (out, received)
+
+
+def alltoall_async(
+    tensor: Any,
+    splits: Iterable[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an alltoall(). The tensor must not change until the handle is done."""
+    return on_communicator.alltoall(_lane(process_set, name), tensor, splits, name or "")
+
+
+@inline_other("barrier")
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until every rank of the set is here."""
+    _comm(process_set).barrier_sync()
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the object of rank `root_rank`, a number of the job, pickled with cloudpickle if that is installed."""
+    comm = _comm(process_set)
+    return objects.broadcast_object(comm, obj, root_in(process_set, root_rank), name or "")
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Return the objects of all ranks of the set, in rank order."""
+    return objects.allgather_object(_comm(process_set), obj, name or "")

@@ -1,0 +1,62 @@
+"""How the public collectives are called: in C where the call is a plain one, and so that other ranks can be told of a
+call that was refused here."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.compression.codecs import Compression
+from dcoll.errors import ArgumentError, DcollError
+from dcoll.job.process_sets import global_process_set
+from dcoll.job.world import WORLD
+from dcoll.ops import ReduceOp
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def inline_allreduce(in_place: bool) -> Callable[[Function], Function]:
+    """The usual calls of the decorated all-reduce are done in C, without Python; all others by the function itself.
+
+    Usual are a dense torch.Tensor that requires no gradient, or a numpy.ndarray, arguments of the types in the
+    signature but for `average`, and no compression.
+    """
+
+    def decorate(function: Function) -> Function:
+        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place, None, Compression.none)
+        functools.update_wrapper(inline, function)
+        return cast(Function, inline)
+
+    return decorate
+
+
+def inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Function]:
+    """inline_allreduce() for the other collectives."""
+
+    def decorate(function: Function) -> Function:
+        inline: Any = _C.InlineCollective(
+            function, kind, tuple(ReduceOp), in_place, None, Compression.none, on_communicator.wrap_rows
+        )
+        functools.update_wrapper(inline, function)
+        return cast(Function, inline)
+
+    return decorate
+
+
+def in_order(function: Function) -> Function:
+    """Where a call of the decorated function is refused before the other ranks hear of it, they may have made it: the
+    core keeps the reason for them, as it does itself for calls that are done in C."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            process_set = kwargs.get("process_set", global_process_set)
+            comm = WORLD.comm if process_set is global_process_set else getattr(process_set, "comm", None)
+            if comm is not None and (isinstance(error, ArgumentError) or not isinstance(error, DcollError)):
+                comm.note_refused(f"{type(error).__name__}: {error}")
+            raise
+
+    return cast(Function, call)

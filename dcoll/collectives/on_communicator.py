@@ -1,0 +1,313 @@
+"""The collectives on a given communicator. calls.py has them under Horovod's names, on the communicator of the
+job.
+
+Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from dcoll import _C
+from dcoll.collectives.handle import Handle
+from dcoll.collectives.tensors import CODES, KINDS, Kind, code_of, kind_of
+from dcoll.errors import ArgumentError
+from dcoll.ops import ReduceOp, wrong_op
+
+Lane = _C.Communicator | _C.ByName
+"""Where an asynchronous operation is started: in order, or to meet those of its name."""
+
+
+def _code(tensor: Any) -> int:
+    code = CODES.get(tensor.dtype)
+    return code_of(tensor.dtype) if code is None else code
+
+
+def allreduce_sync(
+    comm: _C.Communicator,
+    tensor: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str = "",
+    codec: str = "",
+) -> Any:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = CODES.get(source.dtype)
+    if code is None:
+        code = code_of(source.dtype)
+    out = kind.empty_like(source)
+    address = kind.address
+    count, dims = kind.count(source), source.shape
+    comm.allreduce_sync(address(source), address(out), count, code, op, name, prescale, postscale, algo, dims, codec)
+    return out if source is tensor else kind.like(tensor, out)
+
+
+def allreduce_sync_(
+    comm: _C.Communicator,
+    tensor: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str = "",
+    codec: str = "",
+) -> Any:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    code = CODES.get(target.dtype)
+    if code is None:
+        code = code_of(target.dtype)
+    address = kind.address(target)
+    count, dims = kind.count(target), target.shape
+    comm.allreduce_sync(address, address, count, code, op, name, prescale, postscale, algo, dims, codec)
+    if target is tensor:
+        kind.changed(tensor)
+    else:
+        kind.store(tensor, target)
+    return tensor
+
+
+def allreduce(
+    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
+) -> Handle:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    count, dims = kind.count(source), source.shape
+    core = comm.allreduce(
+        kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims, codec
+    )
+    if source is tensor:
+        return Handle(core, source, None, out)
+    return Handle(core, (source, out), lambda _: kind.like(tensor, out), None)
+
+
+def allreduce_(
+    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
+) -> Handle:
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    code = _code(target)
+    address = kind.address(target)
+    count, dims = kind.count(target), target.shape
+    core = comm.allreduce(address, address, count, code, op, name, prescale, postscale, algo, dims, codec)
+    return _in_place(core, tensor, target)
+
+
+def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
+    kind = KINDS[type(tensor)]
+    if target is tensor:
+        kind.changed(tensor)
+        return Handle(core, None, None, tensor)
+
+    def copy_back(_: _C.Handle) -> Any:
+        kind.store(tensor, target)
+        return tensor
+
+    return Handle(core, target, copy_back, tensor)
+
+
+def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    if comm.rank == root:
+        kind.store(out, source)
+    core = comm.broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    if source is tensor:
+        return Handle(core, None, None, out)
+    return Handle(core, out, lambda _: kind.like(tensor, out), None)
+
+
+def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    core = comm.broadcast(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
+    return _in_place(core, tensor, target)
+
+
+def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    code = _code(source)
+    out = kind.empty_like(source)
+    if comm.rank == root:
+        kind.store(out, source)
+    comm.broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    return out if source is tensor else kind.like(tensor, out)
+
+
+def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    target = kind.writable(tensor)
+    comm.broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
+    if target is tensor:
+        kind.changed(tensor)
+    else:
+        kind.store(tensor, target)
+    return tensor
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.nbytes)
+
+
+def rows_of(tensor: Any, what: str) -> int:
+    """The first dimension, which `what` works on."""
+    if tensor.ndim == 0:
+        raise ArgumentError(
+            f"{what} got a tensor without dimensions, but it works on the first one: pass tensor.reshape(1)"
+        )
+    return int(tensor.shape[0])
+
+
+def _row_elems(tensor: Any) -> int:
+    return math.prod(tensor.shape[1:])
+
+
+def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = rows_of(source, "allgather")
+    row_shape = tuple(source.shape[1:])
+    dtype = source.dtype
+    row_bytes = _row_elems(source) * source.itemsize
+    core = comm.allgather(kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape)
+    return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
+
+
+_GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
+
+
+def _row_bytes(tensor: Any) -> int:
+    shape = tensor.shape
+    return _nbytes(tensor) // int(shape[0]) if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
+
+
+def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
+    """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
+    if 0 < nbytes <= _GUESS_BYTES:
+        out = kind.new_empty(source, (rows, *source.shape[1:]))
+        return out, kind.address(out), nbytes
+    return None, 0, 0
+
+
+def wrap_rows(tensor: Any, output: _C.Buffer, counts: list[int]) -> Any:
+    """The core's memory as a result of an all-gather or all-to-all of `tensor`."""
+    return _wrap_rows(KINDS.get(type(tensor)) or kind_of(tensor), output, tensor, counts)
+
+
+def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:
+    return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]))
+
+
+def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = rows_of(source, "allgather")
+    row_bytes = _row_bytes(source)
+    # Ranks mostly bring as many rows as this one.
+    guess = rows * comm.size
+    out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
+    code = _code(source)
+    row_dims = source.shape[1:]
+    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims)
+    return out if output is None else _wrap_rows(kind, output, source, counts)
+
+
+def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
+    source, out, args = _reducescatter_args(comm, tensor, op)
+    return Handle(comm.reducescatter(*args, name, prescale, postscale, source.shape[1:]), source, None, out)
+
+
+def reducescatter_sync(
+    comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> Any:
+    source, out, args = _reducescatter_args(comm, tensor, op)
+    comm.reducescatter_sync(*args, name, prescale, postscale, source.shape[1:])
+    return out
+
+
+def _reducescatter_args(
+    comm: Lane, tensor: Any, op: ReduceOp
+) -> tuple[Any, Any, tuple[int, int, int, int, int, ReduceOp]]:
+    """The dense operand, this rank's share of the result, and what the core takes of both."""
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = rows_of(source, "reducescatter")
+    code = _code(source)
+    out = kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
+    return source, out, (kind.address(source), kind.address(out), rows, _row_elems(source), code, op)
+
+
+def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = rows_of(source, "alltoall")
+    send = splits_of(comm, rows, splits)
+    row_shape = tuple(source.shape[1:])
+    dtype = source.dtype
+    row_bytes = _row_elems(source) * source.itemsize
+    core = comm.alltoall(kind.address(source), send, row_bytes, _code(source), name, row_dims=row_shape)
+
+    def finish(done: _C.Handle) -> Any:
+        counts = done.counts()
+        out = kind.wrap(done.output(), dtype, (sum(counts), *row_shape))
+        return out if splits is None else (out, kind.counts(counts))
+
+    return Handle(core, source, finish, None)
+
+
+def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.dense(tensor)
+    rows = rows_of(source, "alltoall")
+    send = splits_of(comm, rows, splits)
+    row_bytes = _row_bytes(source)
+    # What is shared evenly comes back as many rows.
+    out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
+    code = _code(source)
+    row_dims = source.shape[1:]
+    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims)
+    if output is not None:
+        out = _wrap_rows(kind, output, source, counts)
+    return out if splits is None else (out, kind.counts(counts))
+
+
+def splits_of(comm: Lane, rows: int, splits: Iterable[int] | None) -> list[int]:
+    """How many rows go to each rank."""
+    if splits is None:
+        if rows % comm.size:
+            raise ArgumentError(
+                f"alltoall without splits got {rows} rows, which {comm.size} ranks cannot share evenly: pass splits="
+            )
+        return [rows // comm.size] * comm.size
+    try:
+        send = [operator.index(split) for split in splits]
+    except TypeError:
+        raise ArgumentError(
+            f"alltoall got splits {splits!r}, but takes {comm.size} whole numbers, one per rank: a sequence, or a "
+            "tensor or array of an integer dtype"
+        ) from None
+    if len(send) != comm.size or min(send) < 0 or sum(send) != rows:
+        raise ArgumentError(
+            f"alltoall got splits {send}, but needs {comm.size} numbers, one per rank, none negative, that sum to the "
+            f"tensor's {rows} rows"
+        )
+    return send

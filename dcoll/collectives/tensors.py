@@ -1,0 +1,237 @@
+"""What a tensor is to the core: an address, a count and a dtype code.
+
+The core knows neither torch nor NumPy, and this module imports neither: whoever passes a tensor has imported its
+library. Each library has one Kind; collectives look it up by the tensor's type and are otherwise the same for both.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from dcoll import _C
+from dcoll.errors import ArgumentError
+
+T = TypeVar("T")
+
+CODES: dict[object, int] = {}
+"""torch.dtype or numpy.dtype -> the core's code. Filled when the library is first seen."""
+
+DTYPE_NAMES = {
+    "float16": _C.FLOAT16,
+    "bfloat16": _C.BFLOAT16,
+    "float32": _C.FLOAT32,
+    "float64": _C.FLOAT64,
+    "int8": _C.INT8,
+    "uint8": _C.UINT8,
+    "int16": _C.INT16,
+    "uint16": _C.UINT16,
+    "int32": _C.INT32,
+    "int64": _C.INT64,
+    "uint32": _C.UINT32,
+    "uint64": _C.UINT64,
+    "bool": _C.BOOL,
+}
+
+
+class Kind:
+    """One library of arrays. The callables that need no Python of ours are the library's own, for speed."""
+
+    address: Callable[[Any], int]
+    count: Callable[[Any], int]
+    empty_like: Callable[[Any], Any]  # of a dense tensor: dense, without gradient
+    new_empty: Callable[[Any, tuple[int, ...]], Any]  # of that shape and the tensor's dtype: dense, without gradient
+
+    def dense(self, tensor: Any) -> Any:
+        """The tensor itself if the core can read its memory in row-major order, else a row-major copy."""
+        raise NotImplementedError
+
+    def writable(self, tensor: Any) -> Any:
+        """As dense(), for a tensor that is about to be overwritten."""
+        raise NotImplementedError
+
+    def store(self, tensor: Any, values: Any) -> None:
+        """Copy `values` into the tensor, whatever its layout."""
+        raise NotImplementedError
+
+    def like(self, tensor: Any, values: Any) -> Any:
+        """`values` in a new tensor laid out as `tensor` is (channels_last stays channels_last)."""
+        raise NotImplementedError
+
+    def changed(self, tensor: Any) -> None:
+        """The core wrote to the tensor's memory."""
+
+    def changed_all(self, tensors: tuple[Any, ...]) -> None:
+        """changed() for each."""
+
+    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
+        """The buffer's memory as a tensor, which keeps it alive."""
+        raise NotImplementedError
+
+    def counts(self, values: list[int]) -> Any:
+        """Row counts as a one-dimensional int32 tensor."""
+        raise NotImplementedError
+
+
+class TorchKind(Kind):
+    """torch.Tensor in the CPU's memory."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._strided = torch.strided
+        self.address = torch.Tensor.data_ptr
+        self.count = torch.Tensor.numel
+        self.empty_like = torch.empty_like
+        self.new_empty = torch.Tensor.new_empty
+        for name, code in DTYPE_NAMES.items():
+            CODES[getattr(torch, name)] = code
+        self._written = _version_counter(torch)
+        _C.use_torch(torch, self._written)
+
+    def dense(self, tensor: Any) -> Any:
+        if tensor.is_cpu and tensor.layout is self._strided:
+            if tensor.is_contiguous() and not tensor.is_neg():
+                # A tangent of torch.autograd.forward_ad may be zeros without memory.
+                return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
+            return tensor.detach().contiguous().resolve_neg()
+        raise self._unsupported(tensor)
+
+    writable = dense
+
+    def _unsupported(self, tensor: Any) -> ArgumentError:
+        if tensor.layout is not self._strided:
+            return ArgumentError(
+                f"got a tensor with layout {tensor.layout}, but dcoll takes dense ones: pass tensor.to_dense(), or its "
+                "indices and values separately"
+            )
+        return ArgumentError(
+            f"got a tensor on device {tensor.device}, but dcoll's collectives work on CPU tensors: pass tensor.cpu()"
+        )
+
+    def store(self, tensor: Any, values: Any) -> None:
+        tensor.detach().copy_(values)
+
+    def like(self, tensor: Any, values: Any) -> Any:
+        return self._torch.empty_like(tensor, requires_grad=False).copy_(values)
+
+    def changed(self, tensor: Any) -> None:
+        # So that autograd notices when a value it saved for backward was overwritten.
+        self._written((tensor,))
+
+    def changed_all(self, tensors: tuple[Any, ...]) -> None:
+        self._written(tensors)
+
+    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
+        if math.prod(shape) == 0:
+            return self._torch.empty(shape, dtype=dtype, device="cpu")
+        return self._torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(shape)
+
+    def counts(self, values: list[int]) -> Any:
+        return self._torch.tensor(values, dtype=self._torch.int32, device="cpu")
+
+
+def _version_counter(torch: Any) -> Callable[[Sequence[Any]], None]:
+    """What increments the version counters of tensors: torch's own C function where it takes several, as it does from
+    some version on. It is private, and so tried before it is used.
+    """
+    public: Callable[[Any], None] = torch.autograd.graph.increment_version
+    private: Callable[[Sequence[Any]], None] | None = getattr(torch._C, "_increment_version", None)
+    probe = torch.empty(0)
+    try:
+        if private is not None:
+            private([probe])
+    except (TypeError, RuntimeError):
+        private = None
+    if private is not None and probe._version == 1:
+        return private
+
+    def one_by_one(tensors: Sequence[Any]) -> None:
+        for tensor in tensors:
+            public(tensor)
+
+    return one_by_one
+
+
+class NumpyKind(Kind):
+    """numpy.ndarray."""
+
+    def __init__(self, numpy: Any) -> None:
+        self._numpy = numpy
+        self.empty_like = numpy.empty_like
+        for name, code in DTYPE_NAMES.items():
+            if name != "bfloat16":  # not NumPy's own: see code_of
+                CODES[numpy.dtype(name)] = code
+        _C.use_numpy(numpy)
+
+    @staticmethod
+    def address(tensor: Any) -> int:
+        return int(tensor.__array_interface__["data"][0])
+
+    @staticmethod
+    def count(tensor: Any) -> int:
+        return int(tensor.size)
+
+    def dense(self, tensor: Any) -> Any:
+        return tensor if tensor.flags.c_contiguous else self._numpy.ascontiguousarray(tensor)
+
+    def writable(self, tensor: Any) -> Any:
+        if not tensor.flags.writeable:
+            raise ArgumentError("got a read-only array for a collective that works in place: pass array.copy()")
+        return self.dense(tensor)
+
+    def store(self, tensor: Any, values: Any) -> None:
+        tensor[...] = values
+
+    def new_empty(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+        return self._numpy.empty(shape, tensor.dtype)
+
+    def like(self, tensor: Any, values: Any) -> Any:
+        out = self._numpy.empty_like(tensor)
+        out[...] = values
+        return out
+
+    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
+        if math.prod(shape) == 0:
+            return self._numpy.empty(shape, dtype=dtype)
+        return self._numpy.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).reshape(shape)
+
+    def counts(self, values: list[int]) -> Any:
+        return self._numpy.array(values, dtype=self._numpy.int32)
+
+
+KINDS: dict[type, Kind] = {}
+_by_library: dict[str, Kind] = {}
+
+
+def library(name: str) -> Kind:
+    """The kind of "torch" or "numpy", which is imported."""
+    kind = _by_library.get(name)
+    if kind is None:
+        kind = TorchKind(sys.modules["torch"]) if name == "torch" else NumpyKind(sys.modules["numpy"])
+        _by_library[name] = kind
+    return kind
+
+
+def kind_of(tensor: object) -> Kind:
+    """The kind of a tensor whose type is not in KINDS yet."""
+    for name, class_name in (("torch", "Tensor"), ("numpy", "ndarray")):
+        module = sys.modules.get(name)
+        if module is not None and isinstance(tensor, getattr(module, class_name)):
+            kind = KINDS[type(tensor)] = library(name)
+            return kind
+    raise ArgumentError(
+        f"got a {type(tensor).__module__}.{type(tensor).__qualname__}, but dcoll's collectives take torch.Tensor or "
+        "numpy.ndarray: convert it with torch.as_tensor() or numpy.asarray()"
+    )
+
+
+def code_of(dtype: Any) -> int:
+    """The core's code of a dtype that CODES may not have yet."""
+    code = CODES.get(dtype)
+    if code is not None:
+        return code
+    if getattr(dtype, "name", "") == "bfloat16" and dtype.itemsize == 2:  # ml_dtypes.bfloat16, an add-on to NumPy
+        CODES[dtype] = _C.BFLOAT16
+        return _C.BFLOAT16
+    allowed = ", ".join(DTYPE_NAMES)
+    raise ArgumentError(f"got dtype {dtype}, but the allowed ones are {allowed}: convert the tensor to one of them")

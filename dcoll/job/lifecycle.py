@@ -1,0 +1,160 @@
+"""The end of a job: a rank that leaves, however it leaves, never keeps the others waiting.
+
+Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize. A failure that the script
+                caught changes nothing: it ends with 0, as do all ranks that caught it.
+Failure         an uncaught error, or sys.exit() with a status: tell the peers its text at once (they raise PeerError
+                with it), give them a moment to print theirs, then MPI_Abort: MPI_Finalize would wait for ranks that can
+                no longer come. The core counts the time, so exit handlers or threads that hang change nothing.
+"""
+
+import atexit
+import builtins
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from dcoll import _C
+from dcoll.errors import DcollError
+from dcoll.job.process_sets import REGISTRY
+
+GRACE_S = 1.0
+"""What the peers get to print the error before MPI_Abort ends them."""
+STAGGER_S, MOST_STAGGERED = 0.15, 4
+"""Between the aborts of two ranks: the first ends the job, and launchers handle two at once badly."""
+FOLLOW_S = 1.8
+"""When a rank aborts that failed because of another: after that one, whose exit status is to be the job's."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+
+
+class Lifecycle:
+    """Owns what has to happen at exit. One per process, from the first init() on."""
+
+    def __init__(self, mpi: _C.Mpi | None) -> None:
+        self.mpi = mpi
+        self._comm: _C.Communicator | None = None
+        self._pid = os.getpid()
+        self._failed = False
+        self._aborts = False
+        self._next_hook = sys.excepthook
+        atexit.register(self._at_exit)
+        sys.excepthook = self._on_exception
+        _notice_exits(self)
+
+    def belongs_to_parent(self) -> bool:
+        """In a forked child: MPI is the parent's."""
+        return self.mpi is not None and os.getpid() != self._pid
+
+    def join(self, comm: _C.Communicator) -> None:
+        """From now on `comm` is what has to be closed."""
+        self._comm = comm
+        self._failed = False
+
+    def leave(self, sets: Sequence[_C.Communicator] = ()) -> None:
+        """Close the communicators of process sets, then the job's. Idempotent."""
+        comm, self._comm = self._comm, None
+        if comm is None:
+            return
+        sound = [one for one in (*sets, comm) if one.failure() == ""]  # of the others' failures the script has heard
+        try:
+            for one in (*sets, comm):
+                one.close()
+        finally:
+            self._failed = any(one.failure() != "" for one in sound)
+        _C.stop_timeline(comm)
+
+    def fail(self, text: str, exit_code: int) -> None:
+        """This process ends because of an error: so does the job."""
+        if os.getpid() != self._pid or self.mpi is None or hasattr(sys, "ps1") or sys.flags.interactive:
+            return  # a forked child, a process alone, or one that goes on
+        follows = self._comm is not None and self._comm.failure() != ""
+        if self._comm is not None:
+            for comm in (self._comm, *REGISTRY.communicators()):
+                comm.fail(text)  # the core adds the rank
+        self._abort_soon(exit_code, follows)
+
+    def _abort_soon(self, exit_code: int, follows: bool) -> None:
+        if self._aborts or self.mpi is None:
+            return
+        self._aborts = True
+        first = GRACE_S + STAGGER_S * min(self.mpi.rank, MOST_STAGGERED)
+        self.mpi.abort_after(FOLLOW_S + STAGGER_S * min(self.mpi.rank, 1) if follows else first, exit_code)
+
+    def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        self.fail(f"{kind.__name__}: {value}", INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        self._next_hook(kind, value, trace)
+        _flush()  # while there is time: what still runs at exit may hang
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: neither the communicator nor MPI is its own
+        try:
+            self.leave(REGISTRY.communicators())
+        except DcollError as error:
+            print(f"dcoll: {error}", file=sys.stderr)
+            self._failed = True
+        if self.mpi is None:
+            return
+        _flush()
+        if self._failed or self._aborts:
+            self._abort_soon(1, follows=True)
+            while True:
+                time.sleep(1)  # until then
+        rank, limit = self.mpi.rank, _timeout_s()
+        self.mpi.abort_after(
+            limit, 1, f"dcoll: rank {rank} still ran {limit:.0f} s after its program's end (DCOLL_TIMEOUT)."
+        )
+        self.mpi.finalize()
+
+
+def _timeout_s() -> float:
+    """DCOLL_TIMEOUT, whether or not init() came so far as to read it."""
+    default, value = next((row[1], row[4]) for row in _C.settings() if row[0] == "DCOLL_TIMEOUT")
+    try:
+        return float(value)
+    except ValueError:
+        return float(default)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _notice_exits(lifecycle: Lifecycle) -> None:
+    """Have `lifecycle` hear of it when sys.exit(), exit() or quit() ends the process with a status: no hook is told.
+
+    An exit that somebody catches is none, nor is that of another thread, which ends alone. The exception itself notices
+    which it is: at the end of one that nobody caught, and that Python has turned into an exit status, no function of
+    the main thread is running any more.
+    """
+    main_thread = threading.main_thread().ident
+
+    class Exit(SystemExit):
+        def __del__(self) -> None:
+            uncaught = sys._getframe().f_back is None and threading.get_ident() == main_thread
+            status = 0 if self.code is None else self.code & 0xFF if isinstance(self.code, int) else 1
+            if uncaught and status != 0:
+                lifecycle.fail(f"SystemExit: {self.code}", status)
+
+    def exit(status: object = None, /) -> NoReturn:
+        raise Exit(status)
+
+    exit.__doc__ = sys.exit.__doc__
+    sys.exit = exit
+    quitter: Any = type(getattr(builtins, "exit", None))  # of exit and quit; none with python -S
+    if quitter.__module__ == "_sitebuiltins":
+        before = quitter.__call__
+
+        def leave(self: object, code: object = None) -> NoReturn:
+            with contextlib.suppress(SystemExit):
+                before(self, code)  # which closes standard input first
+            raise Exit(code)
+
+        quitter.__call__ = leave

@@ -1,0 +1,239 @@
+"""The job: who is in it, and which of them this process is."""
+
+import operator
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dcoll import _C
+from dcoll.errors import ArgumentError, DcollError
+from dcoll.job import environment, mpi_startup
+from dcoll.job.find_launcher import find_launcher
+from dcoll.job.lifecycle import Lifecycle
+from dcoll.job.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
+
+
+@dataclass(frozen=True)
+class Cross:
+    """The ranks with this process's local rank, one per node: Horovod's cross communicator."""
+
+    rank: int
+    size: int
+
+    @staticmethod
+    def of(comm: _C.Communicator) -> "Cross":
+        locals_of = Counter(comm.nodes)
+        peers = [node for node in sorted(locals_of) if locals_of[node] > comm.local_rank]
+        return Cross(peers.index(comm.node), len(peers))
+
+
+class World:
+    """The state of this process in the job."""
+
+    comm: _C.Communicator | None = None
+    cross = Cross(0, 1)
+    lifecycle: Lifecycle | None = None  # from the first init() on: MPI cannot be initialised twice
+
+
+WORLD = World()
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing; process
+    sets that it is given then must be of the job, or it is an ArgumentError.
+
+    TimeoutError names the ranks that have not called it within DCOLL_TIMEOUT; calling it again waits for them again.
+
+    comm: the job is these ranks alone: a list of ranks of MPI_COMM_WORLD, an mpi4py communicator, or a list of such
+    communicators, of which the second and the following become process sets. Ranks that are left out do not call this.
+    process_sets: the sets to begin with. "dynamic" is accepted and changes nothing: sets can always be added.
+    """
+    if WORLD.comm is not None:
+        REGISTRY.adopt(_initial_sets(None, process_sets))
+        return
+    ranks, sets = _members(comm), _initial_sets(comm, process_sets)
+    if WORLD.lifecycle is not None and WORLD.lifecycle.belongs_to_parent():
+        raise DcollError(
+            "init() was called in a process that was forked from one of the job's ranks and cannot use its MPI: start "
+            'such processes by multiprocessing.get_context("spawn")'
+        )
+    if WORLD.lifecycle is None:
+        launcher = find_launcher(os.environ)
+        needs_mpi = mpi_startup.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)
+        WORLD.lifecycle = Lifecycle(mpi_startup.load_mpi(launcher) if needs_mpi else None)
+    mpi = _part_of(WORLD.lifecycle.mpi, ranks)
+    connected = _C.connect_world(mpi)
+    WORLD.lifecycle.join(connected)
+    WORLD.cross = Cross.of(connected)
+    WORLD.comm = connected
+    _C.set_job(connected)
+    REGISTRY.open(connected, mpi)
+    global_process_set.mpi_comm = _mpi_comm(comm)
+    for process_set in sets:
+        REGISTRY.add(process_set, may_exist=True)
+    environment.report(connected)
+    environment.start_timeline(connected)
+
+
+def _members(comm: Any) -> list[int] | None:
+    """The ranks of MPI_COMM_WORLD that are in the job; None: all."""
+    if comm is None:
+        return None
+    if (given := _mpi_comm(comm)) is not None:
+        return ranks_in_world(given)
+    try:
+        ranks = [operator.index(rank) for rank in comm]
+    except TypeError:
+        raise ArgumentError(
+            f"init got comm={comm!r}, but takes a list of ranks, an mpi4py communicator or a list of those"
+        ) from None
+    return ranks or None  # as Horovod: an empty list is everybody
+
+
+def _mpi_comm(comm: Any) -> Any:
+    """The mpi4py communicator that was given, or was the first of several."""
+    first = comm[0] if isinstance(comm, (list, tuple)) and comm else comm
+    return first if hasattr(first, "Get_group") else None
+
+
+def _initial_sets(comm: Any, process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
+    sets = []
+    if isinstance(comm, (list, tuple)) and comm and hasattr(comm[0], "Get_group"):
+        sets = [ProcessSet(one) for one in comm[1:]]
+    if process_sets is None or (isinstance(process_sets, str) and process_sets == "dynamic"):
+        return sets
+    if isinstance(process_sets, str) or not all(isinstance(one, ProcessSet) for one in process_sets):
+        raise ArgumentError(
+            f'init got process_sets={process_sets!r}, but takes a list of dcoll.ProcessSet or "dynamic"'
+        )
+    by_ranks = [one.ranks for one in process_sets if one.ranks]
+    for number, listed in enumerate(by_ranks):
+        if listed in by_ranks[:number]:
+            raise ArgumentError(f"init got process_sets with the ranks {listed} twice: pass every set once")
+    return [*sets, *process_sets]
+
+
+def _part_of(mpi: _C.Mpi | None, ranks: list[int] | None) -> _C.Mpi | None:
+    """MPI for the ranks of the job."""
+    started, rank = (1, 0) if mpi is None else (mpi.size, mpi.rank)
+    if ranks is None or ranks == list(range(started)):
+        return mpi
+    if len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < started:
+        raise ArgumentError(f"init got comm={ranks}, but needs different ranks from 0 to {started - 1}")
+    if rank not in ranks:
+        raise ArgumentError(f"init got comm={ranks}, but this is rank {rank}: only ranks of the job call init()")
+    return None if mpi is None else mpi.subset(ranks)
+
+
+def shutdown() -> None:
+    """Leave the job after finishing what is queued. init() joins it again; MPI itself ends when the process does."""
+    WORLD.comm = None
+    _C.set_job(None)
+    sets = REGISTRY.communicators()
+    REGISTRY.close()
+    if WORLD.lifecycle is not None:
+        WORLD.lifecycle.leave(sets)
+
+
+def is_initialized() -> bool:
+    """True between init() and shutdown()."""
+    return WORLD.comm is not None
+
+
+def communicator() -> _C.Communicator:
+    """The communicator of all ranks."""
+    comm = WORLD.comm
+    if comm is None:
+        raise ValueError("dcoll has not been initialized; use dcoll.init().")
+    return comm
+
+
+def rank() -> int:
+    """This process's number in the job, 0 .. size() - 1."""
+    return communicator().rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return communicator().size
+
+
+def local_rank() -> int:
+    """This process's number on its node."""
+    return communicator().local_rank
+
+
+def local_size() -> int:
+    """How many processes of the job run on this node."""
+    return communicator().local_size
+
+
+def cross_rank() -> int:
+    """This node's number among the nodes that have a process with this local rank."""
+    communicator()
+    return WORLD.cross.rank
+
+
+def cross_size() -> int:
+    """How many nodes have a process with this local rank."""
+    communicator()
+    return WORLD.cross.size
+
+
+def is_homogeneous() -> bool:
+    """True when every node has the same number of processes."""
+    return len(set(Counter(communicator().nodes).values())) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """True when MPI was initialised with MPI_THREAD_MULTIPLE. dcoll itself needs only MPI_THREAD_SERIALIZED."""
+    communicator()
+    mpi = WORLD.lifecycle.mpi if WORLD.lifecycle is not None else None
+    return mpi is not None and mpi.thread_level == 3
+
+
+def mpi_enabled() -> bool:
+    """True when this job runs on MPI; False for a process that was started alone."""
+    return WORLD.lifecycle is not None and WORLD.lifecycle.mpi is not None
+
+
+def mpi_built() -> bool:
+    """True when dcoll was built with MPI."""
+    return mpi_startup.PLUGIN.exists()
+
+
+def cuda_built() -> bool:
+    """Always False: collectives take CPU tensors, whether or not the CUDA kernels were built."""
+    return False
+
+
+def nccl_built() -> int:
+    """Always 0: dcoll brings its own kernels."""
+    return 0
+
+
+def gloo_built() -> bool:
+    """Always False: dcoll does not use Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Always False: dcoll does not use Gloo."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Always False: dcoll does not use IBM DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Always False: dcoll does not use oneCCL."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Always False: there are no ROCm kernels."""
+    return False

@@ -1,0 +1,222 @@
+"""The buckets of a GradientSync: which Reducer they are in, and the views that are the parameters' gradients."""
+
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.collectives.tensors import CODES, library
+from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
+from dcoll.compression.residuals import Residuals
+from dcoll.errors import JoinedError
+from dcoll.job import objects
+from dcoll.ops import ReduceOp
+from dcoll.optimizer import power_sgd
+from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer
+
+library("torch")  # gives its dtypes their codes
+
+
+_labels = [0]  # given so far in this process
+
+
+def new_label(comm: _C.Communicator) -> str:
+    """A name for an optimizer in what ranks compare, so that one's gradients are not taken for another's. Collective.
+
+    The same on every rank, and no other optimizer's on any of them, even if they made different ones before.
+    """
+    number = _labels[0]
+    if comm.size > 1:
+        data = bytearray(number.to_bytes(8, "little"))
+        number = max(int.from_bytes(one, "little") for one in objects.allgather_bytes(comm, data, "optimizers so far"))
+    _labels[0] = max(_labels[0], number + 1)
+    return f"optimizer {number}"
+
+
+class AnyReducer(Protocol):
+    """The core's Reducer, or one in Python with the same methods."""
+
+    def num_buckets(self) -> int: ...
+    def bucket_params(self, bucket: int) -> list[int]: ...
+    def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool: ...
+    def finish(self) -> list[int]: ...
+    def abandon(self) -> int: ...
+    def settle(self) -> None: ...
+    def missing(self) -> list[int]: ...
+    def order(self) -> list[int]: ...
+    def rebuild(self, order: Sequence[int]) -> None: ...
+    def move(self, params: Sequence[int]) -> list[int]: ...
+    def kept(self, param: int) -> dict[str, Any]: ...
+    def keep(self, param: int, values: dict[str, Any]) -> None: ...
+    def wait_seconds(self) -> float: ...
+
+
+class Layout:
+    """How gradients are put together and what they are on their way: the options of every Reducer of an optimizer."""
+
+    def __init__(
+        self,
+        label: str,
+        op: ReduceOp,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        predivide: float,
+        compression: Any = NoneCompressor,
+        group_of: Callable[[Sequence[torch.Tensor]], list[int]] = lambda _: [],
+    ) -> None:
+        """group_of: the group of each of the parameters, or nothing: put together by size."""
+        self.label = label
+        self.op = op
+        self.predivide = predivide
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
+        self._compression = compression
+        self._group_of = group_of
+        self._states: MutableMapping[torch.Tensor, power_sgd.MatrixState] = (
+            WeakIdKeyDictionary()
+        )  # of parameters, for PowerSGD: Reducers come and go
+
+    def reducer(self, comm: _C.Communicator, params: list[torch.Tensor], names: list[str]) -> AnyReducer:
+        """A Reducer for the parameters. Collective: the same ones on every rank."""
+        groups = self._group_of(params)
+        layout = [
+            f"{n}: {p.dtype} {list(p.shape)} strides {p.stride()}" + (f" group {groups[i]}" if groups else "")
+            for i, (n, p) in enumerate(zip(names, params, strict=True))
+        ]
+        objects.agree(
+            comm,
+            [*layout, self.label],
+            "DistributedOptimizer's parameters",
+            "Build the same model with the same options everywhere.",
+        )
+        pre, post = 1.0 / self.predivide, self.predivide
+        wire = wire_dtype_of(self._compression)
+        codec = codec_for_buckets(self._compression)
+        called = [f"{name} of {self.label}" for name in names]
+        if isinstance(self._compression, PowerSGD):
+            if power_sgd.is_used(comm):
+                states = [
+                    self._states.setdefault(p, power_sgd.MatrixState(n)) for n, p in zip(names, params, strict=True)
+                ]
+                power_sgd.agree_on_directions(comm, states)
+                sizes = self._bucket_bytes, self._first_bucket_bytes
+                return power_sgd.PowerSGDReducer(
+                    comm, params, called, self.op, self._compression, pre, post, groups, *sizes, states
+                )
+        elif wire is None and not codec and self._compression is not NoneCompressor:
+            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups, names)
+        return _C.Reducer(
+            comm,
+            [p.numel() for p in params],
+            [CODES[p.dtype] for p in params],
+            names,
+            self.op,
+            self._bucket_bytes,
+            self._first_bucket_bytes,
+            pre,
+            post,
+            wire,
+            groups,
+            self.label,
+            **codec,
+        )
+
+
+def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows_none: bool) -> list[int] | None:
+    """The order in which rank 0's gradients became ready. None: it had none, or a rank has joined. Collective."""
+    order = torch.tensor(reducer.order(), dtype=torch.int64)
+    if knows_none:
+        order.fill_(-1)
+    try:
+        on_communicator.broadcast_(comm, order, 0, f"bucket order of {label}").wait()
+    except JoinedError:
+        return None
+    found: list[int] = order.tolist()
+    return None if -1 in found else found
+
+
+def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor], which: Iterable[int]) -> list[torch.Tensor]:
+    """For each of the parameters that are chosen the tensor, with a storage of its own, that is to be its gradient."""
+    views = []
+    for i in which:
+        p = params[i]
+        if isinstance(reducer, PythonReducer):
+            views.append(reducer.gradients[i].detach())
+        elif p.numel() == 0:
+            views.append(torch.empty_like(p, requires_grad=False))
+        else:
+            assert isinstance(reducer, _C.Reducer)
+            buffer, start = reducer.gradient(i)
+            flat = torch.frombuffer(buffer, dtype=p.dtype, count=p.numel(), offset=start)
+            views.append(shaped_like(flat, p).detach())  # which keeps the storage and not `flat`
+    return views
+
+
+def first_lacking(reducer: AnyReducer, params: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The first parameter, in the order of buckets, whose gradient has not come in this backward."""
+    missing = set(reducer.missing())
+    listed = [params[i] for b in range(reducer.num_buckets()) for i in reducer.bucket_params(b) if i in missing]
+    return next((p for p in listed if p.grad is None), listed[0] if listed else None)
+
+
+def shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """The flat tensor with the parameter's shape, and its strides (channels_last) if they fit its memory."""
+    probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
+    return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)
+
+
+_storage_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_tensor_uses: Callable[[torch.Tensor], int] | None = getattr(torch.Tensor, "_use_count", None)
+"""Who has a tensor beside Python. Private; without the former, a view of a gradient or an array is not noticed."""
+
+
+class Views:
+    """The gradients of a GradientSync's parameters, each a tensor over the memory in which it is reduced.
+
+    Before that is written to again, those that the program still has are left to it: they keep their values.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        """By the Reducer's numbers. Always the same list: the hooks have it, and nobody else keeps what is in it."""
+        self.residuals = Residuals()
+        self.left = False
+        """leave_kept() was called in this round."""
+        self._storages: list[int] = []
+        self._usual_uses: list[int] = []
+
+    def make(self, reducer: AnyReducer, params: Sequence[torch.Tensor]) -> None:
+        """Gradients that lay in former buckets move along, and what their compression has lost."""
+        before = {id(view) for view in self.tensors}
+        for p, view in zip(params, views := views_of(reducer, params, range(len(params))), strict=True):
+            if p.grad is not None and id(p.grad) in before:
+                p.grad = view.copy_(p.grad)
+        self.tensors[:] = views
+        self._storages[:] = self._usual_uses[:] = [0] * len(views)
+        for i in range(len(views)):
+            self._note_uses(i)
+        self.residuals.move(reducer, params)
+
+    def _note_uses(self, i: int) -> None:
+        self._storages[i] = self.tensors[i].untyped_storage()._cdata
+        self._usual_uses[i] = 0 if _storage_uses is None else _storage_uses(self._storages[i])
+
+    def leave_kept(self, reducer: AnyReducer, params: list[torch.Tensor]) -> None:
+        """Before anything is written in a round. What is a .grad now is not left: torch, too, adds to it in place."""
+        if self.left:
+            return
+        self.left = True
+        reducer.settle()
+        kept = _C.kept_gradients(self.tensors, params, self._storages, self._usual_uses, _tensor_uses, _storage_uses)
+        if not kept:
+            return
+        moved = reducer.move(kept)
+        for i, view in zip(moved, views_of(reducer, params, moved), strict=True):
+            p = params[i]
+            if p.grad is self.tensors[i]:
+                p.grad = view.copy_(p.grad)
+            self.tensors[i] = view
+            self._note_uses(i)

@@ -1,0 +1,243 @@
+"""Reducers in Python, for compressors in Python: each gradient is compressed, reduced and decompressed by itself.
+
+They have the methods of the core's Reducer (dcoll/_C.pyi), so that GradientSync does not know which one it has. What
+compress() returns may have any shape and dtype; only the user's class knows how several would be put together.
+"""
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from dcoll import _C
+from dcoll.collectives import grouped, on_communicator
+from dcoll.collectives.handle import Handle
+from dcoll.compression.codecs import StatefulCompressor
+from dcoll.errors import ArgumentError
+from dcoll.ops import Average, Max, ReduceOp
+
+
+class PythonReducer:
+    """Gradients are sent in one order on all ranks: unit after unit, each when all its gradients are ready."""
+
+    def __init__(
+        self,
+        comm: _C.Communicator,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        groups: Sequence[Hashable],
+    ) -> None:
+        """groups: of each parameter, what it is reduced with; () for each by itself."""
+        self.gradients = [torch.zeros_like(p, requires_grad=False) for p in params]
+        self._comm = comm
+        self._names = names
+        self._op = op
+        self._scales = prescale, postscale
+        self._groups = groups
+        self._observed = list(reversed(range(len(params))))
+        self._wait_seconds = 0.0
+        self.rebuild(self._observed)
+
+    # --- what kinds of them differ in --------------------------------------------------------------------------------
+
+    def _units_of(self, order: Sequence[int]) -> list[list[int]]:
+        units: dict[Hashable, list[int]] = {}
+        for i in order:
+            units.setdefault(self._groups[i] if self._groups else -1 - i, []).append(i)
+        rank = {i: place for place, i in enumerate(order)}
+        return sorted(units.values(), key=lambda unit: rank[unit[-1]])
+
+    def _calls(self) -> int:
+        """How many collectives a round makes, but for the last."""
+        return len(self.gradients)
+
+    def _send(self, unit: Sequence[int]) -> None:
+        """Start what reduces these gradients; where they are not ready, they are zeros."""
+        raise NotImplementedError
+
+    def _receive(self) -> None:
+        """All units were sent, and a last collective was started: wait for theirs."""
+        raise NotImplementedError
+
+    def _store(self, unused: Sequence[int]) -> None:
+        """The round has succeeded: results become the gradients, but of parameters that no rank has used."""
+        raise NotImplementedError
+
+    def _send_last(self) -> None:
+        """After all units: what is left to start."""
+
+    # --- the Reducer's methods ---------------------------------------------------------------------------------------
+
+    def num_buckets(self) -> int:
+        return len(self._units)
+
+    def bucket_params(self, bucket: int) -> list[int]:
+        return self._units[bucket]
+
+    def rebuild(self, order: Sequence[int]) -> None:
+        self._units = self._units_of(order)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._ready: dict[int, None] = {}  # in the order they came
+        self._next = 0  # the unit to send next
+        self._started = 0  # collectives
+
+    def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
+        if gradient_ptr:
+            raise ArgumentError("a compressor in Python takes tensors, not addresses")
+        if param in self._ready:
+            return False
+        self._ready[param] = None
+        while self._next < len(self._units) and all(i in self._ready for i in self._units[self._next]):
+            self._send_next()
+        return True
+
+    def _send_next(self) -> None:
+        unit = self._units[self._next]
+        for i in unit:
+            if i not in self._ready:
+                self.gradients[i].zero_()
+        self._send(unit)
+        self._next += 1
+
+    def _note(self, handle: Handle) -> Handle:
+        """One more collective was started."""
+        self._started += 1
+        return handle
+
+    def _wait(self, handle: Handle) -> Any:
+        begin = time.perf_counter()
+        try:
+            return handle.wait()
+        finally:
+            self._wait_seconds += time.perf_counter() - begin
+
+    def finish(self) -> list[int]:
+        try:
+            while self._next < len(self._units):
+                self._send_next()
+            self._send_last()
+            missing = self.missing()
+            used = torch.ones(len(self.gradients), dtype=torch.uint8)
+            used[missing] = 0
+            handle = on_communicator.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
+            self._receive()
+            self._wait(handle)
+            unused = [i for i in missing if not used[i]]
+            self._store(unused)
+            self._observed = [*self._ready, *missing]
+            return unused
+        finally:
+            self._reset()
+
+    def abandon(self) -> int:
+        left = self._calls() + 1 - self._started
+        self._reset()
+        return left
+
+    def settle(self) -> None:
+        pass  # what travels is not what gradients lie in
+
+    def missing(self) -> list[int]:
+        return [i for i in range(len(self.gradients)) if i not in self._ready]
+
+    def move(self, params: Sequence[int]) -> list[int]:
+        for i in params:
+            self.gradients[i] = torch.empty_like(self.gradients[i])
+        return list(params)
+
+    def order(self) -> list[int]:
+        return self._observed
+
+    def kept(self, param: int) -> dict[str, Any]:
+        return {}  # a class of the user's keeps what it likes
+
+    def keep(self, param: int, values: dict[str, Any]) -> None:
+        pass
+
+    def wait_seconds(self) -> float:
+        return self._wait_seconds
+
+
+class CompressedReducer(PythonReducer):
+    """For classes with compress() and decompress(), and instances of StatefulCompressor."""
+
+    def __init__(
+        self,
+        comm: _C.Communicator,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        op: ReduceOp,
+        compression: Any,
+        prescale: float,
+        postscale: float,
+        groups: Sequence[int],
+        keys: Sequence[str] = (),
+    ) -> None:
+        """keys: what a StatefulCompressor is told of the parameters."""
+        self._compression = compression
+        self._keys = keys
+        super().__init__(comm, params, names, op, prescale, postscale, groups)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._sent: list[tuple[int, Handle, Any]] = []
+
+    def _send(self, unit: Sequence[int]) -> None:
+        for i in unit:
+            if isinstance(self._compression, StatefulCompressor):
+                handle, ctx = self._send_encoded(self._compression, i), None
+            else:
+                wire, ctx = self._compression.compress(self.gradients[i])
+                handle = on_communicator.allreduce(self._comm, wire, self._op, self._names[i], *self._scales)
+            self._sent.append((i, self._note(handle), ctx))
+
+    def _receive(self) -> None:
+        for i, sent, ctx in self._sent:
+            received = self._wait(sent)
+            if isinstance(self._compression, StatefulCompressor):
+                self._decode(self._compression, i, received)
+            else:
+                self.gradients[i].copy_(self._compression.decompress(received, ctx))
+
+    def _store(self, unused: Sequence[int]) -> None:
+        pass  # done
+
+    def _send_encoded(self, compression: StatefulCompressor, i: int) -> Handle:
+        """What encode() makes of a gradient, in one operation: ranks count those."""
+        made = compression.encode(self._keys[i], self.gradients[i])
+        tensors = list(made) if isinstance(made, list | tuple) else [made]
+        what = f"{type(compression).__name__}.encode()"
+        if not tensors or not all(isinstance(one, torch.Tensor) for one in tensors):
+            raise ArgumentError(f"{what} returned {made!r}, but must return a tensor, or a list of one or more")
+        if compression.gathers:
+            tensors = [torch.atleast_1d(one) for one in tensors]  # type: ignore[no-untyped-call]
+            rows = torch.tensor([[len(one) for one in tensors]])
+            return grouped.start_allgather(self._comm, [rows, *tensors], self._names[i])
+        if len({one.dtype for one in tensors}) > 1:
+            raise ArgumentError(
+                f"{what} returned tensors of {', '.join(str(one.dtype) for one in tensors)}, but tensors that are "
+                "added up must be of one dtype: cast them, or set gathers = True"
+            )
+        return grouped.start_allreduce(self._comm, tensors, self._op, self._names[i], *self._scales, in_place=False)
+
+    def _decode(self, compression: StatefulCompressor, i: int, received: list[torch.Tensor]) -> None:
+        gradient = self.gradients[i]
+        if compression.gathers:
+            rows, *tensors = received
+            pieces = [torch.split(one, rows[:, t].tolist()) for t, one in enumerate(tensors)]
+            received = [list(of_rank) for of_rank in zip(*pieces, strict=True)]  # type: ignore[misc]
+        decoded = compression.decode(self._keys[i], received, gradient)
+        if decoded.shape != gradient.shape:
+            raise ArgumentError(
+                f"{type(compression).__name__}.decode() returned shape {list(decoded.shape)} for {self._keys[i]}, but "
+                f"must return its gradient's, {list(gradient.shape)}"
+            )
+        gradient.copy_(decoded)
+        if compression.gathers and self._op is Average:
+            gradient.div_(self._comm.size)

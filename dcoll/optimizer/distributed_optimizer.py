@@ -1,0 +1,272 @@
+"""DistributedOptimizer: any torch optimizer, stepping on gradients that are averaged over all ranks."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.compression.codecs import Compression, OptimizersCompressor, check_compression, only_sums
+from dcoll.errors import ArgumentError
+from dcoll.job import world
+from dcoll.job.process_sets import communicator_if_included, global_process_set
+from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
+from dcoll.optimizer.adasum_optimizer import DeltaSync, DistributedAdasum
+from dcoll.optimizer.buckets import new_label
+from dcoll.optimizer.check_sync import check_tensors
+from dcoll.optimizer.gradients import GradientSync
+from dcoll.optimizer.optimizer_arguments import Names, bucket_settings, find_duplicates, groups_of
+
+
+class _Distributed:
+    """What DistributedOptimizer adds to the wrapped optimizer's class, of which the result is a subclass."""
+
+    _dcoll: GradientSync
+    _dcoll_wrapped: torch.optim.Optimizer
+    _dcoll_skip: bool
+    _dcoll_check: int
+    _dcoll_steps: int
+
+    def synchronize(self) -> None:
+        """Reduce gradients that are not reduced yet. After backward() they are, and this does nothing."""
+        self._dcoll.before_step()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """step() inside does not synchronize(). For scripts written for Horovod, where that had to be said."""
+        before, self._dcoll_skip = self._dcoll_skip, True
+        try:
+            yield
+        finally:
+            self._dcoll_skip = before
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up gradients on this rank alone; the next one outside reduces the sums."""
+        with self._dcoll.no_sync():
+            yield
+
+    def communication_seconds(self) -> float:
+        """Seconds spent so far waiting for communication that backward() did not hide."""
+        return self._dcoll.wait_seconds()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes are added up locally before the gradients are reduced."""
+        self._dcoll.set_passes(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's step. The closure's loss is averaged, so that all ranks take the same decisions."""
+        if not self._dcoll_skip:
+            self._dcoll.before_step(closure_follows=closure is not None)
+        result = super().step(self._synced(closure) if closure is not None else None)  # type: ignore[misc]
+        self._dcoll.after_step()
+        self._dcoll_steps += 1
+        if self._dcoll_check and self._dcoll_steps % self._dcoll_check == 0:
+            params = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
+            names = [self._dcoll.name_of(p) for p in params]
+            check_tensors(self._dcoll.comm, names, params, f"after step {self._dcoll_steps}")
+        return result
+
+    def _synced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        sync = self._dcoll
+
+        def synced() -> Any:
+            loss = closure()
+            if not self._dcoll_skip:
+                sync.before_step()
+            if sync.comm.size == 1 or loss is None:
+                return loss
+            value = torch.as_tensor(loss).detach()
+            value = on_communicator.allreduce_sync(sync.comm, value, Average, "loss of the closure", 1.0, 1.0)
+            return value if isinstance(loss, torch.Tensor) else value.item()
+
+        return synced
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch."""
+        self._dcoll.before_zero_grad(set_to_none)
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; the same group on every rank. Gradients that are there after backward() are reduced at once."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
+        self._dcoll.extend(groups[-1]["params"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, and what compression has lost on this rank, which is this rank's alone."""
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        self._dcoll.residuals.save(state, self.param_groups, self._dcoll.comm.rank)  # type: ignore[attr-defined]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch. The wrapped optimizer sees the new state too."""
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        groups = self.param_groups  # type: ignore[attr-defined]
+        self._dcoll.residuals.load(state_dict, groups, self._dcoll.comm.rank)
+        wrapped = self._dcoll_wrapped
+        wrapped.state, wrapped.param_groups = self.state, self.param_groups  # type: ignore[attr-defined]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled or copied, it becomes the plain optimizer it wraps: hooks and buckets belong to this process."""
+        return _plain, (type(self._dcoll_wrapped),), self.__getstate__()
+
+
+# The wrapped optimizer's step, which theirs calls, calls hooks. Without this torch would make theirs call them too as
+# soon as a state is loaded.
+_Distributed.step.hooked = DistributedAdasum.step.hooked = True  # type: ignore[attr-defined]
+
+
+def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    return cls.__new__(cls)
+
+
+def _parameter_names(self: Any) -> dict[torch.Tensor, str]:
+    return {p: self._dcoll.name_of(p) for group in self.param_groups for p in group["params"]}
+
+
+_classes: dict[tuple[type, type], type] = {}
+
+
+def _distributed_class(adds: type, base: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    if (adds, base) not in _classes:
+        attributes = {
+            "__doc__": base.__doc__,
+            "__module__": base.__module__,
+            "__reduce__": _Distributed.__reduce__,
+            "find_duplicates": staticmethod(find_duplicates),
+            "backward_passes_per_step": property(lambda self: self._dcoll.passes),
+            "_parameter_names": property(_parameter_names),
+        }
+        _classes[adds, base] = type(base.__name__, (adds, base), attributes)
+    return _classes[adds, base]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = global_process_set,
+    *,
+    bucket_mb: float | None = None,
+    check_sync: int = 0,
+) -> Any:
+    """Wrap `optimizer` so that every rank steps on the gradients of all ranks. Make it the same way on every rank.
+
+    The result is an optimizer of the same class that shares the wrapped one's parameters and state. Gradients are
+    reduced while backward() runs; when it returns, every .grad is the reduced one, and clipping, GradScaler and
+    schedulers work as in one process. Use the result from then on, and build schedulers on it.
+
+    named_parameters: model.named_parameters(), for messages.
+    compression: what gradients are on their way: dcoll.Compression.none, fp16, bf16, int8, topk(ratio) or
+        powersgd(rank), a class derived from dcoll.compression.Compressor, or an object of a class derived from
+        StatefulCompressor, there too.
+    backward_passes_per_step: backward passes added up locally before their gradients are reduced.
+    op: dcoll.Average, dcoll.Sum or dcoll.Adasum. With Adasum each rank steps by itself, and the steps are combined.
+    gradient_predivide_factor: divide by this before the sum and by size() / this after it, against overflow.
+    num_groups: deprecated; see groups.
+    groups: what is reduced together: a number of groups of consecutive parameters, or lists of parameters, those in
+        none being by themselves. By default, what becomes ready one after the other, up to bucket_mb.
+    sparse_as_dense: reduce sparse gradients as dense ones instead of gathering their entries. They stay sparse.
+    process_set: the ranks among which gradients are reduced (default: all). On others the optimizer works alone.
+    bucket_mb: how much is reduced at once, in MiB (default: DCOLL_BUCKET_MB).
+    check_sync: every so many steps, raise an error if parameters differ between ranks, naming the first (0: never).
+    """
+    _check_arguments(optimizer, op, compression, gradient_predivide_factor, check_sync)
+    if bucket_mb is not None and not bucket_mb >= 0:
+        raise ArgumentError(f"bucket_mb is {bucket_mb}, but must be 0 (a bucket per parameter) or more MiB")
+    group_of = groups_of(optimizer, num_groups, groups)
+    if group_of is not None and bucket_mb is not None:
+        raise ArgumentError("got both bucket_mb= and groups=, which say the same thing in two ways: pass one")
+    names = Names(optimizer, named_parameters)
+    options = {
+        "op": op,
+        "process_set": process_set,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "sparse_as_dense": sparse_as_dense,
+    }
+    comm = communicator_if_included(process_set)
+    present = functools.partial(_present, process_set) if comm is not None else _nobody
+    if comm is None:  # no member
+        comm = _C.connect_local(1)[0]
+    if op is Adasum and comm.size > 1:
+        label = new_label(comm)
+        steps = DeltaSync(present, optimizer, names, compression, backward_passes_per_step, label)
+        return _wrap(optimizer, DistributedAdasum, steps, check_sync, options)
+    default_mb, first_mb = bucket_settings(comm)
+    bucket_mb = default_mb if bucket_mb is None else bucket_mb
+    sync = GradientSync(
+        comm,
+        (p for group in optimizer.param_groups for p in group["params"]),
+        names,
+        Average if op is Adasum else op,  # of one rank
+        backward_passes_per_step,
+        int(bucket_mb * (1 << 20)),
+        int(min(first_mb, bucket_mb) * (1 << 20)),
+        gradient_predivide_factor,
+        sparse_as_dense,
+        present,
+        compression,
+        group_of or (lambda _: []),
+        any_thread=True,
+    )
+    wrapper = _wrap(optimizer, _Distributed, sync, check_sync, options)
+    weakref.finalize(wrapper, sync.release).atexit = False
+    return wrapper
+
+
+def _present(process_set: Any) -> _C.Communicator | None:
+    """The communicator now: another one after shutdown() and init()."""
+    whole = process_set is None or process_set is global_process_set
+    comm: _C.Communicator | None = world.WORLD.comm if whole else process_set.comm
+    return comm
+
+
+def _nobody() -> _C.Communicator | None:
+    return None
+
+
+def _wrap(optimizer: torch.optim.Optimizer, adds: type, sync: Any, check_sync: int, options: dict[str, Any]) -> Any:
+    """options: what other libraries look at."""
+    cls = _distributed_class(adds, type(optimizer))
+    wrapper: Any = cls.__new__(cls)
+    # Everything but `step`, which a scheduler made for the wrapped optimizer has replaced in it.
+    wrapper.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapper.__dict__.update(options)
+    wrapper._dcoll = sync
+    wrapper._dcoll_wrapped = optimizer
+    wrapper._dcoll_skip = False
+    wrapper._dcoll_check = check_sync
+    wrapper._dcoll_steps = 0
+    return wrapper
+
+
+def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float, check_sync: int) -> None:
+    if isinstance(optimizer, _Distributed | DistributedAdasum):
+        raise ArgumentError("the optimizer is a DistributedOptimizer already: pass the plain one, once")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"got a {type(optimizer).__name__}, but optimizer must be a torch.optim.Optimizer")
+    if type(op) is not ReduceOp or op not in (Average, Sum, Adasum):
+        raise wrong_op(op, (Average, Sum, Adasum))
+    if predivide != 1.0 and op is not Average:
+        raise ArgumentError("gradient_predivide_factor not supported with op != Average")
+    check_compression(compression)
+    if op is Adasum and (name := only_sums(compression)):
+        raise ArgumentError(f"{name} encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none")
+    if op is Adasum and isinstance(compression, OptimizersCompressor):
+        raise ArgumentError(
+            f"compression is {compression!r}, which is for op Average and Sum, but op is Adasum. Use Compression.fp16, "
+            "bf16 or none"
+        )
+    if isinstance(check_sync, bool) or not isinstance(check_sync, int) or check_sync < 0:
+        raise ArgumentError(f"check_sync is {check_sync!r}, but must be a number of steps, or 0 for never")

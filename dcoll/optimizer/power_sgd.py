@@ -1,0 +1,234 @@
+"""PowerSGD (Vogels, Karimireddy, Jaggi, 2019): of a matrix M of gradients two thin factors travel.
+
+With Q of the last step: P = M Q, averaged; orthogonalised; Q = M^T P, averaged; the result is P Q^T, the average of M
+projected on what P spans. What the projection took away on a rank is added to its M of the next step.
+
+The two all-reduces depend on each other. Those of all matrices of a bucket are made together: the first when all its
+gradients are ready, with those that travel as they are, the second after the first one of the next bucket. So all ranks
+make the same calls in the same order, and backward has gone on for a bucket when the first is waited for.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dcoll import _C
+from dcoll.collectives import grouped
+from dcoll.collectives.handle import Handle
+from dcoll.compression.codecs import PowerSGD
+from dcoll.errors import ArgumentError, DcollError
+from dcoll.job import objects
+from dcoll.ops import ReduceOp
+from dcoll.optimizer.compressed_reducer import PythonReducer
+
+
+def _exactly() -> torch.autocast:
+    """float32 is multiplied as such, also in a step or a backward that is inside torch.autocast()."""
+    return torch.autocast("cpu", enabled=False)
+
+
+def is_used(comm: _C.Communicator) -> bool:
+    """Whether gradients are compressed among these ranks: between nodes, or anywhere if a setting says so."""
+    forced = any(name == "DCOLL_COMPRESS_LOCAL" and value == "1" for name, _, _, _, value in _C.settings())
+    if comm.size > 1 and (comm.num_nodes > 1 or forced):
+        return True
+    if comm.rank == 0:
+        comm.log("info", "PowerSGD compresses nothing on one node (DCOLL_COMPRESS_LOCAL=1 does it all the same)")
+    return False
+
+
+class MatrixState:
+    """What is kept of a parameter from step to step, whatever bucket it is in."""
+
+    def __init__(self, name: str) -> None:
+        self.q: torch.Tensor | None = None
+        self.error: torch.Tensor | None = None
+        self._number = zlib.crc32(name.encode())
+
+    def first_q(self, rank: int, columns: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+        """Random, the same on every rank and in every bucket."""
+        generator = torch.Generator().manual_seed((seed << 32 | self._number) & (1 << 63) - 1)
+        return torch.randn(rank, columns, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def agree_on_directions(comm: _C.Communicator, states: Sequence[MatrixState]) -> None:
+    """Ranks that come from different jobs have different ones: then all begin anew. Collective."""
+    digest = hashlib.sha256()
+    for state in states:
+        digest.update(b"none" if state.q is None else state.q.numpy().tobytes())
+    if len(set(objects.allgather_bytes(comm, bytearray(digest.digest()), "directions of PowerSGD"))) > 1:
+        for state in states:
+            state.q = None
+
+
+class _Matrix:
+    """A gradient on its way. q is kept transposed: BLAS is ten times slower at M^T P than at P^T M, for thin P."""
+
+    def __init__(self, index: int, value: torch.Tensor, q: torch.Tensor) -> None:
+        """value: the gradient with what was lost before."""
+        self.index = index
+        self.value = value
+        self.p = value @ q.t()
+
+    def project(self) -> None:
+        """p has come back as the sum over the ranks, or their average. Infinity and NaN become NaN everywhere."""
+        if self.p.isfinite().all():
+            self.p = torch.linalg.qr(self.p).Q  # orthonormal for a p of lower rank, and of zeros, too
+        else:
+            self.p.fill_(torch.nan)
+        self.q = self.p.t() @ self.value
+        self.sum = self.q.clone()
+
+    def store(self, state: MatrixState, first_q: Callable[[int], torch.Tensor]) -> None:
+        """`sum` has come back. What is not finite leaves the state as it was."""
+        if self.sum.isfinite().all():
+            if state.error is None:
+                state.error = torch.empty_like(self.value)
+            torch.addmm(self.value, self.p, self.q, alpha=-1, out=state.error)
+            largest = self.sum.abs().amax(1, keepdim=True)  # so P of the next step neither overflows nor vanishes
+            state.q = self.sum / largest
+            if not largest.all():
+                state.q = torch.where(largest > 0, state.q, first_q(self.index))
+        torch.mm(self.p, self.sum, out=self.value)
+
+
+class PowerSGDReducer(PythonReducer):
+    """Buckets as the core's: of one dtype, by size or by group."""
+
+    def __init__(
+        self,
+        comm: _C.Communicator,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        op: ReduceOp,
+        compression: PowerSGD,
+        prescale: float,
+        postscale: float,
+        groups: Sequence[int],
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        states: Sequence[MatrixState],
+    ) -> None:
+        self._options = compression
+        self._limits = first_bucket_bytes, bucket_bytes
+        self._states = states
+        self._compressed = [compression.compresses(p) for p in params]
+        of_one_dtype = [(group, p.dtype) for group, p in zip(groups, params, strict=True)] if groups else ()
+        super().__init__(comm, params, names, op, prescale, postscale, of_one_dtype)
+
+    def _units_of(self, order: Sequence[int]) -> list[list[int]]:
+        if self._groups:
+            return super()._units_of(order)
+        filled: list[list[int]] = []
+        growing: dict[torch.dtype, tuple[list[int], int]] = {}
+        for i in order:
+            gradient = self.gradients[i]
+            unit, nbytes = growing.get(gradient.dtype, ([], 0))
+            if unit and nbytes + gradient.nbytes > self._limits[bool(filled)]:
+                filled.append(unit)
+                unit, nbytes = [], 0
+            growing[gradient.dtype] = [*unit, i], nbytes + gradient.nbytes
+        return filled + [unit for unit, _ in growing.values()]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._first: tuple[Handle, str, list[_Matrix]] | None = None  # whose first phase is under way
+        self._second: list[Handle] = []
+        self._matrices: list[_Matrix] = []  # in their second phase
+        self._failure: DcollError | None = None
+
+    def _calls(self) -> int:
+        return len(self._units) + sum(any(self._compressed[i] for i in unit) for unit in self._units)
+
+    def _start(self, tensors: Sequence[torch.Tensor], name: str) -> Handle:
+        scales = self._scales
+        return self._note(grouped.start_allreduce(self._comm, list(tensors), self._op, name, *scales, in_place=True))
+
+    def _first_q(self, i: int) -> torch.Tensor:
+        gradient = self.gradients[i]
+        columns = gradient.numel() // gradient.shape[0]
+        return self._states[i].first_q(self._options.rank, columns, self._options.seed, gradient.dtype)
+
+    def _send(self, unit: Sequence[int]) -> None:
+        tensors, matrices = [], []
+        for i in unit:
+            if not self._compressed[i]:
+                tensors.append(self.gradients[i])
+                continue
+            state = self._states[i]
+            value = self.gradients[i].reshape(len(self.gradients[i]), -1)
+            if state.error is not None:
+                value.add_(state.error)
+            with _exactly():
+                matrices.append(_Matrix(i, value, self._first_q(i) if state.q is None else state.q))
+            tensors.append(matrices[-1].p)
+        name = f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
+        handle = self._start(tensors, name)
+        self._send_last()
+        self._first = handle, name, matrices
+
+    def _send_last(self) -> None:
+        """The second phase of the bucket whose first one is under way."""
+        if self._first is None:
+            return
+        handle, name, matrices = self._first
+        self._first = None
+        try:
+            self._wait(handle)
+        except DcollError as error:  # on all ranks; they stay in step, and finish() raises it
+            self._failure = self._failure or error
+            for one in matrices:
+                one.p.fill_(torch.nan)
+        with _exactly():
+            for one in matrices:
+                one.project()
+        if matrices:
+            self._second.append(self._start([one.sum for one in matrices], f"{name}, second factors"))
+        self._matrices += matrices
+
+    def _receive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for handle in self._second:
+            self._wait(handle)
+
+    def _store(self, unused: Sequence[int]) -> None:
+        without = set(unused)
+        for one in self._matrices:
+            if one.index in without:
+                continue
+            with _exactly():
+                one.store(self._states[one.index], self._first_q)
+            gradient = self.gradients[one.index]
+            if not gradient.is_contiguous():  # `value` is a copy of it
+                gradient.copy_(one.value.view(gradient.shape))
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def kept(self, param: int) -> dict[str, Any]:
+        """Copies: "error" (rows, columns), of this rank, and "q" (rank, columns), the same on all; {} at first."""
+        state = self._states[param]
+        found = {"error": state.error, "q": state.q}
+        return {name: value.clone() for name, value in found.items() if value is not None}
+
+    def keep(self, param: int, values: dict[str, Any]) -> None:
+        """What kept() returned, or some of it; a q of another rank of the factors is left out.
+
+        Raises ArgumentError, and changes nothing, for an error of another shape than the parameter's.
+        """
+        if not self._compressed[param]:
+            return
+        state, first = self._states[param], self._first_q(param)
+        shape = [len(self.gradients[param]), first.shape[1]]
+        if "error" in values and list(values["error"].shape) != shape:
+            raise ArgumentError(
+                f"what PowerSGD lost of {self._names[param]} is of shape {list(values['error'].shape)}, but must be of "
+                f"{shape}: load the state of the same model, with the same compression"
+            )
+        if "error" in values:
+            state.error = values["error"].to(first.dtype, copy=True)
+        if "q" in values and values["q"].shape == first.shape:
+            state.q = values["q"].to(first.dtype, copy=True)

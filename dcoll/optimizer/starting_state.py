@@ -1,0 +1,176 @@
+"""Starting all ranks from the same model and optimizer."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcoll import _C
+from dcoll.collectives import on_communicator
+from dcoll.collectives.calls import allgather_object, broadcast_object
+from dcoll.compression import residuals
+from dcoll.errors import ArgumentError
+from dcoll.job import objects, world
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+_PACK_BYTES = 4 << 20
+"""Tensors up to a quarter of this travel together, in packs of about this size; larger ones by themselves, in place."""
+
+_TAKES = "broadcast_parameters takes model.state_dict(), named_parameters(), parameters() or a model"
+
+
+def broadcast_parameters(
+    params: torch.nn.Module | Mapping[str, Any] | Iterable[tuple[str | None, Any]] | Iterable[torch.Tensor],
+    root_rank: int,
+) -> None:
+    """Overwrite the parameters of all ranks with those of rank `root_rank`.
+
+    params: model.state_dict(), model.named_parameters(), model.parameters(), or the model; several of a name are all
+        sent. Entries that are not tensors are left alone.
+    """
+    comm = world.communicator()
+    given = params.state_dict() if isinstance(params, torch.nn.Module) else params
+    if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{_TAKES}, but got {given!r}")
+    pairs = sorted(given.items()) if isinstance(given, Mapping) else [_named(i, one) for i, one in enumerate(given)]
+    tensors = [(name, t) for name, t in pairs if isinstance(t, torch.Tensor)]
+    if pairs and not tensors and given is params:
+        raise ArgumentError(
+            f"{_TAKES}, but got {len(pairs)} entries of which none is a tensor: pass an optimizer to "
+            "broadcast_optimizer_state(), and any other object to broadcast_object()"
+        )
+    broadcast_tensors(comm, tensors, root_rank)
+
+
+def _named(place: int, entry: Any) -> tuple[str, Any]:
+    if isinstance(entry, torch.Tensor):
+        return f"tensor {place}", entry
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        raise ArgumentError(f"{_TAKES}, but got a {type(entry).__name__} in entry {place}")
+    name, value = entry
+    return f"tensor {place}" if name is None else name, value
+
+
+def broadcast_tensors(comm: _C.Communicator, tensors: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
+    """Overwrite the tensors with the root's, small ones together. Names are for messages."""
+    layout = [f"{name}: {t.dtype} {list(t.shape)} on {t.device.type}" for name, t in tensors]
+    objects.agree(comm, layout, "broadcast_parameters", "Build the same model on every rank.")
+    for name, t in tensors:
+        if t.layout is not torch.strided or not t.is_cpu:
+            raise ArgumentError(
+                f"broadcast_parameters: {name} is {t.layout} on {t.device}, but must be dense, on the CPU"
+            )
+    if comm.size > 1:
+        pending = [_Pack(comm, pack, root) for pack in _packs([t for _, t in tensors])]
+        for one in pending:
+            one.finish()
+
+
+def _packs(tensors: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    small: list[torch.Tensor] = []
+    for t in tensors:
+        if t.nbytes > _PACK_BYTES // 4:
+            yield [t]
+            continue
+        small.append(t)
+        if sum(one.nbytes for one in small) >= _PACK_BYTES:
+            yield small
+            small = []
+    if small:
+        yield small
+
+
+class _Pack:
+    """Tensors that are broadcast together, as bytes, so that every dtype will do."""
+
+    def __init__(self, comm: _C.Communicator, tensors: list[torch.Tensor], root: int) -> None:
+        self._tensors = tensors
+        self._is_root = comm.rank == root
+        self._dense = [t.detach().contiguous() for t in tensors]  # the tensor's own memory where it is row-major
+        raw = [t.reshape(-1).view(torch.uint8) for t in self._dense]
+        self._raw = raw
+        self._packed = raw[0] if len(raw) == 1 else torch.cat(raw)
+        self._handle = on_communicator.broadcast_(comm, self._packed, root, "broadcast_parameters")
+
+    def finish(self) -> None:
+        self._handle.wait()
+        if self._is_root:
+            return
+        parts = torch.split(self._packed, [one.numel() for one in self._raw])
+        for tensor, dense, raw, part in zip(self._tensors, self._dense, self._raw, parts, strict=True):
+            if len(parts) > 1:
+                raw.copy_(part)
+            if dense.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(dense)
+
+
+@dataclass(frozen=True)
+class _TensorMeta:
+    """Stands for a tensor in the pickled optimizer state; the values follow as tensors."""
+
+    index: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Overwrite the optimizer state of all ranks, learning rates included, with that of rank `root_rank`.
+
+    Works before the first step too: ranks without state get the root's.
+    model: so that ranks whose optimizers differ are told so by parameter names.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ArgumentError(
+            "cannot broadcast torch.optim.LBFGS state: it depends on the history of the loss. Start it on all ranks "
+            "from "
+            "the same parameters instead"
+        )
+    comm = world.communicator()
+    names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+    groups = [f"group {i}: {len(group['params'])} parameters" for i, group in enumerate(optimizer.param_groups)]
+    for group in optimizer.param_groups:
+        groups += [f"{names[id(p)]}: {p.dtype} {list(p.shape)}" for p in group["params"] if id(p) in names]
+    objects.agree(comm, groups, "broadcast_optimizer_state", "Make the same optimizer on every rank.")
+    if comm.size == 1:
+        return
+    tensors: list[torch.Tensor] = []
+    skeleton = _without_tensors(residuals.shared(optimizer.state_dict()), tensors) if comm.rank == root_rank else None
+    skeleton = objects.broadcast_object(comm, skeleton, root_rank, "optimizer state")
+    if comm.rank != root_rank:
+        _make_tensors(skeleton, tensors)
+    broadcast_tensors(comm, [(f"optimizer state {i}", t) for i, t in enumerate(tensors)], root_rank)
+    if comm.rank != root_rank:
+        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+
+
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """A copy of the nested value in which every tensor is replaced by a _TensorMeta, the tensors going to the list."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _TensorMeta(len(tensors) - 1, value.dtype, tuple(value.shape))
+    return _map(value, lambda one: _without_tensors(one, tensors))
+
+
+def _make_tensors(value: Any, tensors: list[torch.Tensor]) -> None:
+    if isinstance(value, _TensorMeta):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+    else:
+        _map(value, lambda one: _make_tensors(one, tensors))
+
+
+def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _TensorMeta):
+        return tensors[value.index]
+    return _map(value, lambda one: _with_tensors(one, tensors))
+
+
+def _map(value: Any, convert: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: convert(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([convert(one) for one in value])
+    return value
