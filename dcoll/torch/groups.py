@@ -8,8 +8,8 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.process_sets import REGISTRY
-from dcoll.world import WORLD, init, shutdown
+from dcoll.job.process_sets import REGISTRY
+from dcoll.job.world import WORLD, init, shutdown
 
 OPEN: list[_C.Communicator] = []
 """Of groups that were not destroyed yet, in the order in which they were made."""

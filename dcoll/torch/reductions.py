@@ -53,7 +53,8 @@ class Reductions(Calls):
         if tensor.layout is not torch.sparse_coo or op != dist.ReduceOp.SUM:
             self._refuse(f"all_reduce takes dense tensors, or sparse ones in COO form with SUM, but got {op} of a "
                          f"tensor with layout {tensor.layout}")  # fmt: skip
-        from dcoll import ops, sparse
+        from dcoll import ops
+        from dcoll.collectives import sparse
 
         finish = sparse.start_allreduce(self._comm, tensor, "all_reduce", ops.Sum)
         barrier = self._comm.barrier("all_reduce")  # ends after the two gathers

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcoll.find_launcher import find_launcher
-from dcoll.objects import broadcast_object
-from dcoll.world import WORLD, init
+from dcoll.job.find_launcher import find_launcher
+from dcoll.job.objects import broadcast_object
+from dcoll.job.world import WORLD, init
 
 ASKED_FOR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _filled_in: dict[str, str] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcoll.handle import Handle
+from dcoll.collectives.handle import Handle
 
 _NO_LIMIT = timedelta(0)  # what torch passes when nothing was asked for
 _SLICE_S, _SHORT_SLICE_S = 0.05, 0.002

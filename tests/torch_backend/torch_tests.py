@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import dcoll as hvd
 import dcoll.torch  # noqa: F401 - registers the backend
-from dcoll import world
+from dcoll.job import world
 
 TIMEOUT = timedelta(seconds=8)
 
