@@ -4,18 +4,12 @@ import torch
 import torch.distributed as dist
 
 from dcoll import _C
+from dcoll.collectives.tensors import DTYPE_NAMES
 from dcoll.errors import ArgumentError
 
 RedOpType = dist.ReduceOp.RedOpType
 
-REDUCED: dict[torch.dtype, int] = {
-    getattr(torch, name): getattr(_C, name.upper())
-    for name in (
-        "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
-        "uint64", "bool",
-    )
-    if hasattr(_C, name.upper())
-}  # fmt: skip
+REDUCED: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in DTYPE_NAMES.items()}
 """The code of what the core computes with."""
 
 PAIRS: dict[torch.dtype, int] = {
@@ -26,13 +20,16 @@ PAIRS: dict[torch.dtype, int] = {
 """A complex number is two real ones; the code is theirs."""
 
 OPERATORS: dict[RedOpType, int] = {
-    getattr(RedOpType, theirs): getattr(_C, ours)
-    for theirs, ours in (
-        ("SUM", "SUM"), ("AVG", "AVERAGE"), ("PRODUCT", "PRODUCT"), ("MIN", "MIN"), ("MAX", "MAX"), ("BAND", "BAND"),
-        ("BOR", "BOR"), ("BXOR", "BXOR"), ("PREMUL_SUM", "SUM"),
-    )
-    if hasattr(_C, ours)
-}  # fmt: skip
+    RedOpType.SUM: _C.SUM,
+    RedOpType.AVG: _C.AVERAGE,
+    RedOpType.PRODUCT: _C.PRODUCT,
+    RedOpType.MIN: _C.MIN,
+    RedOpType.MAX: _C.MAX,
+    RedOpType.BAND: _C.BIT_AND,
+    RedOpType.BOR: _C.BIT_OR,
+    RedOpType.BXOR: _C.BIT_XOR,
+    RedOpType.PREMUL_SUM: _C.SUM,
+}
 
 _OF_WHOLE_NUMBERS = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _OF_PAIRS = (RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM)
