@@ -386,18 +386,17 @@ def use_torch(torch: Any, written: Callable[[tuple[Any, ...]], None], allow_exch
 def use_numpy(numpy: Any) -> None:
     """Let InlineAllReduce work on NumPy's arrays."""
 
-@final
-class Mpi:
-    """What load_mpi() found out about MPI."""
+class Bootstrap:
+    """How the ranks of a job find each other, and what they have been told by whoever started them."""
 
     rank: int
     size: int
     library_version: str
-    library_path: str
-    thread_level: int
-    """0 single .. 3 multiple"""
-    def subset(self, ranks: Sequence[int]) -> Mpi:
-        """MPI for these ranks alone, this one among them. Collective over them."""
+    """Of what carries messages between nodes."""
+    takes_threads: bool
+    """Whether several communicators may use that at once."""
+    def subset(self, ranks: Sequence[int]) -> Bootstrap:
+        """The same for these ranks alone, this one among them. Collective over them."""
     def finalize(self) -> None: ...
     def abort_after(self, seconds: float, exit_code: int, text: str = "") -> None:
         """End all ranks of the job then, whatever this process is doing; the earliest time counts.
@@ -405,13 +404,34 @@ class Mpi:
         text: what to print before, of a normal end, in which Python's own is given another minute.
         """
 
+@final
+class Mpi(Bootstrap):
+    """What load_mpi() found out about MPI."""
+
+    library_path: str
+    thread_level: int
+    """0 single .. 3 multiple"""
+
 def make_ender() -> None:
     """Make the thread that abort_after() tells, or say that the system gives none."""
 
 def load_mpi(plugin_path: str) -> Mpi:
     """Load libdcoll_mpi.so, initialise MPI unless it is already. TimeoutError, PeerError: not all ranks came."""
 
-def connect_world(mpi: Mpi | None) -> Communicator:
+def open_store(
+    rank: int, size: int, set: Callable[[str, bytes], object], get: Callable[[str], bytes | None]
+) -> Bootstrap:
+    """A job whose ranks meet through a key-value store. get() does not wait: None where the key is not there yet."""
+
+def connect_store(
+    rank: int, size: int, set: Callable[[str, bytes], object], get: Callable[[str], bytes | None]
+) -> Communicator:
+    """The communicator of the ranks that meet through a store. Its keys are for this one communicator alone.
+
+    TimeoutError names the ranks that have not come within DCOLL_TIMEOUT.
+    """
+
+def connect_world(job: Bootstrap | None) -> Communicator:
     """The communicator of all ranks of the job; None: a communicator of this process alone."""
 
 def connect_local(n: int) -> list[Communicator]:
@@ -425,8 +445,8 @@ class Subset:
         """ranks: ascending, this one among them. Each of them makes a Subset."""
     offset: int
     """What the others have to know for connect()."""
-    def connect(self, offsets: Sequence[int], mpi: Mpi | None) -> Communicator:
-        """The communicator; once. offsets: of all its ranks, in their order. mpi: the job's."""
+    def connect(self, offsets: Sequence[int], job: Bootstrap | None) -> Communicator:
+        """The communicator; once. offsets: of all its ranks, in their order. job: of the whole."""
 
 @final
 class GroupHandle:

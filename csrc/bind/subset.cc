@@ -13,7 +13,7 @@ void bind_subset(py::module_& m) {
   py::class_<Subset>(m, "Subset", py::is_final())
       .def(py::init<std::shared_ptr<Communicator>, std::vector<int>>(), py::arg("whole"), py::arg("ranks"))
       .def_property_readonly("offset", &Subset::offset)
-      .def("connect", &Subset::connect, py::arg("offsets"), py::arg("mpi").none(true),
+      .def("connect", &Subset::connect, py::arg("offsets"), py::arg("job").none(true),
            py::call_guard<py::gil_scoped_release>(), py::keep_alive<0, 3>());
 }
 

@@ -1,4 +1,4 @@
-// Making communicators: from MPI, alone, or as threads.
+// Making communicators: from MPI, a key-value store, alone, or as threads.
 #include "engine/communicator/world.h"
 
 #include <pybind11/stl.h>
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -46,6 +47,77 @@ std::unique_ptr<MpiBackend> load(const std::string& plugin_path) {
   return load_mpi(plugin_path, start);
 }
 
+// A store that Python knows. The core calls it without the interpreter's lock; what Ctrl-C makes of such a call ends
+// the wait as it is, any other exception is the store's failure.
+class PythonStore {
+ public:
+  static KeyValueStore make(py::function set, py::function get) {
+    const std::shared_ptr<PythonStore> store(new PythonStore{std::move(set), std::move(get)}, [](PythonStore* last) {
+      if (python_ends()) return;
+      const py::gil_scoped_acquire locked;
+      delete last;
+    });
+    return {.set = [store](const std::string& key, const std::vector<std::byte>& value) { store->set(key, value); },
+            .get = [store](const std::string& key) { return store->get(key); }};
+  }
+
+ private:
+  PythonStore(py::function set, py::function get) : set_(std::move(set)), get_(std::move(get)) {}
+
+  void set(const std::string& key, const std::vector<std::byte>& value) const {
+    const py::gil_scoped_acquire locked;
+    try {
+      set_(key, py::bytes(reinterpret_cast<const char*>(value.data()), value.size()));
+    } catch (const py::error_already_set& error) {
+      fail(error);
+    }
+  }
+
+  std::optional<std::vector<std::byte>> get(const std::string& key) const {
+    const py::gil_scoped_acquire locked;
+    py::object found;
+    try {
+      found = get_(key);
+    } catch (const py::error_already_set& error) {
+      fail(error);
+    }
+    if (found.is_none()) return std::nullopt;
+    if (!py::isinstance<py::bytes>(found)) {
+      throw ArgumentError("the store's get() returned a " + std::string(Py_TYPE(found.ptr())->tp_name) +
+                          ", but must return bytes, or None where the key is not there yet");
+    }
+    const std::string_view bytes = found.cast<std::string_view>();
+    const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
+    return std::vector<std::byte>(data, data + bytes.size());
+  }
+
+  [[noreturn]] static void fail(const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw error;
+    throw TransportError("the key-value store through which the ranks meet failed: " +
+                         error.type().attr("__name__").cast<std::string>() + ": " +
+                         py::str(error.value()).cast<std::string>());
+  }
+
+  const py::function set_, get_;
+};
+
+std::shared_ptr<Communicator> connect(Bootstrap* job) {
+  const Settings settings = Settings::from_env();
+  std::shared_ptr<Communicator> comm;
+  {
+    const py::gil_scoped_release unlocked;
+    comm = connect_world(job, settings, look_for_signals);
+  }
+  show_program_to(*comm);
+  return comm;
+}
+
+std::unique_ptr<Bootstrap> open_store(int rank, int size, py::function set, py::function get) {
+  KeyValueStore store = PythonStore::make(std::move(set), std::move(get));
+  const py::gil_scoped_release unlocked;
+  return make_store_bootstrap(rank, size, std::move(store));
+}
+
 // Ends the job at a time to be told. A thread of the core's own, so that nothing in the interpreter can keep it from
 // running: neither a lock that is held nor Python's own end. It is made by init(), where it can still be said that the
 // system gives none.
@@ -63,14 +135,14 @@ class Ender {
   }
 
   // The earliest time counts. With a text, for the watchdog of a normal end, Python's own end is waited for.
-  static void end_after(const py::object& mpi, double seconds, int exit_code, std::string text) {
+  static void end_after(const py::object& job, double seconds, int exit_code, std::string text) {
     make();
-    mpi.inc_ref();  // for ever: the thread uses it
+    job.inc_ref();  // for ever: the thread uses it
     const auto at = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     const std::lock_guard lock(of_process->mutex_);
     if (at >= of_process->at_) return;
     of_process->at_ = at;
-    of_process->backend_ = &mpi.cast<MpiBackend&>();
+    of_process->job_ = &job.cast<Bootstrap&>();
     of_process->exit_code_ = exit_code;
     of_process->text_ = std::move(text);
     of_process->told_.notify_one();
@@ -79,20 +151,20 @@ class Ender {
  private:
   void run() {
     std::unique_lock lock(mutex_);
-    told_.wait(lock, [this] { return backend_ != nullptr; });
+    told_.wait(lock, [this] { return job_ != nullptr; });
     while (Clock::now() < at_) told_.wait_until(lock, at_);
     if (!text_.empty()) {
       if (python_ends()) std::this_thread::sleep_for(kTeardown);
       std::fprintf(stderr, "%s\n", text_.c_str());
     }
-    backend_->abort(exit_code_);
+    job_->abort(exit_code_);
   }
 
   static inline Ender* of_process = nullptr;
   std::mutex mutex_;  // guards what follows
   std::condition_variable told_;
   Clock::time_point at_ = Clock::time_point::max();
-  MpiBackend* backend_ = nullptr;
+  Bootstrap* job_ = nullptr;
   int exit_code_ = 0;
   std::string text_;
 };
@@ -100,31 +172,28 @@ class Ender {
 }  // namespace
 
 void bind_world(py::module_& m) {
-  py::class_<MpiBackend>(m, "Mpi", py::is_final())
-      .def_property_readonly("rank", &MpiBackend::rank)
-      .def_property_readonly("size", &MpiBackend::size)
-      .def_property_readonly("library_version", &MpiBackend::library_version)
-      .def_property_readonly("library_path", &MpiBackend::library_path)
-      .def_property_readonly("thread_level", &MpiBackend::thread_level)
-      .def("subset", &MpiBackend::subset, py::arg("ranks"), py::call_guard<py::gil_scoped_release>())
-      .def("finalize", &MpiBackend::finalize, py::call_guard<py::gil_scoped_release>())
+  py::class_<Bootstrap>(m, "Bootstrap")
+      .def_property_readonly("rank", &Bootstrap::rank)
+      .def_property_readonly("size", &Bootstrap::size)
+      .def_property_readonly("takes_threads", &Bootstrap::takes_threads)
+      .def_property_readonly("library_version", &Bootstrap::library_version)
+      .def("subset", &Bootstrap::subset, py::arg("ranks"), py::call_guard<py::gil_scoped_release>())
+      .def("finalize", &Bootstrap::finalize, py::call_guard<py::gil_scoped_release>())
       .def("abort_after", &Ender::end_after, py::arg("seconds"), py::arg("exit_code"), py::arg("text") = "");
+  py::class_<MpiBackend, Bootstrap>(m, "Mpi", py::is_final())
+      .def_property_readonly("library_path", &MpiBackend::library_path)
+      .def_property_readonly("thread_level", &MpiBackend::thread_level);
 
   m.def("make_ender", &Ender::make);
   m.def("load_mpi", &load, py::arg("plugin_path"));
+  m.def("open_store", &open_store, py::arg("rank"), py::arg("size"), py::arg("set"), py::arg("get"));
+  m.def("connect_world", &connect, py::arg("job").none(true), py::keep_alive<0, 1>());
   m.def(
-      "connect_world",
-      [](MpiBackend* mpi) {
-        const Settings settings = Settings::from_env();
-        std::shared_ptr<Communicator> comm;
-        {
-          const py::gil_scoped_release unlocked;
-          comm = connect_world(mpi, settings, look_for_signals);
-        }
-        show_program_to(*comm);
-        return comm;
+      "connect_store",
+      [](int rank, int size, py::function set, py::function get) {
+        return connect(open_store(rank, size, std::move(set), std::move(get)).get());
       },
-      py::arg("mpi").none(true), py::keep_alive<0, 1>());
+      py::arg("rank"), py::arg("size"), py::arg("set"), py::arg("get"));
   m.def(
       "connect_local",
       [](int n) {

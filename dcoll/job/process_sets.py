@@ -119,14 +119,14 @@ class Registry:
     """The sets of the job beside the global one. Every rank makes the same changes in the same order."""
 
     def __init__(self) -> None:
-        self.mpi: _C.Mpi | None = None
+        self.job: _C.Bootstrap | None = None
         self._by_id: dict[int, list[ProcessSet]] = {}  # several objects may stand for the same ranks
         self._comms: dict[int, _C.Communicator] = {}
         self._last_id = 0
 
-    def open(self, comm: _C.Communicator, mpi: _C.Mpi | None) -> None:
-        """The job has begun. mpi: of just its ranks."""
-        self.mpi = mpi
+    def open(self, comm: _C.Communicator, job: _C.Bootstrap | None) -> None:
+        """The job has begun. job: of just its ranks."""
+        self.job = job
         global_process_set._open(0, list(range(comm.size)), comm)
         self._by_id = {0: [global_process_set]}
 
@@ -140,7 +140,7 @@ class Registry:
             for process_set in known:
                 process_set._close()
         global_process_set.process_set_id, global_process_set.ranks = 0, []
-        self._by_id, self._comms, self._last_id, self.mpi = {}, {}, 0, None
+        self._by_id, self._comms, self._last_id, self.job = {}, {}, 0, None
 
     def add(self, process_set: ProcessSet, may_exist: bool) -> None:
         """Make the set's communicator. Collective over all ranks."""
@@ -166,7 +166,7 @@ class Registry:
                 self._last_id += 1
                 number, comm = self._last_id, None
                 if subset is not None and list(one) == ranks:
-                    comm = subset.connect([told[rank][2] for rank in one], self.mpi)
+                    comm = subset.connect([told[rank][2] for rank in one], self.job)
                     self._comms[number] = comm
             if list(one) == ranks:
                 process_set._open(number, list(one), comm)

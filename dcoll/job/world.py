@@ -9,7 +9,7 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
-from dcoll.job import environment, mpi_startup
+from dcoll.job import environment, mpi_startup, store_startup
 from dcoll.job.find_launcher import find_launcher
 from dcoll.job.lifecycle import Lifecycle
 from dcoll.job.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
@@ -41,13 +41,14 @@ WORLD = World()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the job: all ranks that mpirun started, or this process alone. Calling it again changes nothing; process
-    sets that it is given then must be of the job, or it is an ArgumentError.
+    """Join the job: all ranks that mpirun or torchrun started, or this process alone. Calling it again changes nothing;
+    process sets that it is given then must be of the job, or it is an ArgumentError.
 
     TimeoutError names the ranks that have not called it within DCOLL_TIMEOUT; calling it again waits for them again.
 
-    comm: the job is these ranks alone: a list of ranks of MPI_COMM_WORLD, an mpi4py communicator, or a list of such
-    communicators, of which the second and the following become process sets. Ranks that are left out do not call this.
+    comm: the job is these ranks alone: a list of ranks as the launcher counts, an mpi4py communicator, or a list of
+    such communicators, of which the second and the following become process sets. Ranks that are left out do not
+    call this.
     process_sets: the sets to begin with. "dynamic" is accepted and changes nothing: sets can always be added.
     """
     if WORLD.comm is not None:
@@ -56,29 +57,49 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     ranks, sets = _members(comm), _initial_sets(comm, process_sets)
     if WORLD.lifecycle is not None and WORLD.lifecycle.belongs_to_parent():
         raise DcollError(
-            "init() was called in a process that was forked from one of the job's ranks and cannot use its MPI: start "
-            'such processes by multiprocessing.get_context("spawn")'
+            "init() was called in a process that was forked from one of the job's ranks and cannot take its place: "
+            'start such processes by multiprocessing.get_context("spawn")'
         )
     if WORLD.lifecycle is None:
-        launcher = find_launcher(os.environ)
-        needs_mpi = mpi_startup.mpi4py_started_mpi() or (launcher is not None and launcher.size != 1)
-        WORLD.lifecycle = Lifecycle(mpi_startup.load_mpi(launcher) if needs_mpi else None)
-    mpi = _part_of(WORLD.lifecycle.mpi, ranks)
-    connected = _C.connect_world(mpi)
-    WORLD.lifecycle.join(connected)
-    WORLD.cross = Cross.of(connected)
-    WORLD.comm = connected
-    _C.set_job(connected)
-    REGISTRY.open(connected, mpi)
+        WORLD.lifecycle = Lifecycle(_begin())
+    _enter(WORLD.lifecycle, _part_of(WORLD.lifecycle.job, ranks))
     global_process_set.mpi_comm = _mpi_comm(comm)
     for process_set in sets:
         REGISTRY.add(process_set, may_exist=True)
+
+
+def init_through(job: _C.Bootstrap) -> None:
+    """init() of ranks that meet through somebody else's store, which may be another one each time."""
+    if WORLD.lifecycle is None:
+        WORLD.lifecycle = Lifecycle(job)
+    WORLD.lifecycle.job = job
+    _enter(WORLD.lifecycle, job)
+
+
+def _enter(lifecycle: Lifecycle, job: _C.Bootstrap | None) -> None:
+    connected = _C.connect_world(job)
+    lifecycle.join(connected)
+    WORLD.cross = Cross.of(connected)
+    WORLD.comm = connected
+    _C.set_job(connected)
+    REGISTRY.open(connected, job)
     environment.report(connected)
     environment.start_timeline(connected)
 
 
+def _begin() -> _C.Bootstrap | None:
+    """What whoever started this process has for its ranks to meet; None: it was started alone."""
+    launcher = find_launcher(os.environ)
+    alone = launcher is None or launcher.size == 1
+    if launcher is not None and launcher.through_store and not alone:
+        return store_startup.open_store(launcher)
+    if alone and not mpi_startup.mpi4py_started_mpi():
+        return None
+    return mpi_startup.load_mpi(launcher)
+
+
 def _members(comm: Any) -> list[int] | None:
-    """The ranks of MPI_COMM_WORLD that are in the job; None: all."""
+    """Those of the ranks that were started that are in the job; None: all."""
     if comm is None:
         return None
     if (given := _mpi_comm(comm)) is not None:
@@ -115,16 +136,16 @@ def _initial_sets(comm: Any, process_sets: Sequence[ProcessSet] | str | None) ->
     return [*sets, *process_sets]
 
 
-def _part_of(mpi: _C.Mpi | None, ranks: list[int] | None) -> _C.Mpi | None:
-    """MPI for the ranks of the job."""
-    started, rank = (1, 0) if mpi is None else (mpi.size, mpi.rank)
+def _part_of(all_started: _C.Bootstrap | None, ranks: list[int] | None) -> _C.Bootstrap | None:
+    """The same for the ranks of the job alone."""
+    started, rank = (1, 0) if all_started is None else (all_started.size, all_started.rank)
     if ranks is None or ranks == list(range(started)):
-        return mpi
+        return all_started
     if len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < started:
         raise ArgumentError(f"init got comm={ranks}, but needs different ranks from 0 to {started - 1}")
     if rank not in ranks:
         raise ArgumentError(f"init got comm={ranks}, but this is rank {rank}: only ranks of the job call init()")
-    return None if mpi is None else mpi.subset(ranks)
+    return None if all_started is None else all_started.subset(ranks)
 
 
 def shutdown() -> None:
@@ -190,13 +211,13 @@ def is_homogeneous() -> bool:
 def mpi_threads_supported() -> bool:
     """True when MPI was initialised with MPI_THREAD_MULTIPLE. dcoll itself needs only MPI_THREAD_SERIALIZED."""
     communicator()
-    mpi = WORLD.lifecycle.mpi if WORLD.lifecycle is not None else None
-    return mpi is not None and mpi.thread_level == 3
+    job = WORLD.lifecycle.job if WORLD.lifecycle is not None else None
+    return isinstance(job, _C.Mpi) and job.thread_level == 3
 
 
 def mpi_enabled() -> bool:
-    """True when this job runs on MPI; False for a process that was started alone."""
-    return WORLD.lifecycle is not None and WORLD.lifecycle.mpi is not None
+    """True when this job runs on MPI; False under torchrun, and for a process that was started alone."""
+    return WORLD.lifecycle is not None and isinstance(WORLD.lifecycle.job, _C.Mpi)
 
 
 def mpi_built() -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
+from dcoll.job.find_launcher import find_launcher
 from dcoll.job.process_sets import REGISTRY
-from dcoll.job.world import WORLD, init, shutdown
+from dcoll.job.world import WORLD, init, init_through, shutdown
 
 OPEN: list[_C.Communicator] = []
 """Of groups that were not destroyed yet, in the order in which they were made."""
@@ -25,7 +26,7 @@ def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Comm
         if not given:
             os.environ["DCOLL_TIMEOUT"] = str(timeout.total_seconds())
         try:
-            init()
+            _join(store, rank, size)
         finally:
             if not given:
                 del os.environ["DCOLL_TIMEOUT"]
@@ -39,6 +40,19 @@ def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Comm
             f"{comm.size}: leave rank= and world_size= (and RANK and WORLD_SIZE) out, or pass the launcher's"
         )
     return comm, joined
+
+
+def _join(store: Any, rank: int, size: int) -> None:
+    """Where MPI has not started the ranks, they meet in the store that init_process_group() was given."""
+    launcher = find_launcher(os.environ)
+    if size == 1 or (launcher is not None and not launcher.through_store):
+        return init()
+
+    def get(key: str) -> bytes | None:
+        return bytes(store.get(key)) if store.check([key]) else None
+
+    _C.make_ender()
+    init_through(_C.open_store(rank, size, store.set, get))
 
 
 def subgroup(store: Any, ranks: Sequence[int], rank: int, timeout: timedelta) -> _C.Communicator:
@@ -58,7 +72,7 @@ def subgroup(store: Any, ranks: Sequence[int], rank: int, timeout: timedelta) ->
         subset = _C.Subset(whole, list(ranks))
         store.set(f"dcoll/{rank}", str(subset.offset))
         store.wait([f"dcoll/{peer}" for peer in range(len(ranks))], timeout)
-        made = subset.connect([int(store.get(f"dcoll/{peer}")) for peer in range(len(ranks))], REGISTRY.mpi)
+        made = subset.connect([int(store.get(f"dcoll/{peer}")) for peer in range(len(ranks))], REGISTRY.job)
     if not OPEN:
         atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
     OPEN.append(made)

@@ -46,7 +46,7 @@ def fill_in(environ: Any) -> Any:
 def under_mpirun() -> bool:
     """Whether this process is one of an MPI job, and nobody but fill_in() has told env:// about the others."""
     launcher = find_launcher(os.environ)
-    of_mpi = WORLD.comm is not None or (launcher is not None and launcher.name != "torchrun")
+    of_mpi = WORLD.comm is not None or (launcher is not None and not launcher.through_store)
     return of_mpi and any(os.environ.get(name) in (None, _filled_in.get(name)) for name in ASKED_FOR)
 
 

@@ -329,6 +329,8 @@ def check_a_job_of_some_ranks() -> None:
 
 
 def check_communicators_of_mpi4py() -> None:
+    if not hvd.mpi_enabled():
+        return
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):

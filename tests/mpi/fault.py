@@ -239,7 +239,9 @@ def leaves_handles() -> None:
 if __name__ == "__main__":
     atexit.register(hang_if_asked)  # runs after dcoll's own
     KIND = sys.argv[1]
-    RANK_IN_JOB = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+    RANK_IN_JOB = int(
+        os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ.get("RANK") or 0
+    )
     if KIND != "init_fails":
         hvd.init()
         RANK = hvd.rank()

@@ -12,8 +12,8 @@ import numpy as np
 
 import dcoll as hvd
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
-SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["PMI_SIZE"])
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ["RANK"])
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])
 
 
 def say(text: str) -> None:
@@ -54,6 +54,27 @@ def never() -> None:
     if RANK == 1:
         hang()
     begin()
+
+
+def first_never() -> None:
+    """Rank 0 does not call init()."""
+    if RANK == 0:
+        time.sleep(6)
+        os._exit(0)
+    begin()
+
+
+def dies_once() -> None:
+    """Rank 1 dies in its first attempt."""
+    hvd.init()
+    if RANK == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    work()
+
+
+def work_at_once() -> None:
+    begin()
+    work()
 
 
 def late() -> None:

@@ -1,4 +1,4 @@
-"""Starting processes with mpirun: one launch runs a whole module of checks, because a launch costs seconds.
+"""Starting processes with mpirun or without: one launch runs a whole module of checks, because a launch costs seconds.
 
 A module of checks has functions `check_*()`, run in order on every rank with dcoll initialised. Each becomes a test;
 when it fails, the test shows the traceback of every rank on which it did.
@@ -22,6 +22,9 @@ from dcoll.runner.hosts import UsageError
 
 HERE = Path(__file__).parent
 MODULES = ("mpi", "net", "python", "torch_backend")  # where jobs find the tests' own modules
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node")
+PLAIN = (sys.executable, str(HERE / "plain_ranks.py"), "-n")
+"""What stands for mpirun where there is none: torch's launcher, and one that only starts ranks."""
 TIMEOUT_S = float(os.environ.get("TESTS_JOB_SECONDS", "120"))  # more under sanitizers
 
 
@@ -78,6 +81,7 @@ def launch(
     launcher: what stands for mpirun, where ranks are not just on this machine."""
     if not launcher:
         launcher = (find_mpirun(), *(("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()))
+    number = () if launcher and launcher[-1] in (TORCHRUN[-1], PLAIN[-1]) else ("-n",)
     full_env = os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -85,7 +89,7 @@ def launch(
         "PYTHONPATH": os.pathsep.join([*(str(HERE.parent / d) for d in MODULES), os.environ.get("PYTHONPATH", "")]),
         **env,
     }
-    job = [*launcher, *options, "-n", str(n), sys.executable, *command]
+    job = [*launcher, *options, *number, str(n), sys.executable, *command]
     process = subprocess.Popen(
         job, env=full_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -98,7 +98,7 @@ def test_a_rank_without_room_for_its_peers_is_named_at_once(tmp_path: Path) -> N
     assert done.returncode == 0, done.text
     assert done.stdout.count("works") == 3, done.text
     cause = "rank 1: no address space for the shared memory of all local ranks, "
-    warning = f"node 0: its ranks cannot share memory, using MPI between them, which is slower. Cause: {cause}"
+    warning = f"node 0: its ranks cannot share memory, using messages between them, which is slower. Cause: {cause}"
     assert done.stderr.count(warning) == 1, done.text
     assert "ulimit -v" in done.stderr, done.text
 

@@ -1,5 +1,6 @@
 """Who started this process, and does its MPI fit: decided before anything can hang."""
 
+import re
 import subprocess
 import sys
 import types
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dcoll import DcollError
-from dcoll.job import mpi_startup
+from dcoll import ArgumentError, DcollError
+from dcoll.job import mpi_startup, store_startup
 from dcoll.job.find_launcher import Launcher, find_launcher
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}
+FOR_TORCH = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +25,12 @@ from dcoll.job.find_launcher import Launcher, find_launcher
         ({"SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "0"}, 8, "srun"),
         ({"PMIX_RANK": "0"}, None, "PMIx"),
         ({"MPI_LOCALNRANKS": "2"}, None, "MPICH"),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, 2, "torchrun"),
+        (TORCHRUN, 2, "torchrun"),
+        (TORCHRUN | {"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, 2, "torchrun"),
+        (TORCHRUN | {"OMPI_COMM_WORLD_SIZE": "4"}, 4, "Open MPI"),
+        (FOR_TORCH, 3, "a launcher for torch.distributed"),
+        (FOR_TORCH | {"SLURM_STEP_NUM_TASKS": "3"}, 3, "a launcher for torch.distributed"),
+        (FOR_TORCH | {"SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "0"}, 8, "srun"),
     ],
 )
 def test_launchers(env: dict[str, str], size: int | None, name: str) -> None:
@@ -29,6 +38,23 @@ def test_launchers(env: dict[str, str], size: int | None, name: str) -> None:
     assert found is not None
     assert found.size == size
     assert name in str(found)
+    assert found.through_store == ("torch" in name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"RANK": "first"}, "RANK='first' is no number"),
+        ({"RANK": "3"}, "RANK=3, WORLD_SIZE=3"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT='' is no number"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR=''"),
+    ],
+)
+def test_what_torchs_variables_may_not_be(wrong: dict[str, str], text: str) -> None:
+    launcher = find_launcher(FOR_TORCH)
+    assert launcher is not None
+    with pytest.raises(ArgumentError, match=re.escape(text)):
+        store_startup.open_store(launcher, FOR_TORCH | wrong)
 
 
 @pytest.mark.parametrize("env", [{}, {"WORLD_SIZE": "2"}, {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}])
@@ -52,7 +78,7 @@ class FakeMpi:
     ("launcher", "remedy"),
     [
         (Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=4", 4), "mpirun that belongs to"),
-        (Launcher("torchrun", "WORLD_SIZE=4", 4), "mpirun -n 4 python"),
+        (Launcher("horovodrun", "HOROVOD_SIZE=4", 4), "mpirun -n 4 python"),
         (Launcher("Slurm's srun", "SLURM_STEP_NUM_TASKS=4", 4), "--mpi=pmix"),
     ],
 )

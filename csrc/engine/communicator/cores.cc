@@ -8,8 +8,8 @@
 #include <map>
 #include <thread>
 
-#include "base/hash.h"
 #include "base/number.h"
+#include "transport/os/processes.h"
 
 namespace dcoll {
 namespace {
@@ -96,8 +96,7 @@ CoreClaim own_core_claim() {
       CPU_SET(core, &claim.cores);
     }
   }
-  std::string boot;
-  if (std::ifstream("/proc/sys/kernel/random/boot_id") >> boot) claim.machine = Fingerprint().add(boot).value();
+  claim.machine = own_machine();
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     if (line.starts_with("0::")) read_cpu_quota("/sys/fs/cgroup", line.substr(3), claim);

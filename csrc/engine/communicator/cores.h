@@ -12,8 +12,8 @@ namespace dcoll {
 
 // The cores one rank may run on. Plain data: ranks show it to each other when they join.
 struct CoreClaim {
-  cpu_set_t cores;       // affinity mask
-  uint64_t machine = 0;  // whose cores: a digest of the kernel's boot id, which containers and network namespaces share
+  cpu_set_t cores;         // affinity mask
+  uint64_t machine = 0;    // whose cores (own_machine())
   uint64_t quota_id = 0;   // the control group whose CPU quota binds tightest, 0: none
   double quota_cores = 0;  // its quota, in cores; shared by the ranks with the same quota_id
 };

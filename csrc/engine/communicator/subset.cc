@@ -75,7 +75,7 @@ Members Subset::describe() const {
   return members;
 }
 
-std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offsets, MpiBackend* mpi) {
+std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offsets, Bootstrap* job) {
   if (offsets.size() != ranks_.size()) {
     throw ArgumentError("a subset of " + std::to_string(ranks_.size()) + " ranks got " +
                         std::to_string(offsets.size()) + " offsets");
@@ -101,17 +101,16 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
     members.transport = std::move(node.transport);
     return Communicator::make(std::move(members), settings);
   }
-  if (mpi == nullptr) {
-    throw TransportError("the ranks of this subset do not all share memory, and there is no MPI between them");
+  if (job == nullptr) {
+    throw TransportError("the ranks of this subset do not all share memory, and nothing carries messages between them");
   }
   // The communicators of the job and of its sets are driven by several threads, each under a lock of its own.
-  constexpr int kMultiple = 3;
-  if (mpi->thread_level() < kMultiple) {
+  if (!job->takes_threads()) {
     throw TransportError(
         "a process set whose ranks do not all share memory needs MPI_THREAD_MULTIPLE, which this MPI does not offer or "
         "was not asked for. Let dcoll.init() initialise MPI, or use an MPI built with thread support");
   }
-  const auto messages = mpi->subset(ranks_);
+  const auto messages = job->subset(ranks_);
   const Log log{log_level_from(settings.log_level), whole_->rank(), settings.log_hide_time};
   members.links = link_constants(*messages, members.node_of_rank, settings, log);
   members.links.of_the_job = whole_->known_links();

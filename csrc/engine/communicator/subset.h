@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/communicator/communicator.h"
+#include "transport/bootstrap.h"
 #include "transport/mapped/subset.h"
-#include "transport/mpi.h"
 
 namespace dcoll {
 
@@ -22,9 +22,9 @@ class Subset {
 
   // What the other members have to know.
   uint64_t offset() const { return region_ != nullptr ? region_->offset() : kUnmappedOffset; }
-  // Collective over the members; once. offsets: theirs, in the order of the ranks. mpi: the job's; null where there is
-  // none, which members that cannot all map each other need.
-  std::shared_ptr<Communicator> connect(const std::vector<uint64_t>& offsets, MpiBackend* mpi);
+  // Collective over the members; once. offsets: theirs, in the order of the ranks. job: of the whole; null where there
+  // is none, which members that cannot all map each other need.
+  std::shared_ptr<Communicator> connect(const std::vector<uint64_t>& offsets, Bootstrap* job);
 
  private:
   Members describe() const;

@@ -1,7 +1,6 @@
 #include "engine/communicator/world.h"
 
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,7 +47,7 @@ MappedOptions mapped_options(const Settings& settings, size_t local_ranks) {
 }
 
 // What every rank must be configured with alike: it decides the messages they exchange.
-void check_same_settings(MpiBackend& mpi, const Settings& s) {
+void check_same_settings(Bootstrap& job, const Settings& s) {
   struct Record {
     int64_t slice_kb, slots, arena_mb;
     char transport[16], algo[16], calibrate[16];
@@ -68,7 +67,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   mine.bucket_mb = s.bucket_mb;
   mine.first_bucket_mb = s.first_bucket_mb;
   mine.compress_local = s.compress_local;
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  const std::vector<std::byte> all = job.all_gather(&mine, sizeof mine);
   auto text = [](const Record& r) {
     return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo + " DCOLL_CALIBRATE=" + r.calibrate +
            " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
@@ -79,7 +78,7 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   };
   Record first;
   std::memcpy(&first, all.data(), sizeof first);
-  for (int rank = 1; rank < mpi.size(); ++rank) {
+  for (int rank = 1; rank < job.size(); ++rank) {
     Record other;
     std::memcpy(&other, all.data() + rank * sizeof other, sizeof other);
     if (text(other) == text(first)) continue;
@@ -89,12 +88,12 @@ void check_same_settings(MpiBackend& mpi, const Settings& s) {
   }
 }
 
-std::array<uint8_t, 16> job_key(MpiBackend& mpi) {
+std::array<uint8_t, 16> job_key(Bootstrap& job) {
   std::array<uint8_t, 16> key{};
-  if (mpi.rank() == 0 && getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
+  if (job.rank() == 0 && getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
     throw TransportError("getrandom() gave no random key for this job: " + std::string(std::strerror(errno)) + ".");
   }
-  mpi.broadcast(key.data(), key.size(), 0);
+  job.broadcast(key.data(), key.size(), 0);
   return key;
 }
 
@@ -116,15 +115,15 @@ Settings with_own_core(Settings settings, size_t local_rank, size_t local_size) 
 
 // What takes this machine's monotonic clock to that of rank 0, by the clocks of the day: as exact as those are set.
 // Ranks of a machine share one clock.
-int64_t clock_shift_ns(MpiBackend& mpi, const std::vector<int>& machines) {
+int64_t clock_shift_ns(Bootstrap& job, const std::vector<int>& machines) {
   if (*std::max_element(machines.begin(), machines.end()) == 0) return 0;
   const auto today = std::chrono::system_clock::now().time_since_epoch();
   const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  const std::vector<std::byte> all = job.all_gather(&mine, sizeof mine);
   std::vector<int64_t> by_rank(machines.size());
   std::memcpy(by_rank.data(), all.data(), all.size());
   const auto first =
-      std::find(machines.begin(), machines.end(), machines[static_cast<size_t>(mpi.rank())]) - machines.begin();
+      std::find(machines.begin(), machines.end(), machines[static_cast<size_t>(job.rank())]) - machines.begin();
   return by_rank[static_cast<size_t>(first)] - by_rank[0];
 }
 
@@ -149,12 +148,12 @@ std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
 
 // Per rank: whether it has a core to itself among the machine's ranks, which may be more than the node's: containers
 // share cores, though not memory.
-std::vector<bool> own_cores(MpiBackend& mpi) {
+std::vector<bool> own_cores(Bootstrap& job) {
   const CoreClaim mine = own_core_claim();
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+  const std::vector<std::byte> all = job.all_gather(&mine, sizeof mine);
   std::map<uint64_t, std::vector<CoreClaim>> claims;  // of each machine's ranks
   std::vector<std::pair<uint64_t, size_t>> places;    // per rank: where its claim is
-  for (int rank = 0; rank < mpi.size(); ++rank) {
+  for (int rank = 0; rank < job.size(); ++rank) {
     CoreClaim theirs;
     std::memcpy(&theirs, all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
     std::vector<CoreClaim>& on_machine = claims[theirs.machine];
@@ -168,32 +167,31 @@ std::vector<bool> own_cores(MpiBackend& mpi) {
   return own;
 }
 
-std::shared_ptr<const Processes> watch_processes(MpiBackend& mpi) {
-  const ProcessId mine = own_process(own_core_claim().machine);
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
-  std::vector<ProcessId> of_ranks(static_cast<size_t>(mpi.size()));
+std::shared_ptr<const Processes> watch_processes(Bootstrap& job) {
+  const ProcessId mine = own_process();
+  const std::vector<std::byte> all = job.all_gather(&mine, sizeof mine);
+  std::vector<ProcessId> of_ranks(static_cast<size_t>(job.size()));
   std::memcpy(of_ranks.data(), all.data(), all.size());
-  return std::make_shared<Processes>(of_ranks, mpi.rank());
+  return std::make_shared<Processes>(of_ranks, job.rank());
 }
 
 // What is wrong on this rank, told to all; by rank, cut to what has room.
-std::vector<std::string> told_errors(MpiBackend& mpi, const std::string& error) {
+std::vector<std::string> told_errors(Bootstrap& job, const std::string& error) {
   constexpr size_t kRoom = 400;
   std::array<char, kRoom> mine{};
   error.copy(mine.data(), kRoom - 1);
-  const std::vector<std::byte> all = mpi.all_gather(mine.data(), mine.size());
+  const std::vector<std::byte> all = job.all_gather(mine.data(), mine.size());
   std::vector<std::string> errors;
-  for (int rank = 0; rank < mpi.size(); ++rank) {
+  for (int rank = 0; rank < job.size(); ++rank) {
     errors.emplace_back(reinterpret_cast<const char*>(all.data()) + static_cast<size_t>(rank) * kRoom);
   }
   return errors;
 }
 
 // Abstract sockets, by which ranks hand each other their memory, are seen in one network namespace alone.
-void check_same_network(MpiBackend& mpi, const std::vector<int>& local_ranks) {
-  struct stat network{};
-  const uint64_t mine = stat("/proc/self/ns/net", &network) == 0 ? network.st_ino : 0;
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+void check_same_network(Bootstrap& job, const std::vector<int>& local_ranks) {
+  const uint64_t mine = own_network();
+  const std::vector<std::byte> all = job.all_gather(&mine, sizeof mine);
   uint64_t first = 0;
   std::memcpy(&first, all.data() + static_cast<size_t>(local_ranks.front()) * sizeof first, sizeof first);
   if (mine == first) return;
@@ -202,27 +200,27 @@ void check_same_network(MpiBackend& mpi, const std::vector<int>& local_ranks) {
 }
 
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers,
-// a limit on one's address space) all fall back to MPI together: what one cannot do is everybody's `cause`. First each
-// makes its own region, so that nobody waits for a rank that has none.
-Endpoint connect_node(MpiBackend& mpi, const StartUp& start, const std::vector<int>& nodes,
+// a limit on one's address space) all fall back to messages together: what one cannot do is everybody's `cause`. First
+// each makes its own region, so that nobody waits for a rank that has none.
+Endpoint connect_node(Bootstrap& job, const StartUp& start, const std::vector<int>& nodes,
                       const std::vector<int>& local_ranks, const Settings& settings, const Log& log,
                       std::vector<int>& memory_of_rank) {
-  ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), mpi.rank()) -
+  ShmPeers peers{.local_rank = static_cast<int>(std::find(local_ranks.begin(), local_ranks.end(), job.rank()) -
                                                 local_ranks.begin()),
                  .local_size = static_cast<int>(local_ranks.size()),
-                 .key = job_key(mpi),
+                 .key = job_key(job),
                  .job_ranks = local_ranks};
   // A node of its own key: nodes that DCOLL_NODES made of one machine must not meet at one address.
-  for (int byte = 0; byte < 4; ++byte) peers.key[byte] ^= static_cast<uint8_t>(nodes[mpi.rank()] >> (8 * byte));
-  std::vector<std::string> causes(static_cast<size_t>(mpi.size()));  // by node: why it has no memory in common
+  for (int byte = 0; byte < 4; ++byte) peers.key[byte] ^= static_cast<uint8_t>(nodes[job.rank()] >> (8 * byte));
+  std::vector<std::string> causes(static_cast<size_t>(job.size()));  // by node: why it has no memory in common
   const auto agree = [&](const std::string& error) {
-    const std::vector<std::string> errors = told_errors(mpi, error);
-    for (int rank = 0; rank < mpi.size(); ++rank) {
+    const std::vector<std::string> errors = told_errors(job, error);
+    for (int rank = 0; rank < job.size(); ++rank) {
       std::string& cause = causes[static_cast<size_t>(nodes[rank])];
       if (!errors[rank].empty() && cause.empty()) cause = "rank " + std::to_string(rank) + ": " + errors[rank];
     }
   };
-  const std::string& cause = causes[static_cast<size_t>(nodes[mpi.rank()])];
+  const std::string& cause = causes[static_cast<size_t>(nodes[job.rank()])];
   std::optional<ShmRegion> region;
   Endpoint endpoint;
   const auto attempt = [&](auto step) -> std::string {
@@ -237,7 +235,7 @@ Endpoint connect_node(MpiBackend& mpi, const StartUp& start, const std::vector<i
     causes.assign(causes.size(), "DCOLL_TRANSPORT=mpi");
   } else {
     agree(attempt([&] {
-      check_same_network(mpi, local_ranks);
+      check_same_network(job, local_ranks);
       region.emplace(peers, mapped_options(settings, local_ranks.size()));
     }));
     const auto limit = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(start.timeout_s));
@@ -245,59 +243,58 @@ Endpoint connect_node(MpiBackend& mpi, const StartUp& start, const std::vector<i
       if (cause.empty()) endpoint = region->connect(std::min(kConnectDeadline, limit), start.look_around);
     }));
   }
-  for (int rank = 0; rank < mpi.size(); ++rank) {
-    memory_of_rank.push_back(causes[static_cast<size_t>(nodes[rank])].empty() ? nodes[rank] : mpi.size() + rank);
+  for (int rank = 0; rank < job.size(); ++rank) {
+    memory_of_rank.push_back(causes[static_cast<size_t>(nodes[rank])].empty() ? nodes[rank] : job.size() + rank);
   }
   if (cause.empty()) return endpoint;
-  if (settings.transport != "mpi" && local_ranks.front() == mpi.rank() && local_ranks.size() > 1) {
+  if (settings.transport != "mpi" && local_ranks.front() == job.rank() && local_ranks.size() > 1) {
     log(LogLevel::kWarning,
-        "node " + std::to_string(nodes[mpi.rank()]) +
-            ": its ranks cannot share memory, using MPI between them, which is slower. Cause: " + cause);
+        "node " + std::to_string(nodes[job.rank()]) +
+            ": its ranks cannot share memory, using messages between them, which is slower. Cause: " + cause);
   }
   return {};
 }
 
 // More than one rank; all have met.
-std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& start, const Settings& given) {
+std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start, const Settings& given) {
   Members members;
-  check_same_settings(*mpi, given);
-  members.rank = mpi->rank();
-  members.size = mpi->size();
-  const std::vector<int> machines = mpi->node_of_ranks();
+  check_same_settings(job, given);
+  members.rank = job.rank();
+  members.size = job.size();
+  const std::vector<int> machines = job.node_of_ranks();
   members.node_of_rank = split_nodes(machines, given);
   const Settings settings = given.on_nodes(are_several(members.node_of_rank));
   const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
 
   members.timeline =
-      std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(*mpi, machines), log);
+      std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(job, machines), log);
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
-  Endpoint node = connect_node(*mpi, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
+  Endpoint node = connect_node(job, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;
   const bool all_local = static_cast<int>(local_ranks.size()) == members.size;
-  members.transport_of_rank.assign(members.size, "mpi");
+  members.transport_of_rank.assign(members.size, job.medium());
   if (mapped) {
     for (const int rank : local_ranks) members.transport_of_rank[rank] = node.transport->name();
   }
   members.transport_of_rank[members.rank] = "self";
   // Without peers' memory, the window is this rank's own.
   members.window = mapped ? node.window : std::move(connect_local(1, mapped_options(settings, 1)).front().window);
-  const std::vector<bool> own_core_of_rank = own_cores(*mpi);
+  const std::vector<bool> own_core_of_rank = own_cores(job);
   members.own_core = own_core_of_rank[members.rank];
   members.shared_cores = std::ranges::find(own_core_of_rank, false) != own_core_of_rank.end();
   if (!all_local) {
-    members.links = link_constants(*mpi, members.node_of_rank, settings, log);
+    members.links = link_constants(job, members.node_of_rank, settings, log);
   }
 
   // A thread that listens calls MPI while the program may be doing so itself.
-  constexpr int kMultiple = 3;
-  members.may_listen = (mapped && all_local) || mpi->thread_level() == kMultiple;
+  members.may_listen = (mapped && all_local) || job.takes_threads();
 
   const size_t message_bytes = static_cast<size_t>(settings.slice_kb) << 10;
   if (mapped && all_local) {
     members.transport = std::move(node.transport);
   } else {
-    members.processes = watch_processes(*mpi);
-    auto remote = mpi->make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
+    members.processes = watch_processes(job);
+    auto remote = job.make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
         mapped && local_ranks.size() > 1
             ? make_router(members.rank, members.size, std::move(node.transport), local_ranks, std::move(remote))
@@ -305,7 +302,7 @@ std::shared_ptr<Communicator> connect_ranks(MpiBackend* mpi, const StartUp& star
   }
   log(LogLevel::kInfo, "size " + std::to_string(members.size) + ", node " +
                            std::to_string(members.node_of_rank[members.rank]) + ", " +
-                           (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "MPI only") +
+                           (mapped ? std::to_string(local_ranks.size()) + " ranks share memory" : "messages only") +
                            (members.own_core ? ", own core" : ", cores shared: waits yield, then sleep"));
   const auto own = std::find(local_ranks.begin(), local_ranks.end(), members.rank) - local_ranks.begin();
   return Communicator::make(std::move(members), with_own_core(settings, static_cast<size_t>(own), local_ranks.size()));
@@ -335,9 +332,9 @@ StartUp start_up_from_env(std::function<void()> look_around) {
   }
 }
 
-std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& given, std::function<void()> look_around) {
+std::shared_ptr<Communicator> connect_world(Bootstrap* job, const Settings& given, std::function<void()> look_around) {
   apply_simd(given);
-  if (mpi == nullptr || mpi->size() == 1) {
+  if (job == nullptr || job->size() == 1) {
     const Settings settings = given.on_nodes(false);
     Endpoint alone = std::move(connect_local(1, mapped_options(settings, 1)).front());
     Members members;
@@ -345,16 +342,16 @@ std::shared_ptr<Communicator> connect_world(MpiBackend* mpi, const Settings& giv
     members.window = std::move(alone.window);
     return Communicator::make(std::move(members), with_own_core(settings, 0, 1));
   }
-  const StartUp start = start_up(given, mpi->rank(), std::move(look_around));
-  mpi->meet(start);
-  const std::string who = "rank " + std::to_string(mpi->rank()) + " left dcoll.init(): ";
+  const StartUp start = start_up(given, job->rank(), std::move(look_around));
+  job->meet(start);
+  const std::string who = "rank " + std::to_string(job->rank()) + " left dcoll.init(): ";
   try {
-    return connect_ranks(mpi, start, given);
+    return connect_ranks(*job, start, given);
   } catch (const std::exception& error) {
-    mpi->leave(who + error.what());
+    job->leave(who + error.what());
     throw;
   } catch (...) {
-    mpi->leave(who + "it was interrupted.");
+    job->leave(who + "it was interrupted.");
     throw;
   }
 }

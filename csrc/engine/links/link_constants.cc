@@ -8,15 +8,16 @@ namespace dcoll {
 namespace {
 
 // Hosts and CPUs of all ranks, in their order, as one number.
-uint64_t machines(MpiBackend& mpi) {
-  const uint64_t mine = Fingerprint().add(mpi.processor_name()).add(cpu_model()).value();
-  const std::vector<std::byte> all = mpi.all_gather(&mine, sizeof mine);
+uint64_t machines(Bootstrap& ranks) {
+  const uint64_t mine = Fingerprint().add(ranks.processor_name()).add(cpu_model()).value();
+  const std::vector<std::byte> all = ranks.all_gather(&mine, sizeof mine);
   return Fingerprint().add(std::string_view(reinterpret_cast<const char*>(all.data()), all.size())).value();
 }
 
 }  // namespace
 
-LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log) {
+LinkConstants link_constants(Bootstrap& ranks, const std::vector<int>& node_of_rank, const Settings& settings,
+                             Log log) {
   LinkConstants constants;
   constants.log = log;
   if (settings.calibrate == "off") return constants;
@@ -29,9 +30,9 @@ LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_ra
   }
   constants.cache.folder = cache_folder(settings.cache_dir);
   constants.cache.key = "dcoll " DCOLL_VERSION ", ";
-  constants.cache.key += mpi.library_version() + ", " + cpu_model() + ", machines " + std::to_string(machines(mpi)) +
-                         ", nodes of ranks " + placement + " slices of " + std::to_string(settings.slice_kb) +
-                         " KiB, tcp " + settings.tcp_congestion;
+  constants.cache.key += ranks.library_version() + ", " + cpu_model() + ", machines " +
+                         std::to_string(machines(ranks)) + ", nodes of ranks " + placement + " slices of " +
+                         std::to_string(settings.slice_kb) + " KiB, tcp " + settings.tcp_congestion;
   return constants;
 }
 

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "engine/links/calibration_cache.h"
-#include "transport/mpi.h"
+#include "transport/bootstrap.h"
 
 namespace dcoll {
 
@@ -50,6 +50,6 @@ struct LinkConstants {
 };
 
 // What a world, or a process set, of several nodes uses.
-LinkConstants link_constants(MpiBackend& mpi, const std::vector<int>& node_of_rank, const Settings& settings, Log log);
+LinkConstants link_constants(Bootstrap& ranks, const std::vector<int>& node_of_rank, const Settings& settings, Log log);
 
 }  // namespace dcoll

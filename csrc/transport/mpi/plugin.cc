@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -16,7 +15,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "transport/mpi.h"
-#include "transport/mpi/meeting.h"
+#include "transport/mpi/mailbox.h"
 #include "transport/mpi/transport.h"
 #include "transport/mpi_events.h"
 #include "transport/presence.h"
@@ -69,23 +68,14 @@ class Backend final : public MpiBackend {
   Backend(Backend& whole, const std::vector<int>& ranks);
   ~Backend() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
   std::string library_version() const override;
   std::string library_path() const override;
   int thread_level() const override;
   std::string processor_name() const override;
-  void meet(const StartUp& start) override;
-  void leave(const std::string& why) noexcept override { meeting_->leave(why); }
-  void broadcast(void* data, size_t bytes, int root) override;
-  std::vector<std::byte> all_gather(const void* data, size_t bytes) override {
-    return meeting_->all_gather(start_, data, bytes);
-  }
   std::vector<int> node_of_ranks() override;
-  void barrier() override { all_gather(nullptr, 0); }
   std::unique_ptr<Transport> make_transport(size_t max_message_bytes, int slots,
                                             const std::string& tcp_congestion) override;
-  std::unique_ptr<MpiBackend> subset(const std::vector<int>& ranks) override {
+  std::unique_ptr<Bootstrap> subset(const std::vector<int>& ranks) override {
     return std::make_unique<Backend>(*this, ranks);
   }
   void finalize() override;
@@ -98,13 +88,9 @@ class Backend final : public MpiBackend {
   void aside(const char* what, std::function<void()> call);
 
   const ForkGuard fork_;
-  StartUp start_;
   MPI_Comm comm_ = MPI_COMM_NULL;
-  int rank_ = 0;
-  int size_ = 1;
   int thread_level_ = MPI_THREAD_SINGLE;
   std::vector<int> world_ranks_;
-  std::unique_ptr<MpiMeeting> meeting_;
   std::vector<int> nodes_;  // once they are known
 };
 
@@ -142,7 +128,8 @@ void Process::wait_for(const Aside& call, const StartUp& start) {
   }
 }
 
-Backend::Backend(const StartUp& start) : start_(start) {
+Backend::Backend(const StartUp& start) {
+  start_ = start;
   int finalized = 0;
   check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
   if (finalized != 0) {
@@ -168,8 +155,8 @@ Backend::Backend(const StartUp& start) : start_(start) {
   std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
 }
 
-Backend::Backend(Backend& whole, const std::vector<int>& ranks)
-    : start_(whole.start_), thread_level_(whole.thread_level_) {
+Backend::Backend(Backend& whole, const std::vector<int>& ranks) : thread_level_(whole.thread_level_) {
+  start_ = whole.start_;
   constexpr int kTag = 7;
   for (const int rank : ranks) world_ranks_.push_back(whole.world_ranks_.at(static_cast<size_t>(rank)));
   whole.meeting_->meet(start_, ranks);
@@ -193,7 +180,7 @@ void Backend::learn_place() {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-  meeting_ = std::make_unique<MpiMeeting>(comm_, [this] { return ended(); });
+  meeting_ = std::make_unique<Meeting>(std::make_unique<MpiMailbox>(comm_), rank_, [this] { return ended(); });
 }
 
 // Those of this communicator's ranks that are known to be dead.
@@ -286,19 +273,6 @@ std::string Backend::processor_name() const {
   return std::string(text, static_cast<size_t>(length));
 }
 
-void Backend::meet(const StartUp& start) {
-  start_ = start;
-  std::vector<int> everybody(static_cast<size_t>(size_));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  meeting_->meet(start_, std::move(everybody));
-  if (size_ > 1) process().presence.ended();  // whoever was seen once is missed when it has ended
-}
-
-void Backend::broadcast(void* data, size_t bytes, int root) {
-  const std::vector<std::byte> all = all_gather(data, bytes);
-  std::copy_n(all.data() + bytes * static_cast<size_t>(root), bytes, static_cast<std::byte*>(data));
-}
-
 // Each node's name is its lowest rank: split by shared memory, then everyone tells everyone who leads them.
 std::vector<int> Backend::node_of_ranks() {
   if (!nodes_.empty()) return nodes_;
@@ -315,15 +289,11 @@ std::vector<int> Backend::node_of_ranks() {
     MPI_Group_free(&local);
     MPI_Comm_free(&node);
   });
-  const std::vector<std::byte> told = all_gather(leader.get(), sizeof *leader);
-  std::vector<int> leaders(static_cast<size_t>(size_));
+  const auto own = static_cast<uint64_t>(*leader);
+  const std::vector<std::byte> told = all_gather(&own, sizeof own);
+  std::vector<uint64_t> leaders(static_cast<size_t>(size_));
   std::memcpy(leaders.data(), told.data(), told.size());
-  std::map<int, int> numbers;  // leader -> node, in the order of the lowest rank
-  for (const int rank : leaders) numbers.try_emplace(rank, 0);
-  int next = 0;
-  for (auto& [rank, number] : numbers) number = next++;
-  for (const int rank : leaders) nodes_.push_back(numbers.at(rank));
-  return nodes_;
+  return nodes_ = numbered(leaders);
 }
 
 std::unique_ptr<Transport> Backend::make_transport(size_t max_message_bytes, int slots,
@@ -365,6 +335,6 @@ void Backend::abort(int exit_code) {
 
 }  // namespace dcoll::mpi
 
-extern "C" __attribute__((visibility("default"))) dcoll::MpiBackend* dcoll_mpi_backend_v2(const dcoll::StartUp& start) {
+extern "C" __attribute__((visibility("default"))) dcoll::MpiBackend* dcoll_mpi_backend_v3(const dcoll::StartUp& start) {
   return new dcoll::mpi::Backend(start);
 }

@@ -13,18 +13,27 @@
 
 namespace dcoll {
 
+// A digest of the kernel's boot id, which containers and network namespaces of one machine share; 0: unknown.
+uint64_t own_machine();
+// The network namespace, in which abstract sockets are seen; 0: unknown.
+uint64_t own_network();
+
 // Exchanged between ranks at start-up, bytewise.
 struct ProcessId {
-  uint64_t machine = 0;  // CoreClaim::machine; 0: unknown
+  uint64_t machine = 0;  // own_machine()
   uint64_t space = 0;    // the namespace that the number belongs to: containers have their own
   int64_t pid = 0;
 };
-ProcessId own_process(uint64_t machine);
+ProcessId own_process();
 
 class Processes {
  public:
   // By rank. Those that cannot be watched from here (another machine or container, an old kernel) are left out.
   Processes(const std::vector<ProcessId>& of_ranks, int own_rank);
+  Processes() = default;
+  void watch(int rank, const ProcessId& other);
+  // Whether a rank that is watched has ended.
+  bool ended(int rank) const;
   // Throws PeerError if one of these ranks' processes has ended. No system call where none is watched.
   void check(const std::vector<int>& ranks) const;
 

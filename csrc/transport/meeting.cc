@@ -1,7 +1,8 @@
-#include "transport/mpi/meeting.h"
+#include "transport/meeting.h"
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -9,10 +10,8 @@
 #include "base/ranks_text.h"
 #include "transport/presence.h"
 
-namespace dcoll::mpi {
+namespace dcoll {
 namespace {
-
-constexpr int kTag = 11;
 
 // How much longer than the leader the others wait for its word.
 double patience(const StartUp& start) { return std::min(5.0, start.timeout_s / 4); }
@@ -25,17 +24,10 @@ std::string not_here(const std::vector<int>& ranks) {
 
 }  // namespace
 
-MpiMeeting::MpiMeeting(MPI_Comm comm, std::function<std::vector<int>()> ended) : comm_(comm), ended_(std::move(ended)) {
-  check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-}
+Meeting::Meeting(std::unique_ptr<Mailbox> mail, int rank, std::function<std::vector<int>()> ended)
+    : mail_(std::move(mail)), ended_(std::move(ended)), rank_(rank) {}
 
-MpiMeeting::~MpiMeeting() {
-  static auto* const kept = new std::list<Transfer>;  // what MPI may still read or write
-  kept->splice(kept->end(), sends_);
-  kept->splice(kept->end(), receives_);
-}
-
-void MpiMeeting::meet(const StartUp& start, std::vector<int> ranks) {
+void Meeting::meet(const StartUp& start, std::vector<int> ranks) {
   ranks_ = std::move(ranks);
   version_ = start.version.substr(0, sizeof Header::version - 1);
   Fingerprint group;
@@ -47,16 +39,20 @@ void MpiMeeting::meet(const StartUp& start, std::vector<int> ranks) {
   if (ranks_.size() == 1) return;
   try {
     leads() ? lead(start) : follow(start);
+    ended_();  // whoever was seen once is missed when it has ended
   } catch (const Error&) {
     throw;  // the others have been told
   } catch (...) {
     const std::string why = "rank " + std::to_string(rank_) + " was interrupted in dcoll.init().";
-    leads() ? refuse(why, Why::kPeer) : send_text(ranks_.front(), Kind::kGone, attempts_, why);
+    try {
+      leads() ? refuse(why, Why::kPeer) : send_text(ranks_.front(), Kind::kGone, attempts_, why);
+    } catch (...) {  // then the others wait for this rank in vain, and say so
+    }
     throw;
   }
 }
 
-void MpiMeeting::lead(const StartUp& start) {
+void Meeting::lead(const StartUp& start) {
   constexpr double kTellEvery = 0.25;
   double told = 0;
   std::vector<int> missing;
@@ -86,7 +82,7 @@ void MpiMeeting::lead(const StartUp& start) {
   here_[group_].clear();
 }
 
-std::vector<int> MpiMeeting::absent() const {
+std::vector<int> Meeting::absent() const {
   std::vector<int> missing;
   const auto here = here_.find(group_);
   for (const int rank : ranks_) {
@@ -95,13 +91,13 @@ std::vector<int> MpiMeeting::absent() const {
   return missing;
 }
 
-void MpiMeeting::refuse(const std::string& text, Why why) {
+void Meeting::refuse(const std::string& text, Why why) {
   for (const auto& [rank, one] : here_[group_]) send_text(rank, Kind::kRefused, one.attempt, text, why);
   here_[group_].clear();
   poll();
 }
 
-void MpiMeeting::raise(const std::string& text, Why why) {
+void Meeting::raise(const std::string& text, Why why) {
   switch (why) {
     case Why::kTimeout:
       throw TimeoutError(text);
@@ -113,7 +109,7 @@ void MpiMeeting::raise(const std::string& text, Why why) {
   throw ArgumentError(text);
 }
 
-void MpiMeeting::refuse_other_versions() {
+void Meeting::refuse_other_versions() {
   std::map<std::string, std::vector<int>> versions{{version_, {rank_}}};
   for (const auto& [rank, one] : here_[group_]) versions[one.version].push_back(rank);
   if (versions.size() == 1) return;
@@ -128,7 +124,7 @@ void MpiMeeting::refuse_other_versions() {
   raise(text, Why::kVersion);
 }
 
-void MpiMeeting::follow(const StartUp& start) {
+void Meeting::follow(const StartUp& start) {
   const int leader = ranks_.front();
   send(leader, Kind::kHere, ++attempts_);
   std::string heard = not_here({leader});  // from the leader: who is missing
@@ -155,7 +151,7 @@ void MpiMeeting::follow(const StartUp& start) {
 }
 
 // What to say of those that are known to have ended; empty: none has, or it is not the time to look.
-std::string MpiMeeting::dead(const StartWait& wait) const {
+std::string Meeting::dead(const StartWait& wait) const {
   if (!wait.thorough()) return "";
   std::vector<int> dead;
   for (const int rank : ended_()) {
@@ -165,7 +161,7 @@ std::string MpiMeeting::dead(const StartWait& wait) const {
   return "dcoll.init(): " + ended_text(dead);
 }
 
-std::vector<std::byte> MpiMeeting::all_gather(const StartUp& start, const void* data, size_t bytes) {
+std::vector<std::byte> Meeting::all_gather(const StartUp& start, const void* data, size_t bytes) {
   const size_t n = ranks_.size();
   std::vector<std::byte> all(n * bytes);
   const auto own = static_cast<size_t>(std::ranges::find(ranks_, rank_) - ranks_.begin());
@@ -177,8 +173,8 @@ std::vector<std::byte> MpiMeeting::all_gather(const StartUp& start, const void* 
     for (const int rank : ranks_) {
       if (rank != rank_) send(rank, Kind::kData, meeting_, 0, all.data(), all.size());
     }
-    const auto unread = [this] { return "rank " + std::to_string(sends_.front().peer) + " does not answer"; };
-    for (StartWait wait(start); !sends_.empty() && wait.goes_on(unread);) poll();
+    const auto unread = [this] { return "rank " + std::to_string(*mail_->under_way_to()) + " does not answer"; };
+    for (StartWait wait(start); mail_->under_way_to() && wait.goes_on(unread);) poll();
     return all;
   }
   const int leader = ranks_.front();
@@ -199,7 +195,7 @@ std::vector<std::byte> MpiMeeting::all_gather(const StartUp& start, const void* 
   }
 }
 
-void MpiMeeting::gather(const StartUp& start, std::vector<std::byte>& all, size_t bytes) {
+void Meeting::gather(const StartUp& start, std::vector<std::byte>& all, size_t bytes) {
   std::vector<int> missing;
   const auto silent = [&] { return ranks_text(missing) + (missing.size() == 1 ? " does" : " do") + " not answer"; };
   for (StartWait wait(start);;) {
@@ -225,12 +221,12 @@ void MpiMeeting::gather(const StartUp& start, std::vector<std::byte>& all, size_
 }
 
 // The leader's: tells all.
-void MpiMeeting::fail(const std::string& text, Why why) {
+void Meeting::fail(const std::string& text, Why why) {
   leave(text);
   raise(text, why);
 }
 
-void MpiMeeting::leave(const std::string& why) noexcept {
+void Meeting::leave(const std::string& why) noexcept {
   if (meeting_ == 0 || ranks_.size() == 1) return;
   const uint64_t meeting = std::exchange(meeting_, 0);
   try {
@@ -242,59 +238,32 @@ void MpiMeeting::leave(const std::string& why) noexcept {
   }
 }
 
-void MpiMeeting::send(int to, Kind kind, uint64_t number, uint64_t more, const void* body, size_t bytes) {
+void Meeting::send(int to, Kind kind, uint64_t number, uint64_t more, const void* body, size_t bytes) {
   Header header{.kind = kind, .group = group_, .number = number, .more = more};
   version_.copy(header.version, sizeof header.version - 1);
-  Transfer& sent = sends_.emplace_back();
-  sent.peer = to;
-  sent.bytes.resize(sizeof header + bytes);
-  std::memcpy(sent.bytes.data(), &header, sizeof header);
-  if (bytes > 0) std::memcpy(sent.bytes.data() + sizeof header, body, bytes);
-  const int code =
-      MPI_Isend(sent.bytes.data(), static_cast<int>(sent.bytes.size()), MPI_BYTE, to, kTag, comm_, &sent.request);
-  if (code != MPI_SUCCESS) {
-    sends_.pop_back();
-    check_mpi(code, "MPI send to rank " + std::to_string(to) + " during dcoll.init()");
-  }
+  std::vector<std::byte> letter(sizeof header + bytes);
+  std::memcpy(letter.data(), &header, sizeof header);
+  if (bytes > 0) std::memcpy(letter.data() + sizeof header, body, bytes);
+  mail_->send(to, std::move(letter));
 }
 
-void MpiMeeting::poll() {
-  for (int there = 1; there != 0;) {
-    MPI_Status status;
-    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, kTag, comm_, &there, &status), "MPI_Iprobe");
-    if (there == 0) break;
-    int bytes = 0;
-    check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    Transfer& coming = receives_.emplace_back();
-    coming.peer = status.MPI_SOURCE;
-    coming.bytes.resize(static_cast<size_t>(bytes));
-    check_mpi(MPI_Irecv(coming.bytes.data(), bytes, MPI_BYTE, coming.peer, kTag, comm_, &coming.request), "MPI_Irecv");
-  }
-  const auto finished = [](Transfer& one) {
-    int done = 0;
-    check_mpi(MPI_Test(&one.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    return done != 0;
-  };
-  std::erase_if(sends_, finished);
-  // In the order in which each peer sent them: one that is not done holds up what comes behind it.
-  std::vector<int> held;
-  for (auto one = receives_.begin(); one != receives_.end();) {
-    if (std::ranges::find(held, one->peer) != held.end() || !finished(*one)) {
-      held.push_back((one++)->peer);
-      continue;
-    }
-    if (one->bytes.size() >= sizeof(Header)) {
-      Message message{.from = one->peer, .header = {}, .body = {one->bytes.begin() + sizeof(Header), one->bytes.end()}};
-      std::memcpy(static_cast<void*>(&message.header), one->bytes.data(), sizeof(Header));
-      message.header.version[sizeof message.header.version - 1] = '\0';
-      take(std::move(message));
-    }
-    one = receives_.erase(one);
+void Meeting::poll() {
+  const std::vector<int> leader{ranks_.front()};
+  std::ranges::move(mail_->take(leads() ? ranks_ : leader), std::back_inserter(unread_));
+  while (!unread_.empty()) {  // one by one: what a message leads to may end this by an error
+    const Mailbox::Letter letter = std::move(unread_.front());
+    unread_.pop_front();
+    if (letter.bytes.size() < sizeof(Header)) continue;
+    Message message{
+        .from = letter.from, .header = {}, .body = {letter.bytes.begin() + sizeof(Header), letter.bytes.end()}};
+    std::memcpy(static_cast<void*>(&message.header), letter.bytes.data(), sizeof(Header));
+    message.header.version[sizeof message.header.version - 1] = '\0';
+    take(std::move(message));
   }
 }
 
 // What counts for the leader is filed at once, whatever is under way here.
-void MpiMeeting::take(Message message) {
+void Meeting::take(Message message) {
   const Header& h = message.header;
   switch (h.kind) {
     case Kind::kHere:
@@ -323,11 +292,11 @@ void MpiMeeting::take(Message message) {
   inbox_.push_back(std::move(message));
 }
 
-bool MpiMeeting::next(Message& message) {
+bool Meeting::next(Message& message) {
   if (inbox_.empty()) return false;
   message = std::move(inbox_.front());
   inbox_.pop_front();
   return true;
 }
 
-}  // namespace dcoll::mpi
+}  // namespace dcoll

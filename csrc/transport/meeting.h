@@ -1,5 +1,6 @@
-// How ranks meet and tell each other what a communicator is made of, over MPI's messages alone: collectives of MPI wait
-// for ever, cannot be given up, and would stand at different places of their order when some ranks try again.
+// How ranks meet and tell each other what a communicator is made of, over messages that somebody else carries (MPI, a
+// key-value store). Over MPI too these are messages alone: collectives of MPI wait for ever, cannot be given up, and
+// would stand at different places of their order when some ranks try again.
 //
 // The first of the ranks leads. Each tells it that it is here; when all are, it tells everybody to go on, else who is
 // missing. The exchanges that follow go through it as well, so it knows who does not come, and says so. Every message
@@ -10,21 +11,35 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <list>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "transport/mpi/transport.h"
 #include "transport/start_up.h"
 
-namespace dcoll::mpi {
+namespace dcoll {
 
-class MpiMeeting {
+// What carries the messages. In order from each rank to each other one; nothing blocks.
+class Mailbox {
  public:
-  // ended: those of this communicator's ranks that are known to be dead.
-  MpiMeeting(MPI_Comm comm, std::function<std::vector<int>()> ended);
-  ~MpiMeeting();
+  struct Letter {
+    int from = 0;
+    std::vector<std::byte> bytes;
+  };
+  virtual ~Mailbox() = default;
+  virtual void send(int to, std::vector<std::byte> bytes) = 0;
+  // What has come since. Those of `from` are looked for, which may cost something for each.
+  virtual std::vector<Letter> take(const std::vector<int>& from) = 0;
+  // Whom the oldest message is for that still needs this rank's help to be delivered.
+  virtual std::optional<int> under_way_to() const { return std::nullopt; }
+};
+
+class Meeting {
+ public:
+  // ended: those of the ranks that are known to be dead.
+  Meeting(std::unique_ptr<Mailbox> mail, int rank, std::function<std::vector<int>()> ended);
 
   // Collective over `ranks`, this one among them. Returns when all are here. Throws TimeoutError, PeerError, or, of
   // other versions, ArgumentError: on all of them alike, but for those that cannot be reached.
@@ -33,6 +48,8 @@ class MpiMeeting {
   std::vector<std::byte> all_gather(const StartUp& start, const void* data, size_t bytes);
   // This rank takes no part in what follows: the others need not wait for it.
   void leave(const std::string& why) noexcept;
+  // The same on all ranks that met last, another one every time they meet; 0: they have not.
+  uint64_t number() const { return meeting_; }
 
  private:
   enum class Kind : uint32_t { kHere, kWaiting, kGo, kRefused, kGone, kData, kFailed };
@@ -53,12 +70,6 @@ class MpiMeeting {
     std::vector<std::byte> body;
     std::string text() const { return {reinterpret_cast<const char*>(body.data()), body.size()}; }
   };
-  struct Transfer {
-    MPI_Request request = MPI_REQUEST_NULL;
-    int peer = 0;
-    std::vector<std::byte> bytes;
-  };
-
   bool leads() const { return ranks_.front() == rank_; }
   void send(int to, Kind kind, uint64_t number, uint64_t more = 0, const void* body = nullptr, size_t bytes = 0);
   void send_text(int to, Kind kind, uint64_t number, const std::string& text, Why why = Why::kTimeout) {
@@ -77,11 +88,11 @@ class MpiMeeting {
   std::string dead(const StartWait& wait) const;
   std::vector<int> absent() const;
 
-  const MPI_Comm comm_;
+  const std::unique_ptr<Mailbox> mail_;
   const std::function<std::vector<int>()> ended_;
-  int rank_ = 0;
+  const int rank_;
   std::string version_;
-  std::list<Transfer> sends_, receives_;
+  std::deque<Mailbox::Letter> unread_;
 
   std::vector<int> ranks_;  // that meet, or met last
   uint64_t group_ = 0;
@@ -99,4 +110,4 @@ class MpiMeeting {
   std::deque<Message> inbox_;
 };
 
-}  // namespace dcoll::mpi
+}  // namespace dcoll
