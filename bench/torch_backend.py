@@ -4,8 +4,8 @@
     mpirun -n 2 --bind-to core python bench/torch_backend.py --only calls --json calls.json --plot calls.png
     mpirun -n 4 python bench/torch_backend.py --only steps --turns 5
 
-calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and recv between ranks 0 and 1 (where the core
-        has them), through torch.distributed on both; and dcoll.allreduce_, for what the backend costs over it.
+calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and recv between ranks 0 and 1 (where the
+        core has them), through torch.distributed on both; and dcoll.allreduce_, for what the backend costs over it.
 steps   the GPT of examples/ (--layers, --width): no communication, DistributedOptimizer, DistributedDataParallel and
         fully_shard over either backend.
 
@@ -30,7 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dcoll as hvd
-import dcoll.torch  # noqa: F401 - registers the backend
+import dcoll.torch  # registers the backend
 from dcoll import _C
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -126,7 +126,10 @@ def ratio(times: Times, kind: str, base: str) -> float:
 def calls(args: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
     rows = []
     for name in args.collective:
-        say(f"\n| {name} | dcoll us | Gloo us | Gloo / dcoll |" + (" dcoll.allreduce_ us |" if name == "all_reduce" else ""))
+        say(
+            f"\n| {name} | dcoll us | Gloo us | Gloo / dcoll |"
+            + (" dcoll.allreduce_ us |" if name == "all_reduce" else "")
+        )
         say("| --- | ---: | ---: | ---: |" + (" ---: |" if name == "all_reduce" else ""))
         size = args.minbytes
         while size <= args.maxbytes:
@@ -136,7 +139,13 @@ def calls(args: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
                 kinds["dcoll.allreduce_"] = lambda tensor=tensor: hvd.allreduce_(tensor, op=hvd.Sum)
             times = measure(kinds, args.turns, args.ms)
             median = {kind: statistics.median(found) for kind, found in times.items()}
-            row = {"collective": name, "bytes": size, "median_us": median, "ratio": ratio(times, "gloo", "dcoll"), "us": times}
+            row = {
+                "collective": name,
+                "bytes": size,
+                "median_us": median,
+                "ratio": ratio(times, "gloo", "dcoll"),
+                "us": times,
+            }
             rows.append(row)
             more = f" {median['dcoll.allreduce_']:.1f} |" if name == "all_reduce" else ""
             say(f"| {format_size(size)} | {median['dcoll']:.1f} | {median['gloo']:.1f} | {row['ratio']:.1f} |{more}")

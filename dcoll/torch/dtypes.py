@@ -1,5 +1,7 @@
 """What the core calls torch's dtypes and operators, and what it cannot reduce."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -7,7 +9,7 @@ from dcoll import _C
 from dcoll.collectives.tensors import DTYPE_NAMES
 from dcoll.errors import ArgumentError
 
-RedOpType = dist.ReduceOp.RedOpType
+RedOpType: Any = dist.ReduceOp.RedOpType  # torch's stubs know none of its members
 
 REDUCED: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in DTYPE_NAMES.items()}
 """The code of what the core computes with."""
@@ -19,7 +21,7 @@ PAIRS: dict[torch.dtype, int] = {
 }
 """A complex number is two real ones; the code is theirs."""
 
-OPERATORS: dict[RedOpType, int] = {
+OPERATORS: dict[Any, int] = {
     RedOpType.SUM: _C.SUM,
     RedOpType.AVG: _C.AVERAGE,
     RedOpType.PRODUCT: _C.PRODUCT,
@@ -50,10 +52,10 @@ def moved(dtype: torch.dtype) -> int:
     return PAIRS.get(dtype, _C.UINT8) if code is None else code
 
 
-def reduction(what: str, tensor: torch.Tensor, op: dist.ReduceOp | RedOpType) -> tuple[int, int, int, float]:
+def reduction(what: str, tensor: torch.Tensor, op: Any) -> tuple[int, int, int, float]:
     """What the core takes for a reduction: the dtype's code, numbers per element, the operator's code, and the factor
     that every rank's values are multiplied by first."""
-    kind = op.op if isinstance(op, dist.ReduceOp) else op
+    kind = getattr(op, "op", op)
     dtype = tensor.dtype
     code, per_element = REDUCED.get(dtype), 1
     if code is None and dtype in PAIRS:
@@ -72,7 +74,7 @@ def reduction(what: str, tensor: torch.Tensor, op: dist.ReduceOp | RedOpType) ->
         or (kind in _NO_BOOL and dtype is torch.bool)
     ):
         raise ArgumentError(f"{what} with {kind} is not defined for {dtype}")
-    if kind is not RedOpType.PREMUL_SUM and kind != RedOpType.PREMUL_SUM:
+    if kind != RedOpType.PREMUL_SUM:
         return code, per_element, operator, 1.0
     factor = op.factor
     if isinstance(factor, torch.Tensor):

@@ -96,4 +96,3 @@ def leave() -> None:
     """The job, which init_process_group() has joined."""
     close_all()
     shutdown()
-

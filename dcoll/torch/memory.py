@@ -7,7 +7,7 @@ import torch
 
 from dcoll.errors import ArgumentError
 
-Finish = Callable[[Any], None] | None
+Finish = Callable[[Any], object] | None
 """What is left to do once the core is done; it gets the core's handle, or the counts of a synchronous call."""
 
 
@@ -48,7 +48,7 @@ def one_behind_the_other(what: str, tensors: Sequence[torch.Tensor]) -> torch.Te
 
 def spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Give the tensors, one after the other, what is in `flat`."""
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
         if tensor.numel():
             tensor.detach().copy_(part.view(tensor.shape))
 

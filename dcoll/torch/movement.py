@@ -165,8 +165,8 @@ class Movement(Calls):
             )
         if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
             self._refuse(
-                f"{what} got {which}_split_sizes {list(splits)}, but needs {size} numbers, one per rank, that sum to the "
-                f"{which}'s {rows} rows"
+                f"{what} got {which}_split_sizes {list(splits)}, but needs {size} numbers, one per rank, that sum to "
+                f"the {which}'s {rows} rows"
             )
         width = tensor.numel() // rows if rows else 0
         return [split * width for split in splits]
@@ -218,5 +218,3 @@ def _check(what: str, counts: list[int], expected: list[int]) -> None:
             f"{what} received {counts} elements from the ranks, but this rank has room for {expected}: pass tensors of "
             "the same sizes on all ranks"
         )
-
-

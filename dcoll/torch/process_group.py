@@ -16,6 +16,7 @@ from dcoll.torch.reductions import Reductions
 NAME = "dcoll"
 CPU = torch.device("cpu")
 TorchBackend: Any = torch._C._distributed_c10d.Backend
+TorchProcessGroup: Any = dist.ProcessGroup  # whose methods are overloads, here they take the union
 BACKENDS_IN_PYTHON = hasattr(TorchBackend, "all_gather_single")
 """Whether torch calls the methods of a Backend that is written in Python: from 2.14 on."""
 
@@ -65,7 +66,9 @@ class Collectives(Reductions, Movement, Messages):
         self, size: int, *, dtype: torch.dtype = torch.float32, device: torch.device = CPU
     ) -> torch.Tensor:
         if device.type != "cpu":
-            raise ArgumentError(f"allocate_tensor got device {device}, but the dcoll backend has memory of the CPU alone")
+            raise ArgumentError(
+                f"allocate_tensor got device {device}, but the dcoll backend has memory of the CPU alone"
+            )
         if size == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._comm.alloc(size * dtype.itemsize), dtype=dtype, count=size)
@@ -89,7 +92,7 @@ def opened(group: Any, made: Any) -> None:
     group._open(made.store, list(made.global_ranks_in_group), made.group_rank, made.group_size, made.timeout)
 
 
-class DcollBackend(Collectives, TorchBackend):  # type: ignore[misc]
+class DcollBackend(Collectives, TorchBackend):
     """For PyTorch 2.14 and later: the backend of torch's own ProcessGroup."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -114,11 +117,11 @@ class DcollBackend(Collectives, TorchBackend):  # type: ignore[misc]
     end_coalescing = Collectives._end_coalescing
 
 
-class DcollProcessGroup(Collectives, dist.ProcessGroup):
+class DcollProcessGroup(Collectives, TorchProcessGroup):
     """For PyTorch before 2.14, where a Backend cannot be written in Python: the group itself."""
 
     def __init__(self, made: Any) -> None:
-        dist.ProcessGroup.__init__(self, made.group_rank, made.group_size)
+        TorchProcessGroup.__init__(self, made.group_rank, made.group_size)
         opened(self, made)
         self._name, self._desc = str(made.group_id), ""
 

@@ -81,7 +81,13 @@ class Reductions(Calls):
         # Only the root's tensor changes; the sum of the others goes where nobody looks.
         into = source if self._comm.rank == root else torch.empty_like(source)
         core = self._comm.allreduce(
-            source.data_ptr(), into.data_ptr(), source.numel() * per_element, code, operator, f"reduce to {root}", factor
+            source.data_ptr(),
+            into.data_ptr(),
+            source.numel() * per_element,
+            code,
+            operator,
+            f"reduce to {root}",
+            factor,
         )
         back = None if into is not source or source is tensor else lambda _: tensor.detach().copy_(source)
         return self._together([self._start(core, (source, into), [tensor], back)], [tensor], given)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from dcoll.job.find_launcher import find_launcher
 from dcoll.job.objects import broadcast_object
@@ -27,7 +28,7 @@ def fill_in(environ: Any) -> Any:
     store = None
     address, port = "", 0
     if comm.rank == 0:
-        store = dist.TCPStore("localhost", 0, comm.size, is_master=True, wait_for_workers=False)
+        store = TCPStore("localhost", 0, comm.size, is_master=True, wait_for_workers=False)
         address = "localhost" if comm.num_nodes == 1 else socket.gethostname()
         port = store.port
     address, port = broadcast_object(comm, (address, port), 0, "init_process_group")
@@ -59,7 +60,7 @@ def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **o
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if store is None:
         port = int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, False, timeout, wait_for_workers=False)
+        store = TCPStore(os.environ["MASTER_ADDR"], port, size, False, timeout, wait_for_workers=False)
     yield store, rank, size
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 

@@ -1,6 +1,7 @@
 """What a collective returns: torch's Work, and its Future."""
 
 import atexit
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ class Started(Handle):
     @property
     def source(self) -> int:
         """Of a message: the rank that sent it."""
-        return int(self._core.source)
+        core: Any = self._core
+        return int(core.source)
 
 
 _FINISHING = threading.Lock()
@@ -162,7 +164,6 @@ class Handles:
         return int(self._handles[-1].source)
 
 
-
 class Completions:
     """One thread that completes futures. It sleeps in the core, without the interpreter's lock."""
 
@@ -191,10 +192,8 @@ class Completions:
                 works = list(self._pending)
             # The oldest is mostly the first that ends. Were it the only one looked at, then a future of another group
             # would wait for this one's other ranks, which may themselves wait for what its callback does.
-            try:
+            with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
                 works[0]._handle.wait(_SLICE_S if len(works) == 1 else _SHORT_SLICE_S)
-            except Exception:  # it has not ended, or _complete() says how
-                pass
             done = [work for work in works if work._handle.poll()]
             with self._changed:
                 for work in done:

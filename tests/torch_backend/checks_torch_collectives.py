@@ -1,4 +1,4 @@
-"""Every collective of torch.distributed on the dcoll backend: exact values, every operator and dtype, sizes, layouts."""
+"""Every collective of torch.distributed on dcoll: exact values, every operator and dtype, sizes, layouts."""
 
 import functools
 import operator
@@ -130,7 +130,9 @@ def check_all_reduce_layouts() -> None:
 
 
 def check_premul_sum() -> None:
-    factor = torch.distributed._make_nccl_premul_sum(0.5) if hasattr(torch.distributed, "_make_nccl_premul_sum") else None
+    factor = (
+        torch.distributed._make_nccl_premul_sum(0.5) if hasattr(torch.distributed, "_make_nccl_premul_sum") else None
+    )
     op = factor or torch._C._distributed_c10d._make_nccl_premul_sum(0.5)
     for dtype in FLOATS:
         tensor, parts = mine_and_all(dtype, 17)
@@ -155,7 +157,7 @@ def check_what_is_refused() -> None:
     if not BACKENDS_IN_PYTHON:  # there torch itself passes over such tensors
         with pytest.raises(RuntimeError, match="meta"):
             dist.all_reduce(torch.zeros(2, device="meta"))
-    with pytest.raises(RuntimeError, match="(?i)sparse_?csr"):
+    with pytest.raises(RuntimeError, match=r"(?i)sparse_?csr"):
         dist.all_reduce(torch.eye(2).to_sparse_csr())
     n = dist.get_world_size()
     with pytest.raises(RuntimeError, match=f"{n} times the input"):

@@ -56,4 +56,6 @@ def trained() -> dict[str, torch.Tensor]:
 def near(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert got.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got[name], value, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}"
+        )

@@ -1,4 +1,4 @@
-"""One rank of a job that runs PyTorch's own tests of its backends: python torch_tests.py FOLDER [NAME ...]
+"""One rank of a job that runs PyTorch's own tests of its backends: torch_tests.py FOLDER [NAME ... | --but NAME ...]
 
 The tests ship in the wheel, as methods that each rank of a group runs (torch.testing._internal.distributed). They are
 run as Gloo's, with dcoll wherever they say "gloo": so those that are for Gloo alone run too.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import dcoll as hvd
-import dcoll.torch  # noqa: F401 - registers the backend
+import dcoll.torch  # registers the backend
 from dcoll.job import world
 
 TIMEOUT = timedelta(seconds=8)
@@ -140,7 +140,10 @@ def main(folder: str, *chosen: str) -> None:
     meeting = Meeting()
     case = cases(rank)
     results: dict[str, str] = {}
-    for name in chosen or sorted(name for name in dir(case) if name.startswith("test_")):
+    names = sorted(name for name in dir(case) if name.startswith("test_"))
+    if chosen:
+        names = [name for name in names if (name in chosen) != (chosen[0] == "--but")]
+    for name in names:
         begin = time.monotonic()
         torch.manual_seed(0)
         results[name] = run(case, name)
