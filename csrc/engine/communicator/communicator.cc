@@ -143,22 +143,6 @@ void Communicator::wait(Operation& operation, double timeout_s) {
   if (operation.error) std::rethrow_exception(operation.error);
 }
 
-std::string Communicator::unfinished_text(const Operation& operation, double timeout_s) {
-  std::vector<int> missing;
-  {
-    const std::lock_guard lock(drive_mutex_);
-    // What has not begun waits for what is before it.
-    for (const auto& one : queue_) {
-      if (missing.empty() && one->started && !one->done.load()) missing = one->task.waiting_for();
-    }
-    if (operation.started && !operation.done.load()) missing = operation.task.waiting_for();
-  }
-  for (int& rank : missing) rank = members_.job_rank(rank);
-  return operation.request.describe() + " is not finished after " + std::to_string(timeout_s) + " s" +
-         (missing.empty() ? "" : ", waiting for " + ranks_text(missing) + " of " + std::to_string(members_.size)) +
-         ". It goes on: wait again, or raise the timeout.";
-}
-
 bool Communicator::wait_for(Operation& operation, double timeout_s) {
   free_last_name();
   if (!operation.done.load(std::memory_order_acquire)) {
