@@ -26,7 +26,7 @@ FOLDERS = {
     ],
 }
 # The same of dcoll's folders, which also import modules that lie below all of them.
-PYTHON_FOLDERS = ["job", "compression", "collectives", "optimizer", "elastic", "runner", "doctor"]
+PYTHON_FOLDERS = ["job", "compression", "collectives", "optimizer", "torch", "elastic", "runner", "doctor"]
 BELOW_ALL_FOLDERS = {"_C", "errors", "gradient_errors", "ops"}
 LONGEST_FILE = 450
 LONGEST_FUNCTION = 60

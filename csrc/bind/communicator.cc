@@ -351,10 +351,7 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
   operation.waiter.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
   while (!operation.done.load(std::memory_order_acquire)) {
     const double left = timeout_s < 0 ? kLookForSignalsSeconds : timeout_s - seconds_between(begin, Clock::now());
-    if (left <= 0) {
-      throw TimeoutError(operation.request.describe() + " is not finished after " + std::to_string(timeout_s) +
-                         " s. It goes on: wait again, or raise the timeout.");
-    }
+    if (left <= 0) throw TimeoutError(comm.unfinished_text(operation, timeout_s));
     bool done;
     {
       const py::gil_scoped_release unlocked;

@@ -62,16 +62,27 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         )
     if WORLD.lifecycle is None:
         WORLD.lifecycle = Lifecycle(_begin())
-    job = _part_of(WORLD.lifecycle.job, ranks)
+    _enter(WORLD.lifecycle, _part_of(WORLD.lifecycle.job, ranks))
+    global_process_set.mpi_comm = _mpi_comm(comm)
+    for process_set in sets:
+        REGISTRY.add(process_set, may_exist=True)
+
+
+def init_through(job: _C.Bootstrap) -> None:
+    """init() of ranks that meet through somebody else's store, which may be another one each time."""
+    if WORLD.lifecycle is None:
+        WORLD.lifecycle = Lifecycle(job)
+    WORLD.lifecycle.job = job
+    _enter(WORLD.lifecycle, job)
+
+
+def _enter(lifecycle: Lifecycle, job: _C.Bootstrap | None) -> None:
     connected = _C.connect_world(job)
-    WORLD.lifecycle.join(connected)
+    lifecycle.join(connected)
     WORLD.cross = Cross.of(connected)
     WORLD.comm = connected
     _C.set_job(connected)
     REGISTRY.open(connected, job)
-    global_process_set.mpi_comm = _mpi_comm(comm)
-    for process_set in sets:
-        REGISTRY.add(process_set, may_exist=True)
     environment.report(connected)
     environment.start_timeline(connected)
 

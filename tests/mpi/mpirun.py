@@ -21,7 +21,7 @@ from dcoll.runner import command_lines
 from dcoll.runner.hosts import UsageError
 
 HERE = Path(__file__).parent
-MODULES = ("mpi", "net", "python")  # where jobs find the tests' own modules
+MODULES = ("mpi", "net", "python", "torch_backend")  # where jobs find the tests' own modules
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node")
 PLAIN = (sys.executable, str(HERE / "plain_ranks.py"), "-n")
 """What stands for mpirun where there is none: torch's launcher, and one that only starts ranks."""

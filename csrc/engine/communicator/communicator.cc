@@ -131,10 +131,7 @@ void Communicator::note_refused(const std::string& why) {
 }
 
 void Communicator::wait(Operation& operation, double timeout_s) {
-  if (!wait_for(operation, timeout_s)) {
-    throw TimeoutError(operation.request.describe() + " is not finished after " + std::to_string(timeout_s) +
-                       " s. It goes on: wait again, or raise the timeout.");
-  }
+  if (!wait_for(operation, timeout_s)) throw TimeoutError(unfinished_text(operation, timeout_s));
   if (operation.error) std::rethrow_exception(operation.error);
 }
 

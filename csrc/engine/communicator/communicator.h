@@ -112,6 +112,8 @@ class Communicator final : public Watched, public Notes {
   void wait(Operation& operation, double timeout_s = -1);
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s);
+  // What wait() says when timeout_s has passed, naming who is missing.
+  std::string unfinished_text(const Operation& operation, double timeout_s);
 
   // Whether it is done. A caller that asks again and again brings it on.
   bool poll(Operation& operation);

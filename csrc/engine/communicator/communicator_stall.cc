@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/ranks_text.h"
 #include "base/thread.h"
 #include "engine/communicator/communicator.h"
 #include "engine/watch/failure.h"
@@ -32,6 +33,22 @@ std::string told_along(const std::vector<std::shared_ptr<Operation>>& names) {
 int64_t whole_seconds(double seconds) { return static_cast<int64_t>(seconds); }
 
 }  // namespace
+
+std::string Communicator::unfinished_text(const Operation& operation, double timeout_s) {
+  std::vector<int> missing;
+  {
+    const std::lock_guard lock(drive_mutex_);
+    // What has not begun waits for what is before it.
+    for (const auto& one : queue_) {
+      if (missing.empty() && one->started && !one->done.load()) missing = one->task.waiting_for();
+    }
+    if (operation.started && !operation.done.load()) missing = operation.task.waiting_for();
+  }
+  for (int& rank : missing) rank = members_.job_rank(rank);
+  return operation.request.describe() + " is not finished after " + std::to_string(timeout_s) + " s" +
+         (missing.empty() ? "" : ", waiting for " + ranks_text(missing) + " of " + std::to_string(members_.size)) +
+         ". It goes on: wait again, or raise the timeout.";
+}
 
 // Drive lock held.
 void Communicator::watch_stall(Operation& operation, double idle, const std::vector<int>& missing) {

@@ -1,0 +1,236 @@
+"""torch.distributed on dcoll and on Gloo, in turns in one job: calls by size, and training steps of a GPT.
+
+    mpirun -n 2 --bind-to core python bench/torch_backend.py
+    mpirun -n 2 --bind-to core python bench/torch_backend.py --only calls --json calls.json --plot calls.png
+    mpirun -n 4 python bench/torch_backend.py --only steps --turns 5
+
+calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and recv between ranks 0 and 1 (where the
+        core has them), through torch.distributed on both; and dcoll.allreduce_, for what the backend costs over it.
+steps   the GPT of examples/ (--layers, --width): no communication, DistributedOptimizer, DistributedDataParallel and
+        fully_shard over either backend.
+
+A figure is the median over the turns of the time of the slowest rank; a ratio is the median of those within a turn.
+"""  # fmt: skip
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from arguments import format_size, parse_size
+from environment import describe, header
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import dcoll as hvd
+import dcoll.torch  # registers the backend
+from dcoll import _C
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from gpt import GPT
+
+Call = Callable[[], object]
+Times = dict[str, list[float]]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="torch.distributed on dcoll beside Gloo.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--only", choices=("calls", "steps"), default=argparse.SUPPRESS, help="one of the two (default: both)")
+    add("--collective", choices=COLLECTIVES, action="append", default=argparse.SUPPRESS, help="default: all")
+    add("-b", "--minbytes", type=parse_size, default=4, metavar="SIZE", help="smallest message")
+    add("-e", "--maxbytes", type=parse_size, default=64 << 20, metavar="SIZE", help="largest message")
+    add("-f", "--stepfactor", type=int, default=16, metavar="X", help="each size is X times the one before")
+    add("--turns", type=int, default=11, help="how often each kind has its turn")
+    add("--ms", type=float, default=20, help="about how long a turn of calls takes, in milliseconds")
+    add("--layers", type=int, default=6, help="of the GPT; 6 and --width 384 are 10.8 million parameters")
+    add("--width", type=int, default=384, help="of the GPT, a multiple of 6")
+    add("--batch", type=int, default=2, help="sequences of 128 bytes per rank and step")
+    add("--json", type=Path, metavar="FILE", help="write everything measured there (rank 0)")
+    add("--plot", type=Path, metavar="FILE", help="draw the calls (rank 0)")
+    args = parser.parse_args(argv)
+    args.collective = getattr(args, "collective", list(COLLECTIVES))
+    if not hasattr(_C.Communicator, "isend"):
+        args.collective = [name for name in args.collective if name != "send_recv"]
+    args.only = [args.only] if hasattr(args, "only") else ["calls", "steps"]
+    return args
+
+
+def call_of(name: str, nbytes: int, group: Any) -> Call:
+    """One call of a collective on `nbytes`: of a rank's input, or of the output where that is the larger."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    count = max(nbytes // 4, 1)
+    whole, other = torch.ones(-(-count // n) * n), torch.ones(-(-count // n) * n)
+    share = torch.ones(whole.numel() // n)
+    if name == "all_reduce":
+        tensor = torch.zeros(count)
+        return lambda: dist.all_reduce(tensor, group=group)
+    if name == "all_gather":
+        return lambda: dist.all_gather_single(whole, share, group=group)
+    if name == "reduce_scatter":
+        return lambda: dist.reduce_scatter_single(share, whole, group=group)
+    if name == "broadcast":
+        return lambda: dist.broadcast(whole, 0, group=group)
+    if name == "all_to_all":
+        return lambda: dist.all_to_all_single(other, whole, group=group)
+
+    def there_and_back() -> None:
+        if rank == 0:
+            dist.send(whole, 1, group=group)
+            dist.recv(whole, 1, group=group)
+        elif rank == 1:
+            dist.recv(whole, 0, group=group)
+            dist.send(whole, 0, group=group)
+
+    return there_and_back
+
+
+def turn(call: Call, repeats: int) -> float:
+    """Microseconds of a call, of the slowest rank."""
+    call()
+    hvd.barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    each = (time.perf_counter() - begin) / repeats * 1e6
+    return float(hvd.allreduce(torch.tensor([each]), op=hvd.Max))
+
+
+def measure(kinds: dict[str, Call], turns: int, ms: float) -> Times:
+    """ms = 0: one call a turn."""
+    repeats = {}
+    for name, call in kinds.items():
+        turn(call, 1)
+        repeats[name] = max(1, min(2000, int(1e3 * ms / turn(call, 3)))) if ms else 1
+    times: Times = {name: [] for name in kinds}
+    for _ in range(turns):
+        for name, call in kinds.items():
+            times[name].append(turn(call, repeats[name]))
+    return times
+
+
+def ratio(times: Times, kind: str, base: str) -> float:
+    return statistics.median(one / two for one, two in zip(times[kind], times[base], strict=True))
+
+
+def calls(args: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
+    rows = []
+    for name in args.collective:
+        say(
+            f"\n| {name} | dcoll us | Gloo us | Gloo / dcoll |"
+            + (" dcoll.allreduce_ us |" if name == "all_reduce" else "")
+        )
+        say("| --- | ---: | ---: | ---: |" + (" ---: |" if name == "all_reduce" else ""))
+        size = args.minbytes
+        while size <= args.maxbytes:
+            kinds = {"dcoll": call_of(name, size, None), "gloo": call_of(name, size, gloo)}
+            if name == "all_reduce":
+                tensor = torch.zeros(max(size // 4, 1))
+                kinds["dcoll.allreduce_"] = lambda tensor=tensor: hvd.allreduce_(tensor, op=hvd.Sum)
+            times = measure(kinds, args.turns, args.ms)
+            median = {kind: statistics.median(found) for kind, found in times.items()}
+            row = {
+                "collective": name,
+                "bytes": size,
+                "median_us": median,
+                "ratio": ratio(times, "gloo", "dcoll"),
+                "us": times,
+            }
+            rows.append(row)
+            more = f" {median['dcoll.allreduce_']:.1f} |" if name == "all_reduce" else ""
+            say(f"| {format_size(size)} | {median['dcoll']:.1f} | {median['gloo']:.1f} | {row['ratio']:.1f} |{more}")
+            size *= args.stepfactor
+    return rows
+
+
+def step_of(kind: str, args: argparse.Namespace, gloo: Any) -> Call:
+    torch.manual_seed(0)
+    model: torch.nn.Module = GPT(args.layers, 6, args.width, 128)
+    tokens = torch.randint(256, (args.batch, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
+    group = gloo if kind.endswith("gloo") else dist.group.WORLD
+    if kind.startswith("DDP"):
+        model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    elif kind.startswith("FSDP2"):
+        mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    if kind == "DistributedOptimizer":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+
+    return step
+
+
+def steps(args: argparse.Namespace, gloo: Any) -> dict[str, Any]:
+    kinds = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", "FSDP2 gloo")
+    times = measure({kind: step_of(kind, args, gloo) for kind in kinds}, args.turns, 0)
+    say("\n| step | median ms | over none, ms | ratio to DistributedOptimizer |\n| --- | ---: | ---: | ---: |")
+    for kind, found in times.items():
+        over = statistics.median(one - none for one, none in zip(found, times["none"], strict=True))
+        base = ratio(times, kind, "DistributedOptimizer")
+        say(f"| {kind} | {statistics.median(found) / 1e3:.1f} | {over / 1e3:.1f} | {base:.3f} |")
+    return {"us": times}
+
+
+def say(text: str) -> None:
+    if hvd.rank() == 0:
+        print(text, flush=True)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(row["collective"] for row in rows))
+    figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3.4), squeeze=False, sharey=True)
+    for axis, name in zip(axes[0], names, strict=True):
+        for kind, color in (("dcoll", "#c1121f"), ("gloo", "#0077b6")):
+            points = [(row["bytes"], row["median_us"][kind]) for row in rows if row["collective"] == name]
+            axis.plot(*zip(*points, strict=True), "o-", color=color, label=kind, markersize=4)
+        axis.set(title=name, xlabel="bytes", xscale="log", yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("microseconds per call (median)")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.set_num_threads(1)
+    dist.init_process_group("dcoll")
+    gloo = dist.new_group(backend="gloo")
+    about = describe()
+    say(header(about))
+    found: dict[str, Any] = {"environment": about}
+    if "calls" in args.only:
+        found["calls"] = calls(args, gloo)
+    if "steps" in args.only:
+        found["steps"] = steps(args, gloo)
+    if hvd.rank() == 0 and args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if hvd.rank() == 0 and args.plot is not None and "calls" in found:
+        plot(found["calls"], args.plot)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

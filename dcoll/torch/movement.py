@@ -1,0 +1,220 @@
+"""broadcast, all_gather, gather, scatter and all_to_all."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dcoll.errors import MismatchError
+from dcoll.torch.calls import Calls
+from dcoll.torch.dtypes import moved
+from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, room_for, same_kind
+from dcoll.torch.reductions import Tensors
+from dcoll.torch.work import DONE, Work
+
+
+def _root(opts: Any) -> int:
+    return opts if isinstance(opts, int) else int(opts.rootRank)
+
+
+class Movement(Calls):
+    def broadcast(self, tensors: Tensors, opts: Any = 0) -> Work:
+        tensor = one("broadcast", tensors)
+        target = dense("broadcast", tensor)
+        root = _root(opts)
+        back = target is not tensor and self._comm.rank != root
+        args = (target.data_ptr(), target.nbytes, root, moved(tensor.dtype))
+        if not isinstance(opts, int) and self._at_once(opts):
+            self._comm.broadcast_sync(*args)
+            if back:
+                tensor.detach().copy_(target)
+            return DONE
+        finish = (lambda _: tensor.detach().copy_(target)) if back else None
+        return self._start(self._comm.broadcast(*args), target, [tensor], finish)
+
+    # --- all_gather
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        what, size = "all_gather", self._comm.size
+        count = input.numel()
+        if output.numel() != count * size or output.dtype != input.dtype:
+            self._refuse(
+                f"{what} over {size} ranks got an output of {output.numel()} elements of {output.dtype} for inputs of "
+                f"{count} of {input.dtype}, but the output is {size} times the input, of its dtype"
+            )
+        source = dense(what, input)
+        target = dense(what, output)
+        back = None if target is output else lambda _: output.detach().copy_(target)
+        return self._gather_all(what, source, target, [output], back, opts)
+
+    def _gather_all(
+        self,
+        what: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        tensors: Sequence[torch.Tensor],
+        back: Finish,
+        opts: Any,
+    ) -> Work:
+        """`source` of all ranks, as many elements each, into the memory that begins with `target`."""
+        count, size, width = source.numel(), self._comm.size, source.itemsize
+        args = (source.data_ptr(), count, width, moved(source.dtype), "", target.data_ptr(), count * size * width)
+        if self._at_once(opts):
+            _check(what, self._comm.allgather_sync(*args)[1], [count] * size)
+            if back is not None:
+                back(None)
+            return DONE
+
+        def finish(done: Any) -> None:
+            _check(what, done.counts(), [count] * size)
+            if back is not None:
+                back(done)
+
+        return self._start(self._comm.allgather(*args), (source, target), tensors, finish)
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        return self.all_gather_single(output, input, opts)
+
+    def allgather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
+        what = "all_gather"
+        input = one(what, inputs)
+        rooms = list(outputs[0]) if isinstance(outputs[0], (list, tuple)) else list(outputs)
+        self._check_list(what, rooms, input)
+        source = dense(what, input)
+        target, back = room_for(rooms)
+        return self._gather_all(what, source, target, rooms, back, opts)
+
+    def _check_list(self, what: str, tensors: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        same_kind(what, own, tensors)
+        if len(tensors) != self._comm.size or any(tensor.numel() != own.numel() for tensor in tensors):
+            self._refuse(
+                f"{what} over {self._comm.size} ranks got a list of tensors of "
+                f"{[tensor.numel() for tensor in tensors]} elements beside one of {own.numel()}, but takes one tensor "
+                "per rank, all of one size"
+            )
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        # outputs[rank] has one tensor for each of the inputs.
+        works = [self.allgather([list(rooms)], [input], opts) for input, *rooms in zip(inputs, *outputs, strict=True)]
+        return self._together(works, [tensor for rooms in outputs for tensor in rooms], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self._each(self.all_gather_single, outputs, inputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    _each: Callable[..., Work]
+
+    # --- gather and scatter: exchanges in which one rank has all or gets all
+
+    def gather(self, outputs: Any, inputs: Tensors, opts: Any = 0) -> Work:
+        what, root = "gather", _root(opts)
+        input = one(what, inputs)
+        source = dense(what, input)
+        count, size = source.numel(), self._comm.size
+        send = [count if rank == root else 0 for rank in range(size)]
+        if self._comm.rank != root:
+            return self._exchange(what, source, send, source, [0] * size, [], None, opts)
+        rooms = list(outputs[0]) if outputs and isinstance(outputs[0], (list, tuple)) else list(outputs)
+        self._check_list(what, rooms, input)
+        target, back = room_for(rooms)
+        return self._exchange(what, source, send, target, [count] * size, rooms, back, opts)
+
+    def scatter(self, outputs: Tensors, inputs: Any, opts: Any = 0) -> Work:
+        what, root = "scatter", _root(opts)
+        output = one(what, outputs)
+        target = dense(what, output)
+        count, size = target.numel(), self._comm.size
+        back = None if target is output else lambda _: output.detach().copy_(target)
+        expected = [count if rank == root else 0 for rank in range(size)]
+        if self._comm.rank != root:
+            return self._exchange(what, target, [0] * size, target, expected, [output], back, opts)
+        parts = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
+        self._check_list(what, parts, output)
+        source = one_behind_the_other(what, parts)
+        return self._exchange(what, source, [count] * size, target, expected, [output], back, opts)
+
+    # --- all_to_all
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+    ) -> Work:
+        what = "all_to_all"
+        same_kind(what, input, [output])
+        send = self._rows(what, "input", input, input_splits)
+        receive = self._rows(what, "output", output, output_splits)
+        source, target = dense(what, input), dense(what, output)
+        back = None if target is output else lambda _: output.detach().copy_(target)
+        return self._exchange(what, source, send, target, receive, [output], back, opts)
+
+    alltoall_base = all_to_all_single
+
+    def _rows(self, what: str, which: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
+        """How many elements go to, or come from, each rank."""
+        rows, size = tensor.shape[0] if tensor.dim() else 0, self._comm.size
+        if not splits:
+            if tensor.dim() and rows % size == 0:
+                return [tensor.numel() // size] * size
+            self._refuse(
+                f"{what} got {rows} rows of {which}, which {size} ranks cannot share evenly: pass {which}_split_sizes"
+            )
+        if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
+            self._refuse(
+                f"{what} got {which}_split_sizes {list(splits)}, but needs {size} numbers, one per rank, that sum to "
+                f"the {which}'s {rows} rows"
+            )
+        width = tensor.numel() // rows if rows else 0
+        return [split * width for split in splits]
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        what, size = "all_to_all", self._comm.size
+        if len(outputs) != size or len(inputs) != size:
+            self._refuse(
+                f"{what} over {size} ranks got {len(inputs)} inputs and {len(outputs)} outputs, but takes one per rank"
+            )
+        same_kind(what, inputs[0], [*inputs, *outputs])
+        source = one_behind_the_other(what, inputs)
+        target, back = room_for(outputs)
+        send = [tensor.numel() for tensor in inputs]
+        return self._exchange(what, source, send, target, [t.numel() for t in outputs], list(outputs), back, opts)
+
+    def _exchange(
+        self,
+        what: str,
+        source: torch.Tensor,
+        send: list[int],
+        target: torch.Tensor,
+        receive: list[int],
+        tensors: Sequence[torch.Tensor],
+        back: Finish,
+        opts: Any,
+    ) -> Work:
+        """send[r] elements from the memory that begins with `source` go to rank r, and receive[r] come from it."""
+        width = source.itemsize
+        args = (source.data_ptr(), send, width, moved(source.dtype), what, target.data_ptr(), sum(receive) * width)
+        if not isinstance(opts, int) and self._at_once(opts):
+            _check(what, self._comm.alltoall_sync(*args)[1], receive)
+            if back is not None:
+                back(None)
+            return DONE
+
+        def finish(done: Any) -> None:
+            _check(what, done.counts(), receive)
+            if back is not None:
+                back(done)
+
+        return self._start(self._comm.alltoall(*args), (source, target), tensors, finish)
+
+
+def _check(what: str, counts: list[int], expected: list[int]) -> None:
+    """Whether every rank sent as much as there is room for."""
+    if counts != expected:
+        raise MismatchError(
+            f"{what} received {counts} elements from the ranks, but this rank has room for {expected}: pass tensors of "
+            "the same sizes on all ranks"
+        )

@@ -1,0 +1,182 @@
+"""The backend as PyTorch takes it: a ProcessGroup of its own up to 2.13, a Backend from 2.14 on."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcoll.errors import ArgumentError
+from dcoll.torch import groups
+from dcoll.torch.messages import Messages
+from dcoll.torch.movement import Movement
+from dcoll.torch.reductions import Reductions
+
+NAME = "dcoll"
+CPU = torch.device("cpu")
+TorchBackend: Any = torch._C._distributed_c10d.Backend
+TorchProcessGroup: Any = dist.ProcessGroup  # whose methods are overloads, here they take the union
+BACKENDS_IN_PYTHON = hasattr(TorchBackend, "all_gather_single")
+"""Whether torch calls the methods of a Backend that is written in Python: from 2.14 on."""
+
+
+class Collectives(Reductions, Movement, Messages):
+    """All collectives of a group, and its life, under the names of both."""
+
+    _leaves_job = False
+
+    def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
+        """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
+        if ranks:
+            self._comm = groups.subgroup(store, ranks, rank, timeout)
+        else:
+            self._comm, self._leaves_job = groups.world(store, rank, size, timeout)
+        self._store = store
+        self.set_timeout(timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._options = TorchBackend.Options(NAME, timeout)
+        seconds = timeout.total_seconds()
+        self._limit_s = seconds if seconds < self._comm.timeout_s else None
+
+    _set_default_timeout = set_timeout
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    _get_backend_name = name = getBackendName
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many operations were started here so far; those with async_op=False are not counted."""
+        return self._sequence
+
+    def _wait_for_pending_works(self) -> None:
+        """There are no hooks that could be pending."""
+
+    # --- memory that the ranks of a node share
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+    ) -> torch.Tensor:
+        if device.type != "cpu":
+            raise ArgumentError(
+                f"allocate_tensor got device {device}, but the dcoll backend has memory of the CPU alone"
+            )
+        if size == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._comm.alloc(size * dtype.itemsize), dtype=dtype, count=size)
+
+    # --- the end
+
+    def abort(self) -> None:
+        """Whatever is under way fails, here and on the other ranks of the group."""
+        self._comm.fail("the process group was aborted")
+
+    def shutdown(self) -> None:
+        """Finish what is queued and say goodbye. Collective over the group."""
+        if self._leaves_job:
+            groups.leave()
+        elif self._comm in groups.OPEN:
+            groups.close(self._comm)
+
+
+def opened(group: Any, made: Any) -> None:
+    """made: what torch has to say about the group."""
+    group._open(made.store, list(made.global_ranks_in_group), made.group_rank, made.group_size, made.timeout)
+
+
+class DcollBackend(Collectives, TorchBackend):
+    """For PyTorch 2.14 and later: the backend of torch's own ProcessGroup."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        TorchBackend.__init__(self, rank, size)
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> Any:
+        """A part of this group. ranks: numbers in it."""
+        made = DcollBackend(list(ranks).index(self._comm.rank), len(ranks))
+        job = self._comm.job_ranks
+        made._open(store, [job[rank] for rank in ranks], made.rank(), len(ranks), opts._timeout)
+        return made
+
+    start_coalescing = Collectives._start_coalescing
+    end_coalescing = Collectives._end_coalescing
+
+
+class DcollProcessGroup(Collectives, TorchProcessGroup):
+    """For PyTorch before 2.14, where a Backend cannot be written in Python: the group itself."""
+
+    def __init__(self, made: Any) -> None:
+        TorchProcessGroup.__init__(self, made.group_rank, made.group_size)
+        opened(self, made)
+        self._name, self._desc = str(made.group_id), ""
+
+    def rank(self) -> int:
+        return self._comm.rank
+
+    getRank = rank
+
+    def size(self) -> int:
+        return self._comm.size
+
+    getSize = size
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [CPU]
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    def split_group(self, ranks: Sequence[int], **options: Any) -> Any:
+        raise ArgumentError(
+            "split_group is not there for CPUs in this version of PyTorch: call torch.distributed.new_group(ranks)"
+        )
+
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    setGroupName = _set_group_name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    group_name = property(getGroupName)
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    setGroupDesc = _set_group_desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    group_desc = property(getGroupDesc)
+
+    def _has_hooks(self) -> bool:
+        return False

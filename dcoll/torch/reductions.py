@@ -1,0 +1,146 @@
+"""all_reduce, reduce and reduce_scatter."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcoll.torch.calls import Calls
+from dcoll.torch.dtypes import PLAIN_DTYPES, PLAIN_OPERATORS, reduction
+from dcoll.torch.memory import dense, one, one_behind_the_other, same_kind
+from dcoll.torch.work import DONE, Work
+
+Tensors = Sequence[torch.Tensor] | torch.Tensor
+
+
+def operator_of(opts: Any) -> Any:
+    """torch's methods take options, or the operator alone."""
+    if opts is None:
+        return dist.ReduceOp.SUM
+    return opts if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)) else opts.reduceOp
+
+
+def options(opts: Any) -> Any:
+    """The options, where they are given."""
+    return None if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType, int)) else opts
+
+
+class Reductions(Calls):
+    def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> Work:
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else one("all_reduce", tensors)
+        op = operator_of(opts) if opts is None or timeout is not None else getattr(opts, "reduceOp", opts)
+        code, operator = PLAIN_DTYPES.get(tensor.dtype), PLAIN_OPERATORS.get(hash(op))
+        count, factor = tensor.numel(), 1.0
+        if tensor.layout is not torch.strided:
+            return self._allreduce_sparse(tensor, op, options(opts))
+        if code is None or operator is None:
+            code, per_element, operator, factor = reduction("all_reduce", tensor, op)
+            count *= per_element
+        target = tensor if tensor.is_contiguous() and tensor.is_cpu else dense("all_reduce", tensor)
+        place = target.data_ptr()
+        if not (opts is None or op is opts or opts.asyncOp) and self._limit_s is None:
+            self._comm.allreduce_sync(place, place, count, code, operator, "", factor)
+            if target is not tensor:
+                tensor.detach().copy_(target)
+            return DONE
+        core = self._comm.allreduce(place, place, count, code, operator, "", factor)
+        back = None if target is tensor else lambda _: tensor.detach().copy_(target)
+        return self._start(core, target, [tensor], back)
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, op: Any, opts: Any) -> Work:
+        """The sum of tensors in COO form, by gathering their entries."""
+        if tensor.layout is not torch.sparse_coo or op != dist.ReduceOp.SUM:
+            self._refuse(f"all_reduce takes dense tensors, or sparse ones in COO form with SUM, but got {op} of a "
+                         f"tensor with layout {tensor.layout}")  # fmt: skip
+        from dcoll import ops
+        from dcoll.collectives import sparse
+
+        finish = sparse.start_allreduce(self._comm, tensor, "all_reduce", ops.Sum)
+        barrier = self._comm.barrier("all_reduce")  # ends after the two gathers
+
+        def store(_: Any) -> None:
+            with torch.no_grad():  # a detached tensor would get indices of its own
+                tensor.copy_(finish())
+
+        work = self._start(barrier, finish, [tensor], store)
+        return self._together([work], [tensor], opts)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        op = operator_of(opts)
+        return self._together([self.allreduce([tensor], op) for tensor in tensors], tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None, op: Any = None) -> Work:
+        tensor = one("reduce", tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        given = options(opts)
+        code, per_element, operator, factor = reduction(
+            "reduce", tensor, op if given is None and op is not None else operator_of(given)
+        )
+        source = dense("reduce", tensor)
+        # Only the root's tensor changes; the sum of the others goes where nobody looks.
+        into = source if self._comm.rank == root else torch.empty_like(source)
+        core = self._comm.allreduce(
+            source.data_ptr(),
+            into.data_ptr(),
+            source.numel() * per_element,
+            code,
+            operator,
+            f"reduce to {root}",
+            factor,
+        )
+        back = None if into is not source or source is tensor else lambda _: tensor.detach().copy_(source)
+        return self._together([self._start(core, (source, into), [tensor], back)], [tensor], given)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        what = "reduce_scatter"
+        op = operator_of(opts)
+        code, operator = PLAIN_DTYPES.get(input.dtype), PLAIN_OPERATORS.get(hash(op))
+        per_element, factor = 1, 1.0
+        if code is None or operator is None:
+            code, per_element, operator, factor = reduction(what, input, op)
+        count, size = output.numel(), self._comm.size
+        if input.numel() != count * size or input.dtype != output.dtype:
+            self._refuse(
+                f"{what} over {size} ranks got an output of {count} elements of {output.dtype} for an input of "
+                f"{input.numel()} of {input.dtype}, but each rank's share is a {size}th of the input, of its dtype"
+            )
+        source = dense(what, input)
+        target = dense(what, output)
+        # As `size` rows, of which each rank gets one.
+        row = count * per_element
+        places = (source.data_ptr(), target.data_ptr(), size, row, code, operator, "", factor)
+        back = None if target is output else lambda _: output.detach().copy_(target)
+        if self._at_once(opts):
+            self._comm.reducescatter_sync(*places)
+            if back is not None:
+                back(None)
+            return DONE
+        return self._start(self._comm.reducescatter(*places), (source, target), [output], back)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        return self.reduce_scatter_single(output, input, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
+        what = "reduce_scatter"
+        output = one(what, outputs)
+        parts = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
+        same_kind(what, output, parts)
+        if len(parts) != self._comm.size or any(part.numel() != output.numel() for part in parts):
+            self._refuse(
+                f"{what} over {self._comm.size} ranks got inputs of {[part.numel() for part in parts]} elements and an "
+                f"output of {output.numel()}, but takes one input per rank, all of the output's size"
+            )
+        flat = one_behind_the_other(what, parts)
+        if flat.numel() == output.numel() and len(parts) > 1:  # the first of a sequence stands for it
+            flat = parts[0].as_strided((output.numel() * len(parts),), (1,))
+        return self.reduce_scatter_single(output, flat, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        return self._each(self.reduce_scatter_single, outputs, inputs, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _each(self, call: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
+        works = [call(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._together(works, list(outputs), opts)

@@ -1,0 +1,74 @@
+"""`init_process_group("dcoll")` under mpirun, where nobody has set what env:// asks for."""
+
+import importlib
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from dcoll.job.find_launcher import find_launcher
+from dcoll.job.objects import broadcast_object
+from dcoll.job.world import WORLD, init
+
+ASKED_FOR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_filled_in: dict[str, str] = {}
+"""What was set here. Another init_process_group() gets another store: the last one may not have ended everywhere."""
+
+
+def fill_in(environ: Any) -> Any:
+    """Set what is missing of the variables that env:// and torch's users read. Collective over the job. Returns the
+    store on rank 0, which listens before the others hear of its port."""
+    init()
+    comm = WORLD.comm
+    assert comm is not None
+    store = None
+    address, port = "", 0
+    if comm.rank == 0:
+        store = TCPStore("localhost", 0, comm.size, is_master=True, wait_for_workers=False)
+        address = "localhost" if comm.num_nodes == 1 else socket.gethostname()
+        port = store.port
+    address, port = broadcast_object(comm, (address, port), 0, "init_process_group")
+    for name, value in (
+        ("RANK", comm.rank),
+        ("WORLD_SIZE", comm.size),
+        ("LOCAL_RANK", comm.local_rank),
+        ("LOCAL_WORLD_SIZE", comm.local_size),
+        ("MASTER_ADDR", address),
+        ("MASTER_PORT", port),
+    ):
+        environ[name] = _filled_in[name] = str(value)
+    return store
+
+
+def under_mpirun() -> bool:
+    """Whether this process is one of an MPI job, and nobody but fill_in() has told env:// about the others."""
+    launcher = find_launcher(os.environ)
+    of_mpi = WORLD.comm is not None or (launcher is not None and not launcher.through_store)
+    return of_mpi and any(os.environ.get(name) in (None, _filled_in.get(name)) for name in ASKED_FOR)
+
+
+def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[Any]:
+    """torch's handler of env://, which knows MPI's launchers."""
+    if not under_mpirun():
+        yield from _torchs(url, timeout=timeout, **options)
+        return
+    store = fill_in(os.environ)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if store is None:
+        port = int(os.environ["MASTER_PORT"])
+        store = TCPStore(os.environ["MASTER_ADDR"], port, size, False, timeout, wait_for_workers=False)
+    yield store, rank, size
+    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+# The module, whose name in its package is that of a function.
+_HANDLERS: dict[str, Any] = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+_torchs = _HANDLERS["env"]
+
+
+def install() -> None:
+    _HANDLERS["env"] = from_environment

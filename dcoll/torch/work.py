@@ -1,0 +1,213 @@
+"""What a collective returns: torch's Work, and its Future."""
+
+import atexit
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcoll.collectives.handle import Handle
+
+_NO_LIMIT = timedelta(0)  # what torch passes when nothing was asked for
+_SLICE_S, _SHORT_SLICE_S = 0.05, 0.002
+
+
+class Started(Handle):
+    """A handle that several threads may wait for: the program and the one that completes futures."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        self._core.wait(-1.0 if timeout is None else max(0.0, timeout))
+        if self._finish is not None:
+            with _FINISHING:
+                if self._finish is not None:
+                    self._finish(self._core)
+                    self._finish = None
+        self._waited = True
+        self._memory = None
+        return self._result
+
+    @property
+    def source(self) -> int:
+        """Of a message: the rank that sent it."""
+        core: Any = self._core
+        return int(core.source)
+
+
+_FINISHING = threading.Lock()
+
+
+class Work(dist.Work):
+    """A collective under way."""
+
+    def __init__(self, handle: Any, tensors: Sequence[torch.Tensor], limit_s: float | None) -> None:
+        """handle: of one (Started) or of several (Handles). limit_s: how long wait() may take if it is not told."""
+        super().__init__()
+        self._handle: Any = handle
+        self._tensors = tensors
+        self._limit_s = limit_s
+        self._future: Any = None
+        self._begun: Any = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._handle.wait(self._limit_s if not timeout else timeout.total_seconds())
+        except Exception as error:
+            if self._handle.poll():
+                self._error = error
+            raise
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return bool(self._handle.poll())
+
+    def is_success(self) -> bool:
+        return self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What it failed with; None while it is under way and when it went well."""
+        if self._error is None and self._handle.poll():
+            try:
+                self._handle.wait()
+            except Exception as error:
+                self._error = error
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return list(self._tensors)
+
+    def source_rank(self) -> int:
+        return int(self._handle.source)
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A future that is done when this is, with the list of the tensors."""
+        if self._future is None:
+            # The outcome is that of a callback: C++, as in DDP, does not see what Future.set_exception() was given.
+            self._begun = torch.futures.Future()
+            self._future = self._begun.then(self._outcome)
+            if self._handle.poll():
+                self._complete()
+            else:
+                COMPLETIONS.add(self)
+        return self._future
+
+    def _outcome(self, _: Any) -> list[torch.Tensor]:
+        error = self.exception()
+        if error is not None:
+            raise error
+        return list(self._tensors)
+
+    def _complete(self) -> None:
+        begun, self._begun = self._begun, None
+        begun.set_result(None)
+
+
+class Done(Work):
+    """What ended before it was returned."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(None, tensors, None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._future.set_result(list(self._tensors))
+        return self._future
+
+
+DONE = Done()
+"""Of calls with async_op=False, whose Work nobody sees."""
+
+
+class Handles:
+    """Several collectives as one."""
+
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = handles
+
+    def wait(self, timeout: float | None = None) -> None:
+        for handle in self._handles:
+            handle.wait(timeout)
+
+    def poll(self) -> bool:
+        return all([handle.poll() for handle in self._handles])  # every one: it is what brings them on
+
+    @property
+    def source(self) -> int:
+        return int(self._handles[-1].source)
+
+
+class Completions:
+    """One thread that completes futures. It sleeps in the core, without the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._pending: deque[Work] = deque()
+        self._thread: threading.Thread | None = None
+        self._stops = False
+
+    def add(self, work: Work) -> None:
+        with self._changed:
+            self._pending.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="dcoll futures", daemon=True)
+                self._thread.start()
+                atexit.register(self._stop)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._pending and not self._stops:
+                    self._changed.wait()
+                if self._stops:
+                    return
+                works = list(self._pending)
+            # The oldest is mostly the first that ends. Were it the only one looked at, then a future of another group
+            # would wait for this one's other ranks, which may themselves wait for what its callback does.
+            with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
+                works[0]._handle.wait(_SLICE_S if len(works) == 1 else _SHORT_SLICE_S)
+            done = [work for work in works if work._handle.poll()]
+            with self._changed:
+                for work in done:
+                    self._pending.remove(work)
+            for work in done:
+                work._complete()
+
+    def _stop(self) -> None:
+        """Before the interpreter ends, which a thread that comes back from the core would not survive."""
+        with self._changed:
+            self._stops = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+
+COMPLETIONS = Completions()

@@ -1,0 +1,208 @@
+"""Groups, meshes, waiting and failing on the dcoll backend."""
+
+import gc
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import dcoll as hvd
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON
+
+
+def check_init() -> None:
+    dist.init_process_group("dcoll", timeout=timedelta(seconds=600))
+
+
+def sum_in(group, value: float) -> float:  # type: ignore[no-untyped-def]
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def check_overlapping_groups() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    for ranks in ([0], [n - 1], list(range(1, n)), [0, n - 1], list(range(n)), list(range(0, n, 2))):
+        group = dist.new_group(ranks)
+        if r not in ranks:
+            assert group is dist.GroupMember.NON_GROUP_MEMBER
+            continue
+        assert dist.get_world_size(group) == len(set(ranks))
+        assert sum_in(group, r) == sum(set(ranks))
+        for root in set(ranks):
+            tensor = torch.tensor([float(r)])
+            dist.broadcast(tensor, root, group=group)
+            assert tensor.item() == root
+        outs = [torch.empty(1) for _ in set(ranks)]
+        dist.all_gather(outs, torch.tensor([float(r)]), group=group)
+        assert [int(out) for out in outs] == sorted(set(ranks))
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
+def check_many_groups() -> None:
+    n = dist.get_world_size()
+    for _ in range(20):
+        groups = [dist.new_group(list(range(n))) for _ in range(5)]
+        assert [sum_in(group, i) for i, group in enumerate(groups)] == [float(n * i) for i in range(5)]
+        for group in groups:
+            dist.destroy_process_group(group)
+    gc.collect()
+
+
+def check_order_of_ranks_is_refused() -> None:
+    n = dist.get_world_size()
+    if n > 1:
+        with pytest.raises(RuntimeError, match="ascending"):
+            dist.new_group(list(range(n))[::-1], sort_ranks=False)
+    dist.barrier()
+
+
+def check_mesh() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n % 2:
+        return
+    mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("outer", "inner"))
+    inner, outer = mesh.get_group("inner"), mesh.get_group("outer")
+    assert sum_in(inner, r) == r // 2 * 4 + 1
+    assert sum_in(outer, r) == sum(rank for rank in range(n) if rank % 2 == r % 2)
+    flat = mesh._flatten("both")
+    assert sum_in(flat.get_group(), 1) == n
+
+
+def check_group_names_and_backends() -> None:
+    group = dist.new_group(list(range(dist.get_world_size())), group_desc="of all")
+    assert group.group_desc == "of all"
+    assert isinstance(group.group_name, str)
+    assert dist.get_backend(group) == "dcoll"
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.supports_tensor_alloc(torch.device("cpu"))
+    memory = backend.allocate_tensor(12, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert (memory.dtype, memory.numel()) == (torch.bfloat16, 12)
+    dist.all_reduce(memory.fill_(1), group=group)
+    assert memory.eq(dist.get_world_size()).all()
+
+
+def check_wait_with_a_limit_names_who_is_missing() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    late = n - 1
+    group = dist.new_group(list(range(n)))
+    tensor = torch.ones(3)
+    if r == late:
+        time.sleep(2)
+        dist.all_reduce(tensor, group=group)
+    else:
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        with pytest.raises(hvd.TimeoutError, match=rf"all-?reduce.* not finished after 0\.2\d* s.*rank.*{late}"):
+            work.wait(timedelta(seconds=0.2))
+        if not BACKENDS_IN_PYTHON:
+            assert not work.is_completed()
+            assert work.exception() is None
+        work.wait()
+    assert tensor.tolist() == [float(n)] * 3
+
+
+def check_monitored_barrier() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(list(range(n)))
+    group.monitored_barrier(timedelta(seconds=30))
+    if n == 1:
+        return
+    if r == 0:
+        time.sleep(1.5)
+        group.monitored_barrier(timedelta(seconds=30))
+    else:
+        with pytest.raises(RuntimeError, match=r"barrier.*rank.*0"):
+            group.monitored_barrier(timedelta(seconds=0.2))
+
+
+def check_groups_timeout() -> None:
+    """A group's timeout is the limit of its operations, where it is less than the core's."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    group = dist.new_group(list(range(n)), timeout=timedelta(seconds=0.5))
+    sum_in(group, 1)
+    if r == 0:
+        with pytest.raises(hvd.TimeoutError, match=r"rank.*1"):
+            sum_in(group, 1)
+    dist.barrier()
+
+
+def check_mismatch() -> None:
+    """Ranks that call different things hear of it, and the job goes on in other groups."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    group = dist.new_group(list(range(n)))
+    call = (lambda: dist.broadcast(torch.zeros(4), 0, group=group)) if r == 0 else lambda: sum_in(group, 1)
+    with pytest.raises(RuntimeError, match=r"different collectives"):
+        call()
+    assert sum_in(None, 1) == n
+
+
+def check_sizes_that_differ() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    group = dist.new_group(list(range(n)))
+    with pytest.raises(RuntimeError, match=r"elements|differ"):
+        dist.all_gather_into_tensor(torch.empty(n * (r + 1)), torch.empty(r + 1), group=group)
+    assert sum_in(None, 1) == n
+
+
+def check_abort() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    group = dist.new_group(list(range(n)))
+    if r == 0:
+        time.sleep(0.5)
+        group.abort()
+        with pytest.raises(RuntimeError, match="aborted"):
+            sum_in(group, 1)
+    else:
+        work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
+        with pytest.raises(RuntimeError, match="aborted"):
+            work.wait()
+        if not BACKENDS_IN_PYTHON:
+            assert work.is_completed()
+            assert not work.is_success()
+        with pytest.raises(Exception, match="aborted"):
+            work.get_future().wait()
+    assert sum_in(None, 1) == n
+
+
+def check_callbacks_that_communicate() -> None:
+    """A callback may start the next operation, in another group too."""
+    n = dist.get_world_size()
+    other = dist.new_group(list(range(n)))
+    results = []
+
+    def again(done: torch.futures.Future) -> None:
+        tensor = done.value()[0]
+        results.append(dist.all_reduce(tensor, group=other, async_op=True).get_future())
+
+    futures = [dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again) for _ in range(5)]
+    torch.futures.wait_all(futures)
+    assert all(one.wait()[0].eq(n * n).all() for one in results)
+
+
+def check_dcolls_own_calls_beside() -> None:
+    n = dist.get_world_size()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [float(n)] * 2
+    assert sum_in(None, 2) == 2 * n
+
+
+def check_only_members_make_a_group() -> None:
+    """Last, because from 2.14 on torch numbers the groups of those ranks differently afterwards."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    if r < n - 1 or n == 1:
+        group = dist.new_group(list(range(max(n - 1, 1))), use_local_synchronization=True)
+        assert sum_in(group, 1) == max(n - 1, 1)
+    dist.barrier()

@@ -1,0 +1,235 @@
+"""What PyTorch builds on process groups, on the dcoll backend: each trains a model to what one process comes to."""
+
+import copy
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from models import BATCH, WIDTH, batches, model, near, train, trained
+from torch.distributed import checkpoint
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import dcoll.torch  # noqa: F401 - registers the backend
+
+
+def check_init() -> None:
+    dist.init_process_group("dcoll")
+
+
+def share(whole: torch.Tensor) -> torch.Tensor:
+    return whole.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def whole_state(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+        for name, value in net.state_dict().items()
+    }
+
+
+def check_ddp() -> None:
+    for options in ({}, {"bucket_cap_mb": 0.001}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
+        net = model()
+        train(DDP(net, **options), share)
+        near(whole_state(net), trained())
+
+
+def check_ddp_with_hooks_and_no_sync() -> None:
+    net = model()
+    ddp = DDP(net)
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    train(ddp, share)
+    near(whole_state(net), trained())
+    ddp = DDP(model().float())
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    x, y = next(iter(batches()))
+    with ddp.no_sync():
+        torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
+    torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
+    alone = model().float()
+    (2 * torch.nn.functional.mse_loss(alone(x.float()), y.float())).backward()
+    for got, expected in zip(ddp.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, rtol=0.05, atol=0.05)
+
+
+def check_ddp_unused_and_uneven() -> None:
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)})
+
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor, which: str) -> torch.Tensor:
+            return self.net[which](x)
+
+    ddp = DDP(Half(), find_unused_parameters=True)
+    ddp(torch.ones(1, 2), "a" if dist.get_rank() == 0 else "b").sum().backward()
+    n = dist.get_world_size()
+    assert net["a"].weight.grad is not None
+    torch.testing.assert_close(net["a"].weight.grad, torch.full((1, 2), 1 / n))
+    ddp = DDP(torch.nn.Linear(2, 1))
+    with ddp.join():
+        for _ in range(1 + dist.get_rank()):
+            ddp(torch.ones(1, 2)).sum().backward()
+    dist.barrier()
+
+
+def sharded(**options: object) -> torch.nn.Sequential:
+    net = model()
+    for block in list(net):
+        fully_shard(block, **options)
+    return fully_shard(net, **options)
+
+
+def check_fsdp2() -> None:
+    net = sharded()
+    train(net, share)
+    near(whole_state(net), trained())
+
+
+def check_fsdp2_with_memory_of_the_core() -> None:
+    net = sharded()
+    for module in net.modules():
+        if hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    train(net, share)
+    near(whole_state(net), trained())
+
+
+def check_fsdp1() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import ShardingStrategy
+
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
+        net = FSDP(model(), sharding_strategy=strategy, device_id=torch.device("cpu"), use_orig_params=True)
+        train(net, share)
+        with FSDP.summon_full_params(net):
+            got = {name: value.detach().clone() for name, value in net.named_parameters()}
+            near({name.replace("_fsdp_wrapped_module.", ""): value for name, value in got.items()}, trained())
+
+
+def check_hybrid_sharding() -> None:
+    n = dist.get_world_size()
+    if n % 2:
+        return
+    mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("replicate", "shard"))
+    net = sharded(mesh=mesh)
+    train(net, share)
+    near(whole_state(net), trained())
+
+
+def plan() -> dict[str, object]:
+    return {
+        f"{i}.{name}": style() for i in range(2) for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))
+    }
+
+
+def check_tensor_parallel() -> None:
+    n = dist.get_world_size()
+    if 4 * WIDTH % n:
+        return
+    mesh = init_device_mesh("cpu", (n,))
+    net = parallelize_module(model(), mesh, plan())
+    train(net)
+    near(whole_state(net), trained())
+
+
+def check_tensor_parallel_and_fsdp() -> None:
+    n = dist.get_world_size()
+    if n % 2:
+        return
+    mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("data", "tensor"))
+    net = parallelize_module(model(), mesh["tensor"], plan())
+    for block in list(net):
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(net, mesh=mesh["data"])
+    place = mesh.get_local_rank("data")
+    train(net, lambda whole: whole.chunk(n // 2)[place])
+    near(whole_state(net), trained())
+
+
+def check_dtensor() -> None:
+    n = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (n,))
+    whole = torch.arange(float(12 * n * 6)).view(12 * n, 6)
+    by_rows = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(by_rows.full_tensor(), whole)
+    assert torch.equal(by_rows.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+    assert torch.equal(by_rows.redistribute(mesh, [Replicate()]).to_local(), whole)
+    assert torch.equal((by_rows.t() @ by_rows).full_tensor(), whole.t() @ whole)
+    uneven = distribute_tensor(whole[: 2 * n + 1], mesh, [Shard(0)])
+    assert torch.equal(uneven.full_tensor(), whole[: 2 * n + 1])
+
+
+def check_checkpoints() -> None:
+    """DCP: saved by FSDP2's shards, loaded into other shards."""
+    folders: list[object] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folders)
+    folder = Path(str(folders[0])) / "saved"
+    net = sharded()
+    train(net, share, steps=2)
+    checkpoint.save({"model": get_model_state_dict(net)}, checkpoint_id=folder)
+    other = model(blocks=2)
+    torch.nn.init.zeros_(other[0].up.weight)
+    fully_shard(other)
+    state = {"model": get_model_state_dict(other)}
+    checkpoint.load(state, checkpoint_id=folder)
+    near({name: value.full_tensor() for name, value in state["model"].items()}, whole_state(net))
+
+
+def check_compiled_functional_collectives() -> None:
+    import torch.distributed._functional_collectives as funcol
+
+    n, r = dist.get_world_size(), dist.get_rank()
+    group = dist.group.WORLD
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        total = funcol.all_reduce(x, "sum", group)
+        gathered = funcol.all_gather_tensor(x * 2, 0, group)
+        mine = funcol.reduce_scatter_tensor(gathered + 1, "sum", 0, group)
+        swapped = funcol.all_to_all_single(gathered, None, None, group)
+        return total + 1, gathered, mine, swapped
+
+    x = torch.full((n,), float(r + 1))
+    for run in (step, torch.compile(step, backend="aot_eager")):
+        total, gathered, mine, swapped = run(x)
+        assert total.eq(n * (n + 1) / 2 + 1).all()
+        assert gathered.view(n, n).eq(2 * torch.arange(1.0, n + 1).unsqueeze(1)).all()
+        assert mine.eq(n * (2 * (r + 1) + 1)).all()
+        assert swapped.eq(2 * (r + 1)).all()
+
+
+def check_compiled_ddp() -> None:
+    net = model()
+    ddp = torch.compile(DDP(copy.deepcopy(net)), backend="aot_eager")
+    train(ddp, share)
+    near({name.removeprefix("_orig_mod.module."): value for name, value in whole_state(ddp).items()}, trained())
+
+
+def check_nn_functional() -> None:
+    """torch.distributed.nn.functional: collectives with gradients."""
+    from torch.distributed.nn import functional
+
+    n, r = dist.get_world_size(), dist.get_rank()
+    x = torch.full((3,), float(r + 1), requires_grad=True)
+    functional.all_reduce(x * x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.eq(2 * (r + 1) * n).all()
+    x.grad = None
+    torch.cat(functional.all_gather(x * 2)).sum().backward()
+    assert x.grad.eq(2 * n).all()
+
+
+def check_consumption_of_batches() -> None:
+    assert BATCH % 2 == 0
+    assert BATCH % dist.get_world_size() == 0
+    assert os.environ["WORLD_SIZE"] == str(dist.get_world_size())

@@ -1,0 +1,69 @@
+"""torch.distributed on the dcoll backend: every collective, groups, and what PyTorch builds on them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import checks_torch_collectives
+import checks_torch_groups
+import checks_torch_parallel
+import pytest
+from mpirun import TORCHRUN, expect, names_of_checks, run_checks
+
+pytestmark = pytest.mark.mpi
+
+MODULES: dict[ModuleType, list[tuple[int, str]]] = {
+    checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi")],
+    checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
+    checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun")],
+}
+CASES = [
+    pytest.param(module.__name__, n, transport, check, id=f"{n}-{transport}-{check}")
+    for module, layouts in MODULES.items()
+    for n, transport in layouts
+    for check in names_of_checks(module)
+]
+
+
+@pytest.mark.parametrize(("module", "n", "transport", "check"), CASES)
+def test_torch(module: str, n: int, transport: str, check: str) -> None:
+    if transport == "torchrun":
+        expect(run_checks(module, n, launcher=TORCHRUN), check)
+    else:
+        expect(run_checks(module, n, (("DCOLL_TRANSPORT", transport),)), check)
+
+
+WITH_A_FILE = """
+import sys
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+rank, size, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+for again in range(3):  # another store each time
+    dist.init_process_group("dcoll", store=dist.FileStore(f"{file}{again}", size), rank=rank, world_size=size)
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor)
+    assert tensor.item() == size * (size + 1) / 2
+    group = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == size * (size + 1)
+    dist.destroy_process_group()
+print("ended", rank)
+"""
+
+
+def test_ranks_meet_in_a_file(tmp_path: Path) -> None:
+    """Without MPI and without a launcher, as torch's own tests start theirs."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", WITH_A_FILE, str(rank), "3", str(tmp_path / "store")],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(told)
+    assert all(f"ended {rank}" in text for rank, text in enumerate(told))
