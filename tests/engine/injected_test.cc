@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -266,55 +265,27 @@ void fail_allocations(const Settings& settings, bool lasts) {
   CHECK(at > 20);
 }
 
-// MPI's part in the start-up of ranks that are threads: exchanges, and messages.
-class ThreadsMpi final : public MpiBackend {
+// The start of ranks that are threads: their exchanges, and messages.
+class ThreadsJob final : public Bootstrap {
  public:
   struct Job {
     std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<std::byte> arriving, arrived;  // what is gathered, of the exchange under way and of the last one
-    int missing = kRanks;
-    int64_t exchanges = 0;
-    std::string left;  // why one of the ranks has
+    std::vector<std::vector<Mailbox::Letter>> letters{kRanks};  // by whom they are for
     std::vector<Endpoint> endpoints = connect_local(kRanks, {.arena_bytes = size_t{16} << 20});
   };
-  ThreadsMpi(Job& job, int rank) : job_(job), rank_(rank) {}
+  ThreadsJob(Job& job, int rank) : job_(job) {
+    rank_ = rank;
+    size_ = kRanks;
+    meeting_ =
+        std::make_unique<Meeting>(std::make_unique<Letterbox>(job, rank), rank, [] { return std::vector<int>(); });
+  }
 
-  int rank() const override { return rank_; }
-  int size() const override { return kRanks; }
+  const char* medium() const override { return "mpi"; }
   std::string library_version() const override { return "threads"; }
-  std::string library_path() const override { return ""; }
-  int thread_level() const override { return 3; }
   std::string processor_name() const override { return ""; }
-  void meet(const StartUp&) override {}
-  void leave(const std::string& why) noexcept override {
-    const std::lock_guard lock(job_.mutex);
-    if (job_.left.empty()) job_.left = why;
-    job_.changed.notify_all();
-  }
-  void broadcast(void* data, size_t bytes, int root) override {
-    const std::vector<std::byte> all = all_gather(data, bytes);
-    std::memcpy(data, all.data() + bytes * static_cast<size_t>(root), bytes);
-  }
-  std::vector<std::byte> all_gather(const void* data, size_t bytes) override {
-    std::unique_lock lock(job_.mutex);
-    job_.arriving.resize(bytes * kRanks);
-    std::memcpy(job_.arriving.data() + bytes * static_cast<size_t>(rank_), data, bytes);
-    const int64_t exchange = job_.exchanges;
-    if (--job_.missing == 0) {
-      job_.missing = kRanks;
-      job_.arrived = std::move(job_.arriving);
-      job_.arriving = {};
-      ++job_.exchanges;
-      job_.changed.notify_all();
-    }
-    job_.changed.wait(lock, [&] { return job_.exchanges > exchange || !job_.left.empty(); });
-    if (job_.exchanges == exchange) throw PeerError(job_.left);
-    return job_.arrived;
-  }
+  bool takes_threads() const override { return true; }
   std::vector<int> node_of_ranks() override { return std::vector<int>(kRanks, 0); }
-  void barrier() override { all_gather("", 1); }
-  std::unique_ptr<MpiBackend> subset(const std::vector<int>&) override { return nullptr; }
+  std::unique_ptr<Bootstrap> subset(const std::vector<int>&) override { return nullptr; }
   std::unique_ptr<Transport> make_transport(size_t, int, const std::string&) override {
     return std::move(job_.endpoints[static_cast<size_t>(rank_)].transport);
   }
@@ -322,13 +293,25 @@ class ThreadsMpi final : public MpiBackend {
   [[noreturn]] void abort(int exit_code) override { std::_Exit(exit_code); }
 
  private:
+  struct Letterbox final : Mailbox {
+    Letterbox(Job& job, int rank) : job(job), rank(rank) {}
+    void send(int to, std::vector<std::byte> bytes) override {
+      const std::lock_guard lock(job.mutex);
+      job.letters[static_cast<size_t>(to)].push_back({rank, std::move(bytes)});
+    }
+    std::vector<Letter> take(const std::vector<int>&) override {
+      const std::lock_guard lock(job.mutex);
+      return std::exchange(job.letters[static_cast<size_t>(rank)], {});
+    }
+    Job& job;
+    const int rank;
+  };
   Job& job_;
-  const int rank_;
 };
 
 // A start-up, in which mappings fail on the culprit, and all steps where it succeeded. What ranks said of it.
 std::vector<std::string> start_up_without_mappings(int64_t at, bool lasts) {
-  ThreadsMpi::Job job;
+  ThreadsJob::Job job;
   Settings settings = quiet_settings();
   settings.log_level = "warning";
   World world(kRanks);
@@ -338,10 +321,10 @@ std::vector<std::string> start_up_without_mappings(int64_t at, bool lasts) {
   FILE* const stderr_before = std::exchange(stderr, open_memstream(&logged, &length));
   on_threads(kRanks, [&](int rank) {
     const auto own = static_cast<size_t>(rank);
-    ThreadsMpi mpi(job, rank);
+    ThreadsJob mine(job, rank);
     if (rank == kCulprit) mappings = {.at = at, .lasts = lasts};
     try {
-      world[own] = connect_world(&mpi, settings);
+      world[own] = connect_world(&mine, settings);
       words[own] = world[own]->transports()[(own + 1) % kRanks];
     } catch (const Error& e) {
       words[own] = e.what();

@@ -108,14 +108,16 @@ TEST(a_killed_process_is_noticed_though_its_child_lives_on) {
   Shared& shared = *memory.shared;
   const std::vector<int> statuses = run(shared, [&](int rank, Lifelines& lines) {
     if (rank == kVictim) {
-      shared.left_behind = fork();
-      if (shared.left_behind == 0) {
+      const pid_t child = fork();
+      if (child == 0) {
         for (;;) pause();
       }
+      shared.left_behind = child;
       raise(SIGKILL);
     }
     expect_the_victims_end(lines);
   });
+  CHECK(shared.left_behind > 0);
   kill(shared.left_behind, SIGKILL);
   CHECK_EQ(statuses[0], 0);
   CHECK_EQ(statuses[2], 0);

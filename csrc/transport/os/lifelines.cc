@@ -264,10 +264,10 @@ std::vector<int> watched_from(int rank, const std::vector<int>& machine_of_rank)
   const auto next = [&](auto at) { return std::next(at) == on_machine.end() ? on_machine.begin() : std::next(at); };
   for (auto at = on_machine.begin(); at != on_machine.end(); ++at) {
     const std::vector<int>&here = at->second, &there = next(at)->second;
-    for (size_t i = 0; i < here.size(); ++i) {
-      const int target = there[i % there.size()];
-      if (here[i] == rank) found.insert(target);
-      if (target == rank) found.insert(here[i]);
+    for (size_t i = 0; i < std::max(here.size(), there.size()); ++i) {
+      const int one = here[i % here.size()], other = there[i % there.size()];
+      if (one == rank) found.insert(other);
+      if (other == rank) found.insert(one);
     }
   }
   return {found.begin(), found.end()};
