@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from models import BATCH, WIDTH, batches, model, near, train, trained
+from parallel_models import BATCH, WIDTH, batches, model, near, train, trained
 from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
