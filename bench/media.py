@@ -50,7 +50,7 @@ def rank_main(output: str, sizes: list[int], turn_ms: float) -> None:
     part[:] = hvd.rank()
     assert hvd.allreduce(part, op=hvd.Sum)[0] == sum(range(hvd.size()))
     if hvd.rank() == 0:
-        transports = set(hvd.world.communicator().transports) - {"self"}
+        transports = set(world.communicator().transports) - {"self"}
         Path(output).write_text(json.dumps({"seconds": found, "transports": sorted(transports)}))
 
 

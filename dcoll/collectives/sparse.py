@@ -179,7 +179,7 @@ def start_allreduce(
     rows = Rows.of(tensor.detach(), tensor, sparse_dim)
     if op is Average:
         rows.values = rows.values / comm.size
-    handle = on_communicator.allgather(comm, rows.packed(), name)
+    handle = on_communicator.allgather(comm, rows.packed(), f"{name}.rows")
 
     def finish() -> torch.Tensor:
         found = rows.unpack(handle.wait()).added_up(tensor.shape[:sparse_dim].numel())

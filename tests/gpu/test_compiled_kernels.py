@@ -47,7 +47,7 @@ def compiled(source: str, tmp_path: Path) -> str:
     return ptx.read_text()
 
 
-@pytest.mark.parametrize(("source", "kernels"), [("reduce_cuda.cu", 80), ("pack_cuda.cu", 1)])
+@pytest.mark.parametrize(("source", "kernels"), [("reduce_cuda.cu", 114), ("pack_cuda.cu", 1)])
 def test_every_kernel_loads_and_stores_16_bytes(source: str, kernels: int, tmp_path: Path) -> None:
     """ptxas keeps a vector access of PTX whole, so what is wide there is wide on the device."""
     text = compiled(source, tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import dcoll as hvd
+from dcoll.job import world
 
 
 def say(text: str) -> None:
@@ -207,7 +208,7 @@ def caught() -> None:
     except hvd.DcollError as error:
         say(f"caught {error}")
     except ValueError as error:
-        hvd.world.communicator().fail(f"ValueError: {error}")
+        world.communicator().fail(f"ValueError: {error}")
 
 
 def stall_caught() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import dcoll as hvd
+from dcoll.job import world
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ["RANK"])
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])
@@ -169,7 +170,7 @@ def elastic() -> None:
 
     hvd.init()
     begun = hvd.init
-    hvd.world.init = begin if seconds > 100 else begun
+    world.init = begin if seconds > 100 else begun
     hvd.elastic.run(train)(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
     work()
 
