@@ -7,6 +7,7 @@ from types import ModuleType
 
 import checks_torch_collectives
 import checks_torch_groups
+import checks_torch_messages
 import checks_torch_parallel
 import pytest
 from mpirun import TORCHRUN, expect, names_of_checks, run_checks
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.mpi
 MODULES: dict[ModuleType, list[tuple[int, str]]] = {
     checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi")],
     checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
+    checks_torch_messages: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
     checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun")],
 }
 CASES = [
