@@ -1,6 +1,7 @@
 """send and recv."""
 
 from collections.abc import Sequence
+
 import torch
 
 from dcoll.torch.calls import Calls

@@ -10,7 +10,7 @@ import checks_torch_groups
 import checks_torch_messages
 import checks_torch_parallel
 import pytest
-from mpirun import TORCHRUN, expect, names_of_checks, run_checks
+from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
 
 pytestmark = pytest.mark.mpi
 
@@ -34,6 +34,16 @@ def test_torch(module: str, n: int, transport: str, check: str) -> None:
         expect(run_checks(module, n, launcher=TORCHRUN), check)
     else:
         expect(run_checks(module, n, (("DCOLL_TRANSPORT", transport),)), check)
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "pipeline"])
+def test_examples(name: str, launcher: tuple[str, ...]) -> None:
+    script = str(HERE.parents[1] / "examples" / f"{name}.py")
+    small = ("--steps", "2", "--layers", "2", "--width", "96", "--block", "32")
+    done = launch(2, script, *small, launcher=launcher, timeout=120)
+    assert done.returncode == 0, done.text
+    assert "step    2  loss" in done.text
 
 
 WITH_A_FILE = """
