@@ -4,8 +4,8 @@
     mpirun -n 2 --bind-to core python bench/torch_backend.py --only calls --json calls.json --plot calls.png
     mpirun -n 4 python bench/torch_backend.py --only steps --turns 5
 
-calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and recv between ranks 0 and 1 (where the
-        core has them), through torch.distributed on both; and dcoll.allreduce_, for what the backend costs over it.
+calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and recv between ranks 0 and 1, through
+        torch.distributed on both; and dcoll.allreduce_, for what the backend costs over it.
 steps   the GPT of examples/ (--layers, --width): no communication, DistributedOptimizer, DistributedDataParallel and
         fully_shard over either backend.
 
@@ -31,7 +31,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dcoll as hvd
 import dcoll.torch  # registers the backend
-from dcoll import _C
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from gpt import GPT
@@ -60,8 +59,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="draw the calls (rank 0)")
     args = parser.parse_args(argv)
     args.collective = getattr(args, "collective", list(COLLECTIVES))
-    if not hasattr(_C.Communicator, "isend"):
-        args.collective = [name for name in args.collective if name != "send_recv"]
     args.only = [args.only] if hasattr(args, "only") else ["calls", "steps"]
     return args
 

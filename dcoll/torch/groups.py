@@ -65,14 +65,10 @@ def subgroup(store: Any, ranks: Sequence[int], rank: int, timeout: timedelta) ->
             f"new_group got the ranks {list(ranks)} with sort_ranks=False, but dcoll's groups count their ranks in "
             "ascending order: leave sort_ranks out"
         )
-    made: _C.Communicator
-    if hasattr(whole, "group"):
-        made = whole.group(list(ranks))
-    else:
-        subset = _C.Subset(whole, list(ranks))
-        store.set(f"dcoll/{rank}", str(subset.offset))
-        store.wait([f"dcoll/{peer}" for peer in range(len(ranks))], timeout)
-        made = subset.connect([int(store.get(f"dcoll/{peer}")) for peer in range(len(ranks))], REGISTRY.job)
+    subset = _C.Subset(whole, list(ranks))
+    store.set(f"dcoll/{rank}", str(subset.offset))
+    store.wait([f"dcoll/{peer}" for peer in range(len(ranks))], timeout)
+    made = subset.connect([int(store.get(f"dcoll/{peer}")) for peer in range(len(ranks))], REGISTRY.job)
     if not OPEN:
         atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
     OPEN.append(made)

@@ -1,11 +1,9 @@
 """send and recv."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dcoll import _C
 from dcoll.torch.calls import Calls
 from dcoll.torch.memory import dense, one
 from dcoll.torch.work import Work
@@ -17,22 +15,17 @@ class Messages(Calls):
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = one("send", tensors)
         source = dense("send", tensor)
-        core = self._messages("send").isend(source.data_ptr(), source.nbytes, peer, tag)
+        core = self._comm.isend(source.data_ptr(), source.nbytes, peer, tag)
         return self._start(core, source, [tensor])
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = one("recv", tensors)
         target = dense("recv", tensor)
         back = None if target is tensor else lambda _: tensor.detach().copy_(target)
-        core = self._messages("recv").irecv(target.data_ptr(), target.nbytes, peer, tag)
+        core = self._comm.irecv(target.data_ptr(), target.nbytes, peer, tag)
         return self._start(core, target, [tensor], back)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work:
         return self.recv(tensors, ANY, tag)
 
     recvAnysource = recv_anysource
-
-    def _messages(self, what: str) -> Any:
-        if not hasattr(_C.Communicator, "isend"):
-            self._refuse(f"{what} is not there: this build's core has no point-to-point messages")
-        return self._comm

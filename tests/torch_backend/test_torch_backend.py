@@ -7,15 +7,17 @@ from types import ModuleType
 
 import checks_torch_collectives
 import checks_torch_groups
+import checks_torch_messages
 import checks_torch_parallel
 import pytest
-from mpirun import TORCHRUN, expect, names_of_checks, run_checks
+from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
 
 pytestmark = pytest.mark.mpi
 
 MODULES: dict[ModuleType, list[tuple[int, str]]] = {
     checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi")],
     checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
+    checks_torch_messages: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
     checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun")],
 }
 CASES = [
@@ -32,6 +34,16 @@ def test_torch(module: str, n: int, transport: str, check: str) -> None:
         expect(run_checks(module, n, launcher=TORCHRUN), check)
     else:
         expect(run_checks(module, n, (("DCOLL_TRANSPORT", transport),)), check)
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "pipeline"])
+def test_examples(name: str, launcher: tuple[str, ...]) -> None:
+    script = str(HERE.parents[1] / "examples" / f"{name}.py")
+    small = ("--steps", "2", "--layers", "2", "--width", "96", "--block", "32")
+    done = launch(2, script, *small, launcher=launcher, timeout=120)
+    assert done.returncode == 0, done.text
+    assert "step    2  loss" in done.text
 
 
 WITH_A_FILE = """

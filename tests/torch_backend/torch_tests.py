@@ -151,6 +151,7 @@ def main(folder: str, *chosen: str) -> None:
         meeting.again()
         if rank == 0:
             print(f"{name} {time.monotonic() - begin:.1f} s: {results[name].strip().splitlines()[-1:]}", flush=True)
+    hvd.barrier()  # rank 0 has the store, which the others may still be asking
 
 
 if __name__ == "__main__":
