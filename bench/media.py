@@ -27,6 +27,7 @@ def rank_main(output: str, sizes: list[int], turn_ms: float) -> None:
     import numpy as np
 
     import dcoll as hvd
+    from dcoll.job import world
 
     hvd.init()
     buffer = np.zeros(max(sizes) // 4 + 1, np.float32)
