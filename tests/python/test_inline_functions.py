@@ -71,7 +71,7 @@ def test_it_refuses_what_cannot_work() -> None:
     with pytest.raises(TypeError, match="Communicator"):
         _C.set_job(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="operator"):
-        _C.InlineAllReduce(print, (0, 6), False)
+        _C.InlineAllReduce(print, (0, 9), False)
     with pytest.raises(ValueError, match="operator"):
         _C.InlineAllReduce(print, (0, 0), False)
     with pytest.raises(TypeError):
