@@ -13,6 +13,9 @@ import numpy as np
 import dcoll as hvd
 from dcoll.job import world
 
+if "OMPI_COMM_WORLD_RANK" not in os.environ and "PMI_RANK" not in os.environ:
+    import torch.distributed  # noqa: F401 - seconds on a busy machine, of which init() would be thought to take them
+
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or os.environ["RANK"])
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])
 
@@ -102,7 +105,7 @@ def dies_in_it() -> None:
     if RANK == 2:
         hang()
     if RANK == 1:
-        soon(2, signal.SIGKILL)
+        soon(4, signal.SIGKILL)
     begin()
 
 
