@@ -129,7 +129,7 @@ def check_groups_timeout() -> None:
     group = dist.new_group(list(range(n)), timeout=timedelta(seconds=0.5))
     sum_in(group, 1)
     if r == 0:
-        with pytest.raises(hvd.TimeoutError, match=r"rank.*1"):
+        with pytest.raises(hvd.TimeoutError, match="waiting for rank"):  # one of those that are
             sum_in(group, 1)
     dist.barrier()
 

@@ -78,15 +78,14 @@ def check_from_any_rank() -> None:
     for count in (3, 100_001):
         if rank != 0:
             dist.send(ramp(count, rank), 0)
-            continue
         heard = set()
-        for _ in range(1, size):
+        for _ in range(1, size if rank == 0 else 1):
             got = torch.zeros(count)
             source = dist.recv(got)
             assert torch.equal(got, ramp(count, source))
             heard.add(source)
-        assert heard == set(range(1, size))
-    dist.barrier()
+        assert rank != 0 or heard == set(range(1, size))
+        dist.barrier()  # a quick rank's next message is not for this round
 
 
 def check_strided_tensors() -> None:
