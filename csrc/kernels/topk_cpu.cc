@@ -33,7 +33,7 @@ class Selection {
 
   size_t write(void* message) {
     const bool all_listed = add_up(guess());
-    std::memset(message, 0, top_bytes(count_, k_));
+    if (count_ > 0) std::memset(message, 0, top_bytes(count_, k_));
     if (k_ == 0) return 0;
     const Threshold threshold = exact(all_listed);
     Parts parts(message, count_, k_);

@@ -75,8 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   });
   bool connected = false;
   try {
-    connect_mesh(peers, layout, segment, bell, std::chrono::milliseconds(5), {});
-    connected = true;
+    connected = !connect_mesh(peers, layout, segment, bell, std::chrono::milliseconds(5), {})[1].unmapped;
   } catch (const TransportError&) {
   }
   stranger.join();
