@@ -391,7 +391,7 @@ TEST(every_mapping_fails) {
     }
     const std::string cause = at == 2 ? "no address space for the shared memory of all local ranks, " : "cannot map ";
     const std::string warning =
-        "node 0: its ranks cannot share memory, using MPI between them, which is slower. Cause: ";
+        "node 0: its ranks cannot share memory, using messages between them, which is slower. Cause: ";
     CHECK_EQ(contains(words.back(), warning + "rank 1: " + cause), struck.load());
     CHECK_EQ(contains(words.back(), "Cannot allocate memory; lower DCOLL_ARENA_MB, or raise the limit"), struck.load());
   }
