@@ -179,6 +179,7 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
+	$(BIN)/python tests/odr.py $(PACKAGE_BUILD)
 
 # What else users build with: clang, and MPICH beside the Open MPI of the other targets.
 OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names optimizer process_sets startup))

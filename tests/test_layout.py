@@ -28,6 +28,13 @@ FOLDERS = {
 PYTHON_FOLDERS = ["job", "compression", "collectives", "optimizer", "elastic", "runner", "doctor"]
 BELOW_ALL_FOLDERS = {"_C", "errors", "gradient_errors", "ops"}
 LONGEST_FILE = 450
+LONGEST_FUNCTION = 60
+# Longer ones, and how long they may be.
+LONG_FUNCTIONS = {
+    "csrc/bind/kernels.cc bind_kernels": 91,
+    "csrc/engine/collective/run_collective.cc run_collective": 99,
+    "examples/elastic.py main": 62,  # Horovod's script, changed in the import alone
+}
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Environment variables that are read when dcoll is built or tested, not when it runs.
 BUILD_VARIABLES = {"DCOLL_CUDA", "DCOLL_MPI", "DCOLL_REQUIRE_GPU"}
@@ -234,6 +241,56 @@ def test_files_can_be_read_in_one_sitting() -> None:
         if path.suffix != ".pyi"
     }
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def python_functions(text: str) -> dict[str, int]:
+    """Lines of every function but for its docstring."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            told = 0 if ast.get_docstring(node) is None else (first.end_lineno or 0) - first.lineno + 1
+            found[node.name] = (node.end_lineno or 0) - node.lineno + 1 - told
+    return found
+
+
+def cpp_functions(text: str) -> dict[str, int]:
+    """Lines of every function outside of classes, and of every method defined in one. Needs clang-format's indentation:
+    the brace that ends a function stands below the first letter of the line that opens it.
+    """
+    found = {}
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        begin, indent = at, re.match("(?:  )?", lines[at])[0]  # type: ignore[index]  # it matches every line
+        if re.match(rf"{indent}(?![ }}/#]|namespace|class|struct|enum|union|extern)", lines[at]):
+            while at + 1 < len(lines) and lines[at] and lines[at][-1] not in "{};":  # a signature of several lines
+                at += 1
+            head = " ".join(lines[begin : at + 1])
+            name = re.search(r"([\w:~]+)\(", head)
+            end = next((i for i in range(at + 1, len(lines)) if lines[i].startswith(f"{indent}}}")), None)
+            if head.endswith("{") and name and end:
+                found[name[1]] = end - begin + 1
+                at = end
+        at += 1
+    return found
+
+
+def test_functions_fit_a_screen() -> None:
+    """No new ones that do not, and those there are grow no more. One that fits again leaves the list."""
+    lengths: dict[str, int] = {}
+    for path in sources("csrc", "dcoll", "bench", "examples", "cmake", suffixes=(*CPP, ".py")):
+        count = python_functions if path.suffix == ".py" else cpp_functions
+        name = str(path.relative_to(ROOT))
+        lengths |= {f"{name} {function}": lines for function, lines in count(path.read_text()).items()}
+    assert len(lengths) > 2000
+    long = {name: lines for name, lines in lengths.items() if lines > LONGEST_FUNCTION}
+    assert {name: lines for name, lines in long.items() if lines > LONG_FUNCTIONS.get(name, 0)} == {}
+    assert set(LONG_FUNCTIONS) - set(long) == set()
+    python = 'def f() -> None:\n    """Two\n    lines."""\n    pass\n'
+    assert python_functions(python) == {"f": 2}
+    cpp = "void A::f(int a,\n          int b) {\n  if (a) {\n  }\n}\nclass B {\n  int g() {\n    return 1;\n  }\n};\n"
+    assert cpp_functions(cpp) == {"A::f": 5, "g": 3}
 
 
 def test_every_setting_is_in_the_table() -> None:

@@ -138,6 +138,29 @@ def settings(args: argparse.Namespace) -> dict[str, str]:
             if value is not None}  # fmt: skip
 
 
+def _add_settings(core: argparse._ArgumentGroup) -> None:
+    """Options that stand for a DCOLL_* variable."""
+    core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB",
+                      help="DCOLL_BUCKET_MB; 0: one bucket per parameter")  # fmt: skip
+    _switch(core, "hierarchical_allreduce", on=["--hierarchical-allreduce"], off=["--no-hierarchical-allreduce"],
+            help="DCOLL_ALGO=hierarchical")  # fmt: skip
+    _switch(core, "torus_allreduce", on=["--torus-allreduce"], off=["--no-torus-allreduce"],
+            help="the same")  # fmt: skip
+    core.add_argument("--thread-affinity", type=_cores, metavar="CORE,...",
+                      help="DCOLL_THREAD_AFFINITY: a core per rank of a host, for its background thread")  # fmt: skip
+    core.add_argument("--timeline-filename", metavar="FILE", help="DCOLL_TIMELINE; with {rank}: a file of every rank")
+    _switch(core, "timeline_mark_cycles", on=["--timeline-mark-cycles"], off=["--no-timeline-mark-cycles"],
+            help="DCOLL_TIMELINE_MARK_CYCLES=1")  # fmt: skip
+    _switch(core, "stall_check", on=["--stall-check"], off=["--no-stall-check"], help="DCOLL_STALL_CHECK_DISABLE=0")
+    core.add_argument("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="DCOLL_STALL_CHECK_TIME")
+    core.add_argument("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S",
+                      help="DCOLL_STALL_SHUTDOWN_TIME")  # fmt: skip
+    _switch(core, "log_hide_time", on=["--log-hide-timestamp", "--log-without-timestamp"],
+            off=["--no-log-hide-timestamp", "--log-with-timestamp"], help="DCOLL_LOG_HIDE_TIME=1")  # fmt: skip
+    levels = ["trace", "debug", "info", "warning", "error", "fatal"]
+    core.add_argument("--log-level", type=str.lower, metavar="LEVEL", choices=levels, help="DCOLL_LOG_LEVEL")
+
+
 def parser() -> argparse.ArgumentParser:
     """horovodrun's options: those that work, those that need nothing, and those that are refused with a reason."""
     p = argparse.ArgumentParser(
@@ -173,27 +196,7 @@ def parser() -> argparse.ArgumentParser:
     mpi.add_argument("--binding-args", type=shlex.split, metavar="ARGS", help="instead of one core for each rank")
     mpi.add_argument("--mpi-args", type=shlex.split, default=[], metavar="ARGS", help="more arguments for mpirun")
 
-    core = p.add_argument_group("dcoll")
-    core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB",
-                      help="DCOLL_BUCKET_MB; 0: one bucket per parameter")  # fmt: skip
-    _switch(core, "hierarchical_allreduce", on=["--hierarchical-allreduce"], off=["--no-hierarchical-allreduce"],
-            help="DCOLL_ALGO=hierarchical")  # fmt: skip
-    _switch(core, "torus_allreduce", on=["--torus-allreduce"], off=["--no-torus-allreduce"],
-            help="the same")  # fmt: skip
-    core.add_argument("--thread-affinity", type=_cores, metavar="CORE,...",
-                      help="DCOLL_THREAD_AFFINITY: a core per rank of a host, for its background thread")  # fmt: skip
-    core.add_argument("--timeline-filename", metavar="FILE", help="DCOLL_TIMELINE; with {rank}: a file of every rank")
-    _switch(core, "timeline_mark_cycles", on=["--timeline-mark-cycles"], off=["--no-timeline-mark-cycles"],
-            help="DCOLL_TIMELINE_MARK_CYCLES=1")  # fmt: skip
-    _switch(core, "stall_check", on=["--stall-check"], off=["--no-stall-check"], help="DCOLL_STALL_CHECK_DISABLE=0")
-    core.add_argument("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="DCOLL_STALL_CHECK_TIME")
-    core.add_argument("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S",
-                      help="DCOLL_STALL_SHUTDOWN_TIME")  # fmt: skip
-    _switch(core, "log_hide_time", on=["--log-hide-timestamp", "--log-without-timestamp"],
-            off=["--no-log-hide-timestamp", "--log-with-timestamp"], help="DCOLL_LOG_HIDE_TIME=1")  # fmt: skip
-    levels = ["trace", "debug", "info", "warning", "error", "fatal"]
-    core.add_argument("--log-level", type=str.lower, metavar="LEVEL", choices=levels, help="DCOLL_LOG_LEVEL")
-
+    _add_settings(p.add_argument_group("dcoll"))
     for option in NOT_NEEDED:
         p.add_argument(
             option, action=_NotNeeded, nargs=None if option in WITH_VALUE else 0, help=argparse.SUPPRESS, dest="notes"

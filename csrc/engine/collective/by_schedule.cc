@@ -67,6 +67,19 @@ struct DataPhase {
   std::shared_ptr<Memory> prescaled;
 };
 
+// How the elements are combined; a scaled copy of the operand where it has to be scaled first.
+void bind_reduction(const Fabric& f, const Request& r, DataPhase& phase) {
+  Binding& b = phase.binding;
+  b.dtype = r.dtype;
+  b.op = r.op;
+  b.postscale = final_scale(r.op, r.postscale, f.size);
+  if (r.prescale == 1.0) return;
+  const size_t count = r.count * r.row_elems;
+  phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
+  kernels::scale(phase.prescaled->data(), r.in, count, r.dtype, r.prescale);
+  b.input = phase.prescaled->data();
+}
+
 DataPhase data_phase(Fabric& f, Operation& op) {
   const Request& r = op.request;
   DataPhase phase;
@@ -116,17 +129,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kJoin:
       break;
   }
-  if (reduces(r.kind)) {
-    b.dtype = r.dtype;
-    b.op = r.op;
-    b.postscale = final_scale(r.op, r.postscale, f.size);
-    if (r.prescale != 1.0) {
-      const size_t count = r.count * r.row_elems;
-      phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
-      kernels::scale(phase.prescaled->data(), r.in, count, r.dtype, r.prescale);
-      b.input = phase.prescaled->data();
-    }
-  }
+  if (reduces(r.kind)) bind_reduction(f, r, phase);
   return phase;
 }
 

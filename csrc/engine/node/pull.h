@@ -69,7 +69,8 @@ class PullSlots {
     return kind == Kind::kAllToAll || kind == Kind::kReduceScatter || board_.size() == 2;
   }
   // That rank writes to what it has read, so that the lines are its own until the writer takes them back. Lines that
-  // one core writes again and again while another only reads them took up to four times as long (docs/notebook/one-node.md).
+  // one core writes again and again while another only reads them took up to four times as long
+  // (docs/notebook/one-node.md).
   static void take_over(const std::byte* cell, size_t bytes);
 
   // Of this rank's own memory (peer_memory.h). Asks the kernel once for each of the places that are used in turn.

@@ -1,0 +1,76 @@
+"""Whether equal names are equal things in all of csrc: python tests/odr.py build/cmake-... (which `make build` made).
+
+Two types or functions of one name are one to the linker, whichever it meets first; in different libraries nothing else
+would notice. Every C++ file is compiled once more, at -O0 and for link-time optimization, and all are linked into one,
+the core, the bindings and the MPI plugin: then g++ compares every type and every definition of a name with the others.
+test_layout.py reads the sources for the same, which takes no time and sees less: no members, no templates' instances.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LTO = ["-O0", "-flto", "-fno-fat-lto-objects", "-w"]
+LINK = ["-O0", "-flto=auto", "-shared", "-fPIC", "-Werror=odr", "-Werror=lto-type-mismatch"]
+
+
+def compile_to(target: Path, command: list[str], folder: Path) -> Path:
+    """The compiler's own command with another output."""
+    at = command.index("-o")
+    kept = [word for word in command[:at] + command[at + 2 :] if word not in ("-O2", "-O3", "-flto", "-Werror")]
+    subprocess.run([*kept, *LTO, "-o", str(target)], cwd=folder, check=True)
+    return target
+
+
+def link(objects: list[Path], compiler: str) -> str:
+    """What it finds; empty: nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [compiler, *LINK, *map(str, objects), "-o", f"{folder}/all.so"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr
+
+
+def prove(folder: Path, compiler: str) -> None:
+    """That it finds a type that is two."""
+    objects = []
+    for number, member in enumerate(("int", "double")):
+        source = folder / f"prove{number}.cc"
+        source.write_text(
+            f"struct Twice {{ {member} x; ~Twice(); }}; Twice* made{number}() {{ return new Twice{{}}; }}\n"
+        )
+        command = [compiler, "-fPIC", "-c", str(source), "-o", ""]
+        objects.append(compile_to(folder / f"prove{number}.o", command, folder))
+    assert "Twice" in link(objects, compiler), "g++ no longer finds a type that is two"
+
+
+def main() -> int:
+    build = Path(sys.argv[1]).resolve()
+    commands: dict[Path, list[str]] = {}  # what several libraries are made of, once
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        source = (build / entry["file"]).resolve()
+        if source.suffix == ".cc" and source.is_relative_to(ROOT / "csrc"):
+            words = shlex.split(entry["command"])
+            commands[source] = words[1:] if Path(words[0]).name == "ccache" else words
+    compiler = next(iter(commands.values()))[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prove(folder, compiler)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            jobs = [
+                pool.submit(compile_to, folder / f"{number}.o", command, build)
+                for number, command in enumerate(commands.values())
+            ]
+            objects = [job.result() for job in jobs]
+        found = link(objects, compiler)
+    print(found or f"{len(objects)} files: every name is one thing")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
