@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 
+#include "base/thread_safety.h"
 #include "kernels/codec.h"
 
 namespace dcoll {
@@ -42,21 +42,21 @@ class EncodedCosts {
   };
 
   void add(const std::string& name, const kernels::Encoding& encoding, const EncodedCost& cost) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     // A script may call each operation otherwise.
     Named& named = by_name_[by_name_.size() < kMostNames || by_name_.contains(name) ? name : "others"];
     named.encoding = encoding;
     named.cost.add(cost);
   }
   std::map<std::string, Named> all() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return by_name_;
   }
 
  private:
   static constexpr size_t kMostNames = 4096;
-  mutable std::mutex mutex_;
-  std::map<std::string, Named> by_name_;
+  mutable Mutex mutex_;
+  std::map<std::string, Named> by_name_ DCOLL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dcoll
