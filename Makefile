@@ -153,11 +153,12 @@ bench-network: build  ## 4 hosts at 1 Gbit/s in a lab of network namespaces (roo
 	$(BIN)/python bench/network.py --hosts 4 --slots 1 --rate 1gbit --json bench/results/network-4x1.json \
 		--markdown bench/results/network-4x1.md --plot bench/results/network-4x1.png $(ARGS)
 
-lint: build  ## ruff, mypy, clang-format
+lint: build  ## ruff, mypy, clang-format; locks, where there is clang
 	$(BIN)/ruff check $(PY_FILES)
 	$(BIN)/ruff format --check $(PY_FILES)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	$(BIN)/python tests/thread_safety.py $(PACKAGE_BUILD)
 
 format: build  ## rewrite the sources as lint wants them
 	$(BIN)/ruff check --fix-only $(PY_FILES)

@@ -1,12 +1,12 @@
 // The stack of a Python thread, asked for by a thread that is not Python's and must not wait for the interpreter lock
 // for long: a C call of the program may hold that for minutes, or for ever. So a third thread waits for the lock, for
 // as long as it takes; the asker goes on without it.
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
 
+#include "base/clock.h"
+#include "base/thread_safety.h"
 #include "bind/bind.h"
 
 namespace py = pybind11;
@@ -17,11 +17,12 @@ namespace {
 PyObject* stack_function;  // dcoll.job.stall.stack. Immortal: threads may use it to the end
 
 struct Waiting {
-  std::mutex mutex;  // guards all of it
-  std::condition_variable changed;
-  bool under_way = false;  // a thread waits for the lock: one is enough
-  uint64_t done = 0, asked = 0;
-  std::string lines;
+  Mutex mutex;
+  Condition changed;
+  bool under_way DCOLL_GUARDED_BY(mutex) = false;  // a thread waits for Python's lock: one is enough
+  uint64_t done DCOLL_GUARDED_BY(mutex) = 0;
+  uint64_t asked DCOLL_GUARDED_BY(mutex) = 0;
+  std::string lines DCOLL_GUARDED_BY(mutex);
 };
 Waiting* waiting;  // immortal, as its threads may outlive the module
 
@@ -38,7 +39,7 @@ void get_stack(uint64_t thread) {
   const PyGILState_STATE state = PyGILState_Ensure();
   std::string lines = stack_of(thread);
   PyGILState_Release(state);
-  const std::lock_guard lock(waiting->mutex);
+  const MutexLock lock(waiting->mutex);
   waiting->under_way = false;
   ++waiting->done;
   waiting->lines = std::move(lines);
@@ -46,7 +47,8 @@ void get_stack(uint64_t thread) {
 }
 
 std::string stack_within(uint64_t thread, std::chrono::milliseconds limit) {
-  std::unique_lock lock(waiting->mutex);
+  const auto end = Clock::now() + limit;
+  const MutexLock lock(waiting->mutex);
   if (waiting->under_way || Py_IsInitialized() == 0) return "";
   waiting->under_way = true;
   const uint64_t own = ++waiting->asked;
@@ -56,7 +58,9 @@ std::string stack_within(uint64_t thread, std::chrono::milliseconds limit) {
     waiting->under_way = false;
     return "";
   }
-  return waiting->changed.wait_for(lock, limit, [&] { return waiting->done >= own; }) ? waiting->lines : "";
+  while (waiting->done < own && waiting->changed.wait_until(waiting->mutex, end)) {
+  }
+  return waiting->done >= own ? waiting->lines : "";
 }
 
 }  // namespace

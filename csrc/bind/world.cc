@@ -4,10 +4,8 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -17,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "base/thread_safety.h"
 #include "bind/bind.h"
 
 namespace py = pybind11;
@@ -139,7 +138,7 @@ class Ender {
     make();
     job.inc_ref();  // for ever: the thread uses it
     const auto at = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    const std::lock_guard lock(of_process->mutex_);
+    const MutexLock lock(of_process->mutex_);
     if (at >= of_process->at_) return;
     of_process->at_ = at;
     of_process->job_ = &job.cast<Bootstrap&>();
@@ -150,9 +149,9 @@ class Ender {
 
  private:
   void run() {
-    std::unique_lock lock(mutex_);
-    told_.wait(lock, [this] { return job_ != nullptr; });
-    while (Clock::now() < at_) told_.wait_until(lock, at_);
+    const MutexLock lock(mutex_);
+    while (job_ == nullptr) told_.wait(mutex_);
+    while (Clock::now() < at_) told_.wait_until(mutex_, at_);
     if (!text_.empty()) {
       if (python_ends()) std::this_thread::sleep_for(kTeardown);
       std::fprintf(stderr, "%s\n", text_.c_str());
@@ -161,12 +160,12 @@ class Ender {
   }
 
   static inline Ender* of_process = nullptr;
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable told_;
-  Clock::time_point at_ = Clock::time_point::max();
-  Bootstrap* job_ = nullptr;
-  int exit_code_ = 0;
-  std::string text_;
+  Mutex mutex_;
+  Condition told_;
+  Clock::time_point at_ DCOLL_GUARDED_BY(mutex_) = Clock::time_point::max();
+  Bootstrap* job_ DCOLL_GUARDED_BY(mutex_) = nullptr;
+  int exit_code_ DCOLL_GUARDED_BY(mutex_) = 0;
+  std::string text_ DCOLL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -13,11 +13,12 @@
 #include <ctime>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/thread_safety.h"
 
 namespace dcoll {
 
@@ -25,10 +26,10 @@ namespace {
 
 // Duplicates of what note_mpi_descriptors found. MPI is started once in a process, so they are kept to its end.
 struct Noted {
-  std::mutex mutex;
-  std::optional<std::vector<Fd>> epolls;
+  Mutex mutex;
+  std::optional<std::vector<Fd>> epolls DCOLL_GUARDED_BY(mutex);
 };
-Noted& noted() {
+Noted& noted_events() {
   static Noted* const all = new Noted;  // never destroyed: threads may wait at the process's end
   return *all;
 }
@@ -74,17 +75,19 @@ void note_mpi_descriptors(const std::vector<int>& before) {
   for (const int descriptor : epoll_descriptors()) {
     if (std::find(before.begin(), before.end(), descriptor) == before.end()) fresh.push_back(duplicate(descriptor));
   }
-  const std::lock_guard lock(noted().mutex);
-  noted().epolls = std::move(fresh);
+  Noted& noted = noted_events();
+  const MutexLock lock(noted.mutex);
+  noted.epolls = std::move(fresh);
 }
 
 MpiEvents::MpiEvents() : MpiEvents({}, true) {
   std::vector<int> found;
   {
-    const std::lock_guard lock(noted().mutex);
-    certain_ = noted().epolls.has_value();
+    Noted& noted = noted_events();
+    const MutexLock lock(noted.mutex);
+    certain_ = noted.epolls.has_value();
     if (certain_) {
-      for (const Fd& epoll : *noted().epolls) found.push_back(epoll.get());
+      for (const Fd& epoll : *noted.epolls) found.push_back(epoll.get());
     }
   }
   if (!certain_) found = epoll_descriptors();

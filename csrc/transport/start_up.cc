@@ -1,11 +1,11 @@
 #include "transport/start_up.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <thread>
+
+#include "base/thread_safety.h"
 
 namespace dcoll {
 namespace {
@@ -50,10 +50,20 @@ bool StartWait::goes_on(const std::function<std::string()>& missing) {
 }
 
 struct Aside::State {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::exception_ptr error;
+  Mutex mutex;
+  Condition changed;
+  bool done DCOLL_GUARDED_BY(mutex) = false;
+  std::exception_ptr error DCOLL_GUARDED_BY(mutex);
+
+  // Throws what the call threw.
+  bool ends_within(std::chrono::milliseconds time) DCOLL_EXCLUDES(mutex) {
+    const auto until = std::chrono::steady_clock::now() + time;
+    const MutexLock lock(mutex);
+    while (!done && changed.wait_until(mutex, until)) {
+    }
+    if (done && error) std::rethrow_exception(error);
+    return done;
+  }
 };
 
 Aside::Aside(std::function<void()> call) : state_(std::make_shared<State>()) {
@@ -65,7 +75,7 @@ Aside::Aside(std::function<void()> call) : state_(std::make_shared<State>()) {
       error = std::current_exception();
     }
     call = nullptr;  // what it owns goes before anybody hears of the end
-    const std::lock_guard lock(state->mutex);
+    const MutexLock lock(state->mutex);
     state->error = error;
     state->done = true;
     state->changed.notify_all();
@@ -73,7 +83,7 @@ Aside::Aside(std::function<void()> call) : state_(std::make_shared<State>()) {
 }
 
 bool Aside::done() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->done;
 }
 
@@ -81,15 +91,10 @@ bool Aside::wait(const StartUp& start, const std::function<std::string()>& missi
                  const std::function<void()>& look) const {
   StartWait wait(start);
   if (look && !done()) look();  // whoever is here now is missed when it ends
-  std::unique_lock lock(state_->mutex);
-  constexpr std::chrono::milliseconds kLook{100};
-  while (!state_->changed.wait_for(lock, kLook, [this] { return state_->done; })) {
-    lock.unlock();
+  while (!state_->ends_within(std::chrono::milliseconds(100))) {
     if (look) look();
     if (!wait.goes_on(missing)) return false;
-    lock.lock();
   }
-  if (state_->error) std::rethrow_exception(state_->error);
   return true;
 }
 

@@ -2,9 +2,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <mutex>
 
 #include "base/error.h"
+#include "base/thread_safety.h"
 #include "transport/ucx.h"
 
 namespace dcoll {
@@ -55,9 +55,9 @@ Ucx* load() {
 }  // namespace
 
 Ucx& ucx() {
-  static std::mutex mutex;
+  static Mutex mutex;
   static Ucx* loaded = nullptr;
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   if (loaded == nullptr) loaded = load();
   return *loaded;
 }

@@ -18,6 +18,7 @@ def main(n: int, *command: str) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell starts what it puts in the background deaf to it
     job = os.environ | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [subprocess.Popen(command, env=job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(n)]
 

@@ -58,4 +58,16 @@ TEST(selections_longer_than_the_operand_travel_as_float32_and_do_not_pay) {
   CHECK(!predict_encoded(64 * kMiB, much, hosts(8, 1, 1), kSlice, false).pays());
 }
 
+// Of 2 ranks each gets one selection either way. Everybody's to everybody is n - 1 selections a rank, by owners it
+// is 2.
+TEST(owners_pay_where_there_are_many_nodes_and_much_to_send) {
+  for (const int ranks : {1, 2, 3}) CHECK(!owners_pay(kMiB, hosts(ranks, 1, 1), kSlice, false));
+  for (const int ranks : {8, 16}) {
+    CHECK(owners_pay(kMiB, hosts(ranks, 1, 1), kSlice, false));
+    CHECK(owners_pay(kMiB, hosts(ranks, 2, 1), kSlice, true));
+    CHECK(!owners_pay(64, hosts(ranks, 1, 1), kSlice, false));  // both are rounds of small messages
+  }
+  CHECK(!owners_pay(kMiB, hosts(2, 4, 1), kSlice, true));  // nodes count, not ranks
+}
+
 TEST_MAIN

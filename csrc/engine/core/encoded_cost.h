@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 
+#include "base/thread_safety.h"
 #include "kernels/codec.h"
 
 namespace dcoll {
@@ -42,7 +42,7 @@ class EncodedCosts {
   };
 
   void add(const std::string& name, const kernels::Encoding& encoding, const EncodedCost& cost) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     // A script may call each operation otherwise.
     Named& named = by_name_[by_name_.size() < kMostNames || by_name_.contains(name) ? name : "others"];
     named.encoding = encoding;
@@ -50,19 +50,19 @@ class EncodedCosts {
   }
   // Of this name so far.
   uint64_t calls(const std::string& name) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = by_name_.find(by_name_.contains(name) ? name : "others");
     return found == by_name_.end() ? 0 : found->second.cost.calls;
   }
   std::map<std::string, Named> all() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return by_name_;
   }
 
  private:
   static constexpr size_t kMostNames = 4096;
-  mutable std::mutex mutex_;
-  std::map<std::string, Named> by_name_;
+  mutable Mutex mutex_;
+  std::map<std::string, Named> by_name_ DCOLL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dcoll

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <mutex>
 #include <new>
 #include <vector>
 
 #include "base/fork.h"
+#include "base/thread_safety.h"
 
 namespace dcoll {
 namespace {
@@ -37,7 +37,7 @@ class Spare {
   }
   Block take(size_t bytes) {
     if (fork_.in_child()) return {};
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
       return block.capacity >= bytes && block.capacity <= 2 * bytes;
     });
@@ -50,7 +50,7 @@ class Spare {
   Spare() { kept_.reserve(Memory::kMostKeptBlocks + 1); }  // keeping one, in a destructor, must not need memory
   void keep(Block block) {
     if (fork_.in_child()) return release(block);  // the lock may be held by a thread that only the parent has
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     kept_.push_back(block);
     kept_bytes_ += block.capacity;
     while (kept_bytes_ > Memory::kMostKept || kept_.size() > Memory::kMostKeptBlocks) {
@@ -60,15 +60,15 @@ class Spare {
     }
   }
   Memory::Kept kept() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return {kept_.size(), kept_bytes_};
   }
 
  private:
   ForkGuard fork_;
-  std::mutex mutex_;
-  std::vector<Block> kept_;  // the last to be freed is the last
-  size_t kept_bytes_ = 0;
+  Mutex mutex_;
+  std::vector<Block> kept_ DCOLL_GUARDED_BY(mutex_);  // the last to be freed is the last
+  size_t kept_bytes_ DCOLL_GUARDED_BY(mutex_) = 0;
 };
 
 Block allocate(size_t bytes) {

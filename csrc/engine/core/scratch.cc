@@ -24,7 +24,7 @@ std::shared_ptr<Memory> Scratch::take(size_t bytes, const std::function<std::sha
 }
 
 std::shared_ptr<Memory> Scratch::find(size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
                                   [&](const auto& block) { return block->bytes() == block_bytes(bytes); });
   if (found == kept_.rend()) return nullptr;
@@ -35,7 +35,7 @@ std::shared_ptr<Memory> Scratch::find(size_t bytes) {
 }
 
 void Scratch::put(std::shared_ptr<Memory> block) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t bytes = block->bytes();
   try {
     kept_.push_back(std::move(block));

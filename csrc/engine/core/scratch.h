@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "engine/core/memory.h"
 
 namespace dcoll {
@@ -23,9 +23,9 @@ class Scratch : public std::enable_shared_from_this<Scratch> {
   std::shared_ptr<Memory> find(size_t bytes);
   void put(std::shared_ptr<Memory> block);
 
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Memory>> kept_;  // the last to come back is the last
-  size_t kept_bytes_ = 0;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<Memory>> kept_ DCOLL_GUARDED_BY(mutex_);  // the last to come back is the last
+  size_t kept_bytes_ DCOLL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace dcoll

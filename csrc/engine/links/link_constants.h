@@ -2,12 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/thread_safety.h"
 #include "engine/links/calibration_cache.h"
 #include "transport/bootstrap.h"
 
@@ -17,17 +17,17 @@ namespace dcoll {
 class KnownLinks {
  public:
   void set(const plan::Constants& constants) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     constants_ = constants;
   }
   std::optional<plan::Constants> get() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return constants_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::optional<plan::Constants> constants_;
+  mutable Mutex mutex_;
+  std::optional<plan::Constants> constants_ DCOLL_GUARDED_BY(mutex_);
 };
 
 struct LinkConstants {

@@ -34,18 +34,18 @@ void Diagnosis::stop() {
 }
 
 void Diagnosis::add(Watched& communicator) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   communicators_.push_back(&communicator);
 }
 
 void Diagnosis::remove(Watched& communicator) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(communicators_, &communicator);
   if (inquiry_ != nullptr && inquiry_->communicator == &communicator) inquiry_.reset();
 }
 
 void Diagnosis::set_program(Program program) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   program_ = std::move(program);
 }
 
@@ -71,7 +71,7 @@ void Diagnosis::run() {
 bool Diagnosis::look() {
   std::vector<Note> notes;
   const bool heard = job_.take_notes(notes);  // not while the driver is at it
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Note& note : notes) {
     if (const auto question = decode_question(note.text)) answer(note.from, *question);
     if (auto answer = decode_answer(note.text)) take(note.from, std::move(*answer));

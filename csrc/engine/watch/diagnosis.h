@@ -19,13 +19,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/thread_safety.h"
 #include "engine/watch/stall_report.h"
 #include "transport/transport.h"
 
@@ -86,9 +86,9 @@ class Diagnosis {
   Diagnosis& operator=(const Diagnosis&) = delete;
 
   // Every communicator of the process, the job's included, from its making to its end.
-  void add(Watched& communicator);
-  void remove(Watched& communicator);
-  void set_program(Program program);
+  void add(Watched& communicator) DCOLL_EXCLUDES(mutex_);
+  void remove(Watched& communicator) DCOLL_EXCLUDES(mutex_);
+  void set_program(Program program) DCOLL_EXCLUDES(mutex_);
   // An operation stalls somewhere: looks at once. Any thread, whatever it has locked.
   void stalls();
   // Ends the thread. Nothing is answered any more.
@@ -107,22 +107,22 @@ class Diagnosis {
   };
 
   void run();
-  bool look();
-  void answer(int asker, const Question& question);
-  uint64_t look_elsewhere(Answer& answer);
-  void take(int rank, Answer answer);
-  bool begin_inquiry();
-  void end_inquiry();
-  void ask_the_program(Answer& answer, uint64_t thread);
+  bool look() DCOLL_EXCLUDES(mutex_);
+  void answer(int asker, const Question& question) DCOLL_REQUIRES(mutex_);
+  uint64_t look_elsewhere(Answer& answer) DCOLL_REQUIRES(mutex_);
+  void take(int rank, Answer answer) DCOLL_REQUIRES(mutex_);
+  bool begin_inquiry() DCOLL_REQUIRES(mutex_);
+  void end_inquiry() DCOLL_REQUIRES(mutex_);
+  void ask_the_program(Answer& answer, uint64_t thread) DCOLL_REQUIRES(mutex_);
 
   Notes& job_;
   const int rank_;
   const double patience_s_;
-  std::mutex mutex_;  // guards what follows; never taken by a thread that holds a communicator's lock
-  std::vector<Watched*> communicators_;
-  Program program_;
-  std::unique_ptr<Inquiry> inquiry_;
-  uint64_t questions_ = 0;
+  Mutex mutex_;  // never taken by a thread that holds a communicator's lock
+  std::vector<Watched*> communicators_ DCOLL_GUARDED_BY(mutex_);
+  Program program_ DCOLL_GUARDED_BY(mutex_);
+  std::unique_ptr<Inquiry> inquiry_ DCOLL_GUARDED_BY(mutex_);
+  uint64_t questions_ DCOLL_GUARDED_BY(mutex_) = 0;
 
   std::atomic<bool> stalls_{false}, stop_{false};
   std::thread thread_;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "engine/watch/timeline_json.h"
@@ -77,11 +78,11 @@ bool RecordQueue::pop(TimelineRecord& record) {
 
 void Timeline::start(const std::string& path, bool mark_cycles) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (path_ == path) return;
   }
   stop();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   path_ = path;
   const std::string own = path_of_rank(path, rank_);
   if (own.empty()) return;
@@ -95,7 +96,10 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
   for (TimelineRecord left_behind; queue_->pop(left_behind);) {
   }
   dropped_ = 0;
-  stop_ = false;
+  {
+    const MutexLock stop_lock(stop_mutex_);
+    stop_ = false;
+  }
   marks_cycles_ = mark_cycles;
   try {
     writer_ = std::thread([this, file, own, begin_ns = now_ns()] { write_until_stopped(file, own, begin_ns); });
@@ -109,13 +113,13 @@ void Timeline::start(const std::string& path, bool mark_cycles) {
 
 void Timeline::stop() {
   if (fork_.in_child()) return;  // the file and the thread that writes it are the parent's
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   path_.clear();
   on_ = false;
   marks_cycles_ = false;
   if (!writer_.joinable()) return;
   {
-    const std::lock_guard stop_lock(stop_mutex_);
+    const MutexLock stop_lock(stop_mutex_);
     stop_ = true;
     stopped_.notify_one();
   }
@@ -186,8 +190,11 @@ void Timeline::write_until_stopped(int file, const std::string& path, int64_t be
     }
     text.clear();
     if (stopping) break;
-    std::unique_lock lock(stop_mutex_);
-    stopping = stopped_.wait_for(lock, kPause, [this] { return stop_; });
+    const auto pause_ends = Clock::now() + kPause;
+    const MutexLock lock(stop_mutex_);
+    while (!stop_ && stopped_.wait_until(stop_mutex_, pause_ends)) {
+    }
+    stopping = stop_;
   }
   close(file);
 }

@@ -9,15 +9,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/thread_safety.h"
 #include "engine/core/operation.h"
 #include "engine/core/timeline_record.h"
 
@@ -60,9 +59,9 @@ class Timeline {
 
   // Begins the file `path`, ending the one before, if there is another. A path with {rank} is a file of every rank; of
   // any other rank 0 alone writes one. Throws ArgumentError when it cannot be written.
-  void start(const std::string& path, bool mark_cycles);
+  void start(const std::string& path, bool mark_cycles) DCOLL_EXCLUDES(mutex_);
   // Writes what is still queued and closes the file. Does nothing when there is none.
-  void stop();
+  void stop() DCOLL_EXCLUDES(mutex_);
 
   // The number of a communicator of this process, in its records.
   int add_communicator() { return communicators_.fetch_add(1, std::memory_order_relaxed); }
@@ -91,13 +90,13 @@ class Timeline {
   std::atomic<uint64_t> dropped_{0};  // relaxed: a counter, read when the file is closed
 
   ForkGuard fork_;
-  std::mutex mutex_;                    // guards starting and stopping
-  std::string path_;                    // of the file being written
-  std::unique_ptr<RecordQueue> queue_;  // once made it stays: a late producer may still push
-  std::thread writer_;
-  std::mutex stop_mutex_;  // guards stop_
-  std::condition_variable stopped_;
-  bool stop_ = false;
+  Mutex mutex_;                                // held while starting and stopping
+  std::string path_ DCOLL_GUARDED_BY(mutex_);  // of the file being written
+  std::unique_ptr<RecordQueue> queue_;  // written under mutex_; once made it stays: a late producer may still push
+  std::thread writer_ DCOLL_GUARDED_BY(mutex_);
+  Mutex stop_mutex_;  // may be taken under mutex_
+  Condition stopped_;
+  bool stop_ DCOLL_GUARDED_BY(stop_mutex_) = false;
 };
 
 // A span from here to the end of the block. `track` and `name` must live as long.

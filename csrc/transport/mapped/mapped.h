@@ -44,11 +44,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fork.h"
+#include "base/thread_safety.h"
 #include "transport/bell.h"
 #include "transport/mapped/region.h"
 
@@ -209,10 +209,10 @@ class MappedWindow : public Window {
  private:
   const std::shared_ptr<const MappedWorld> world_;
   const ForkGuard fork_;
-  std::mutex mutex_;                           // guards the maps; the pages need no lock
-  std::multimap<size_t, std::byte*> retired_;  // bytes -> region
-  std::map<size_t, size_t> free_;              // offset -> bytes, neighbours merged
-  std::map<size_t, size_t> in_use_;            // offset -> bytes
+  Mutex mutex_;                                                         // the pages need no lock
+  std::multimap<size_t, std::byte*> retired_ DCOLL_GUARDED_BY(mutex_);  // bytes -> region
+  std::map<size_t, size_t> free_ DCOLL_GUARDED_BY(mutex_);              // offset -> bytes, neighbours merged
+  std::map<size_t, size_t> in_use_ DCOLL_GUARDED_BY(mutex_);            // offset -> bytes
 };
 
 // Fills in what follows from the rest.

@@ -60,7 +60,7 @@ void MappedWindow::release_group(int group, uint64_t ticket) {
 
 std::byte* MappedWindow::alloc_region(size_t bytes) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const auto found = retired_.find(bytes); found != retired_.end()) {
       std::byte* block = found->second;
       retired_.erase(found);
@@ -72,12 +72,12 @@ std::byte* MappedWindow::alloc_region(size_t bytes) {
 }
 
 void MappedWindow::retire_region(std::byte* block, size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   retired_.emplace(bytes, block);
 }
 
 std::byte* MappedWindow::alloc(size_t bytes) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   size_t available = 0, largest = 0;
   if (bytes <= arena_bytes()) {  // guards the rounding against overflow
     const size_t need = std::max(round_up(bytes, page_bytes()), page_bytes());
@@ -109,7 +109,7 @@ void MappedWindow::free(std::byte* block) {
   if (block == nullptr || fork_.in_child()) return;
   std::map<size_t, size_t>::node_type freed;  // which goes to the other list: what destructors do must not need memory
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const uint64_t at = offset_of(block, 1);
     const auto found = at == kUnmapped ? in_use_.end() : in_use_.find(static_cast<size_t>(at));
     if (found == in_use_.end()) throw ArgumentError("free of a block that alloc of this arena did not return");
@@ -117,7 +117,7 @@ void MappedWindow::free(std::byte* block) {
   }
   size_t &offset = freed.key(), &length = freed.mapped();
   give_back(block, length);  // outside the lock, and before another alloc can find the block
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto next = free_.lower_bound(offset);
   if (next != free_.begin()) {
     const auto previous = std::prev(next);

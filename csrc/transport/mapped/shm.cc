@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <mutex>
 
 #include "base/error.h"
+#include "base/thread_safety.h"
 #include "transport/mapped/mapped.h"
 #include "transport/mapped/shm_mesh.h"
 #include "transport/os/numa.h"
@@ -33,7 +33,7 @@ class SocketWatch final : public PeerWatch {
   }
 
   std::vector<int> ended() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::vector<int> ranks;
     if (poll(polled_.data(), polled_.size(), 0) <= 0) return ranks;  // 0: nothing; EINTR: the next check will see it
     for (size_t i = 0; i < polled_.size(); ++i) {
@@ -46,8 +46,8 @@ class SocketWatch final : public PeerWatch {
 
  private:
   std::vector<MeshPeer> peers_;
-  std::mutex mutex_;  // guards polled_
-  std::vector<pollfd> polled_;
+  Mutex mutex_;
+  std::vector<pollfd> polled_ DCOLL_GUARDED_BY(mutex_);
   std::vector<int> ranks_;  // of polled_[i]
 };
 

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/thread_safety.h"
 #include "transport/mpi/notices.h"
 #include "transport/mpi/requests.h"
 #include "transport/mpi_events.h"
@@ -108,8 +108,8 @@ class MpiTransport final : public MessageTransport {
 
 // Transports not yet closed, for close_mpi_transports(). The lock is taken when one is made or closed, never per
 // message.
-std::mutex open_transports_lock;
-std::vector<MpiTransport*> open_transports;
+Mutex open_transports_lock;
+std::vector<MpiTransport*> open_transports DCOLL_GUARDED_BY(open_transports_lock);
 
 MpiTransport::MpiTransport(MPI_Comm parent, int rank, int size, size_t max_message_bytes, int slots,
                            const std::string& tcp_congestion)
@@ -117,13 +117,13 @@ MpiTransport::MpiTransport(MPI_Comm parent, int rank, int size, size_t max_messa
   check_mpi(MPI_Comm_dup(parent, &messages_), "MPI_Comm_dup");
   met_.resize(static_cast<size_t>(size_));
   notices_ = std::make_unique<MpiNotices>(parent, requests_);
-  const std::lock_guard lock(open_transports_lock);
+  const MutexLock lock(open_transports_lock);
   open_transports.push_back(this);
 }
 
 MpiTransport::~MpiTransport() {
   close();
-  const std::lock_guard lock(open_transports_lock);
+  const MutexLock lock(open_transports_lock);
   std::erase(open_transports, this);
 }
 
@@ -259,7 +259,7 @@ std::unique_ptr<Transport> make_mpi_transport(MPI_Comm parent, size_t max_messag
 }
 
 void close_mpi_transports() {
-  const std::lock_guard lock(open_transports_lock);
+  const MutexLock lock(open_transports_lock);
   for (MpiTransport* transport : open_transports) transport->close();
 }
 

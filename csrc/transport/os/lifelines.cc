@@ -15,8 +15,9 @@
 #include <cstring>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <set>
+
+#include "base/thread_safety.h"
 
 namespace dcoll {
 namespace {
@@ -39,16 +40,20 @@ static_assert(sizeof(Greeting) == 24);
 
 // All that this process has, for its forked children.
 struct Registry {
-  std::mutex mutex;  // guards the lines of all, which a fork must find in order
-  std::set<Lifelines*> all;
+  Mutex mutex;  // guards the lines of all, which a fork must find in order
+  std::set<Lifelines*> all DCOLL_GUARDED_BY(mutex);
 };
+Registry& registry();
+// The lock is taken in one of these and let go in another, which no annotation says.
+void before_fork() DCOLL_UNCHECKED { registry().mutex.lock(); }
+void after_fork() DCOLL_UNCHECKED { registry().mutex.unlock(); }
+void after_fork_in_child() DCOLL_UNCHECKED {
+  for (Lifelines* one : registry().all) one->close_all();
+  registry().mutex.unlock();
+}
 Registry& registry() {
   static Registry* const kept = [] {
-    pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                   [] {
-                     for (Lifelines* one : registry().all) one->close_all();
-                     registry().mutex.unlock();
-                   });
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
     return new Registry;  // never destroyed: the process may fork at its end
   }();
   return *kept;
@@ -154,7 +159,7 @@ Lifelines::Lifelines(bool loopback) {
   }
   if (listener_) own_.count = static_cast<uint32_t>(std::min(ips.size(), LifelineAddress::kMost));
   std::copy_n(ips.begin(), own_.count, own_.ips.begin());
-  const std::lock_guard lock(registry().mutex);
+  const MutexLock lock(registry().mutex);
   registry().all.insert(this);
 }
 
@@ -162,7 +167,7 @@ Lifelines::~Lifelines() {
   if (!fork_.in_child()) {
     for (const auto& [rank, line] : lines_) bid_farewell(line);
   }
-  const std::lock_guard lock(registry().mutex);
+  const MutexLock lock(registry().mutex);
   registry().all.erase(this);
   lines_.clear();
 }
@@ -225,7 +230,7 @@ std::vector<int> Lifelines::connect(const std::vector<LifelineAddress>& of_ranks
   for (const Attempt& one : attempts) bid_farewell(one.socket);  // the other side may hold it for a line already
   std::vector<int> without;
   std::ranges::copy_if(wanted, std::back_inserter(without), [&](int peer) { return !lines.contains(peer); });
-  const std::lock_guard lock(registry().mutex);
+  const MutexLock lock(registry().mutex);
   listener_.reset();
   lines_ = std::move(lines);
   return without;
@@ -233,7 +238,7 @@ std::vector<int> Lifelines::connect(const std::vector<LifelineAddress>& of_ranks
 
 std::vector<int> Lifelines::ended() {
   std::vector<int> found;
-  const std::lock_guard lock(registry().mutex);
+  const MutexLock lock(registry().mutex);
   std::erase_if(lines_, [&](const auto& entry) {
     uint8_t word = 0;
     const ssize_t got = recv(entry.second.get(), &word, sizeof word, MSG_DONTWAIT);

@@ -1,0 +1,73 @@
+"""What clang finds wrong with locks: python tests/thread_safety.py build/cmake-... (which `make build` made).
+
+csrc/base/thread_safety.h has the annotations: which lock guards a variable, and which a function needs. g++ does not
+know them, so every C++ file is read once more, by clang and without making anything. Where there is no clang, this says
+so and is not a failure: the annotations cost nothing and no build needs them.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECK = ["clang++", "-fsyntax-only", "-Wno-everything", "-Wthread-safety", "-Werror=thread-safety"]
+# What is wrong here clang must find, or nothing it says of the rest means anything.
+WRONG = """#include "base/thread_safety.h"
+struct Counter {
+  dcoll::Mutex mutex;
+  int count DCOLL_GUARDED_BY(mutex) = 0;
+  int read() { return count; }
+};
+int read(Counter& counter) { return counter.read(); }
+"""
+
+
+def kept(command: str) -> list[str]:
+    """Of g++'s command what changes the meaning of a file: folders, macros and the language."""
+    words = shlex.split(command)
+    found = []
+    for at, word in enumerate(words):
+        if word == "-isystem":
+            found += words[at : at + 2]
+        elif word.startswith(("-I", "-D", "-std=")):
+            found.append(word)
+    return found
+
+
+def check(source: Path, options: list[str], folder: Path) -> str:
+    """What clang finds; empty: nothing."""
+    done = subprocess.run([*CHECK, *options, str(source)], cwd=folder, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr
+
+
+def main() -> int:
+    if shutil.which("clang++") is None:
+        print("thread safety: skipped, for there is no clang++ (Debian's package clang)")
+        return 0
+    build = Path(sys.argv[1]).resolve()
+    commands: dict[Path, list[str]] = {}  # what several libraries are made of, once
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        source = (build / entry["file"]).resolve()
+        if source.suffix == ".cc" and source.is_relative_to(ROOT / "csrc"):
+            commands[source] = kept(entry["command"])
+    with tempfile.TemporaryDirectory() as name:
+        wrong = Path(name) / "wrong.cc"
+        wrong.write_text(WRONG)
+        found = check(wrong, ["-std=c++20", f"-I{ROOT / 'csrc'}"], build)
+        assert "reading variable 'count' requires holding mutex 'mutex'" in found, (
+            f"clang misses what is wrong:\n{found}"
+        )
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = "".join(pool.map(lambda one: check(*one, build), commands.items()))
+    print(found or f"thread safety: {len(commands)} files, every guarded variable under its lock")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
