@@ -85,7 +85,7 @@ std::vector<LifelineAddress::Ip> own_ips(bool loopback) {
     }
     found.push_back(ip);
   }
-  std::ranges::stable_partition(found, is_ipv4);
+  std::stable_partition(found.begin(), found.end(), is_ipv4);  // clang 14 cannot read the ranges' one
   return found;
 }
 
