@@ -33,6 +33,8 @@ def sanitized(kind: str, reports: Path) -> dict[str, str]:
         return slow | {
             "TSAN_OPTIONS": f"{options}:suppressions={ROOT}/cmake/tsan.supp:log_path={reports}/tsan",
             "LD_PRELOAD": f"{library('libtsan.so')} {library('libstdc++.so')}",
+            "PMIX_MCA_gds": "hash",  # not memory at an address that mpirun chooses: it may be ThreadSanitizer's
+            "UCX_MEM_MMAP_HOOK_MODE": "none",  # hooks that take locks in threads of which it has seen the end
         }
     assert "address" in kind, f"the Python tests run under AddressSanitizer or ThreadSanitizer, not {kind}"
     # Python and torch keep memory until the end. What torch's and MPI's libraries do among themselves is theirs.
