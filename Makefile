@@ -32,7 +32,7 @@ CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
 .PHONY: help build demo test test-cpp test-python stress chaos fuzz bench peers bench-peers bench-network lint format \
-	sanitize test-others test-third-party test-torch clean
+	sanitize tsan-python test-others test-third-party test-torch clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -183,6 +183,15 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
 	$(BIN)/python tests/odr.py $(PACKAGE_BUILD)
+
+# Not a part of `sanitize`: see CONTRIBUTING.md.
+TSAN_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,gradients grouped inline_allreduce inline_collectives \
+	late_gradients local_allreduce local_collectives reducer timeline)) tests/mpi/test_mpi_collectives.py
+
+tsan-python: build  ## tests of the bindings and of jobs under mpirun, under ThreadSanitizer (ARGS="-k NAME")
+	$(CMAKE) -B build/tsan-python $(call WITH_PYTHON,tsan-python) -DDCOLL_TESTS=OFF -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan-python
+	$(BIN)/python tests/built.py build/tsan-python -q $(TSAN_TESTS) $(or $(ARGS),-k 'not test_mpi or 2-')
 
 # What else users build with: clang, and MPICH beside the Open MPI of the other targets.
 OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names optimizer process_sets startup))

@@ -38,6 +38,14 @@ void show_program_to(Communicator& comm);
 // may take longer than the call.
 inline constexpr size_t kKeepLockBytes = 64 << 10;
 
+// Whatever moves so many bytes, with or without the interpreter lock. `work` may use no Python.
+template <typename Work>
+decltype(auto) with_lock_as_pays(size_t bytes, Work&& work) {
+  if (bytes <= kKeepLockBytes) return work();
+  const pybind11::gil_scoped_release unlocked;
+  return work();
+}
+
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);
 

@@ -209,13 +209,9 @@ auto starts(Request (*make)(Args...)) {
 }
 
 std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
-  std::shared_ptr<Operation> operation;
-  if (std::max(request.call().bytes(), request.out_bytes) <= kKeepLockBytes) {
-    operation = comm->run_or_submit(std::move(request));
-  } else {
-    const py::gil_scoped_release unlocked;  // peers that are there already are copied from on the spot
-    operation = comm->run_or_submit(std::move(request));
-  }
+  const size_t bytes = std::max(request.call().bytes(), request.out_bytes);
+  // Peers that are there already are copied from on the spot.
+  const auto operation = with_lock_as_pays(bytes, [&] { return comm->run_or_submit(std::move(request)); });
   if (operation != nullptr) wait_interruptibly(*comm, *operation, -1);
   return operation;
 }
@@ -246,13 +242,15 @@ std::unique_ptr<Handle> irecv(const CommPtr& comm, uintptr_t address, size_t nby
 }
 
 void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  const auto rest = comm->send_or_submit(in_pointer(address), nbytes, peer, user_key(tag));
+  const auto rest =
+      with_lock_as_pays(nbytes, [&] { return comm->send_or_submit(in_pointer(address), nbytes, peer, user_key(tag)); });
   if (rest != nullptr) wait_interruptibly(*comm, *rest, -1);
 }
 
 int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
   int source = kAnySource;
-  const auto rest = comm->recv_or_submit(out_pointer(address), nbytes, peer, user_key(tag), source);
+  const auto rest = with_lock_as_pays(
+      nbytes, [&] { return comm->recv_or_submit(out_pointer(address), nbytes, peer, user_key(tag), source); });
   if (rest == nullptr) return source;
   wait_interruptibly(*comm, *rest, -1);
   return rest->source;
@@ -315,6 +313,10 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
   define("alltoall_sync", runs_ragged(all_to_all_request), all_to_all_args);
   define_start("barrier", barrier_request, std::make_tuple("name"_a = ""));
   define("barrier_sync", runs(barrier_request), std::make_tuple("name"_a = ""));
+}
+
+std::shared_ptr<Memory> alloc(Communicator& comm, size_t bytes) {
+  return with_lock_as_pays(bytes, [&] { return comm.alloc(bytes); });  // it is zeroed
 }
 
 py::dict encoded_costs(const Communicator& comm) {
@@ -396,7 +398,7 @@ void bind_communicator(py::module_& m) {
            })
       .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),
            py::arg("mapped"))
-      .def("alloc", &Communicator::alloc, py::arg("nbytes"))
+      .def("alloc", &alloc, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
       .def("encoded_costs", &encoded_costs)

@@ -135,7 +135,7 @@ py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_plac
   std::optional<Group> group = read_group(tensors, in_place, graded);
   if (!group || !place_results(*group, in_place)) return py::none();
   GroupedAllReduce reduction(comm, group->tensors, options_of(op, name, prescale, postscale, codec));
-  reduction.pack(GroupedAllReduce::Submit::kNow);
+  with_lock_as_pays(reduction.bytes(), [&] { reduction.pack(GroupedAllReduce::Submit::kNow); });
   if (!in_place) make_results(*group, reduction);
   try {
     run(reduction, *comm);
@@ -154,7 +154,7 @@ py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_pl
   std::optional<Group> group = read_group(tensors, in_place, false);
   if (!group || !place_results(*group, in_place)) return py::none();
   auto reduction = std::make_unique<GroupedAllReduce>(comm, group->tensors, options);
-  reduction->pack(GroupedAllReduce::Submit::kLater);
+  with_lock_as_pays(reduction->bytes(), [&] { reduction->pack(GroupedAllReduce::Submit::kLater); });
   if (!in_place) make_results(*group, *reduction);
   ((*reduction).*start)();
   return py::make_tuple(std::make_unique<GroupHandle>(comm, std::move(reduction)), group->results);

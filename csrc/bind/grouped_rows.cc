@@ -79,10 +79,21 @@ std::optional<std::vector<RowTensor>> read_tensors(const py::list& given) {
   return tensors;
 }
 
+size_t bytes_of(const std::vector<RowTensor>& tensors) {
+  size_t bytes = 0;
+  for (const RowTensor& tensor : tensors) bytes += tensor.rows * tensor.row_bytes();
+  return bytes;
+}
+
 // A group under way, or done. Packing is done when it is made, so the inputs are free.
 class RowGroupHandle {
  public:
   RowGroupHandle(CommPtr comm, std::unique_ptr<GroupedRows> group) : comm_(std::move(comm)), group_(std::move(group)) {}
+  ~RowGroupHandle() {  // giving memory back takes as long as copying it
+    with_lock_as_pays(group_->bytes(), [this] { group_.reset(); });
+  }
+  RowGroupHandle(const RowGroupHandle&) = delete;
+  RowGroupHandle& operator=(const RowGroupHandle&) = delete;
   bool poll() const { return group_->done(); }
   void wait(double timeout_s) {
     group_->finish([&](Operation& operation) { wait_interruptibly(*comm_, operation, timeout_s); });
@@ -95,7 +106,7 @@ class RowGroupHandle {
     check_finished();
     std::vector<void*> results;
     for (const uintptr_t address : addresses) results.push_back(reinterpret_cast<void*>(address));
-    group_->unpack(results);
+    with_lock_as_pays(group_->bytes(), [&] { group_->unpack(results); });
   }
 
  private:
@@ -213,7 +224,9 @@ Handle run(const CommPtr& comm, Group group) {
 
 Group gather(const CommPtr& comm, const py::list& given, const std::string& name) {
   auto tensors = read_tensors(given);
-  return tensors ? std::make_unique<GroupedAllGather>(comm, std::move(*tensors), name) : nullptr;
+  if (!tensors) return nullptr;
+  const size_t bytes = bytes_of(*tensors);
+  return with_lock_as_pays(bytes, [&] { return std::make_unique<GroupedAllGather>(comm, std::move(*tensors), name); });
 }
 
 Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
@@ -221,7 +234,10 @@ Group scatter(const CommPtr& comm, const py::list& given, int op, const std::str
   if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
   const Call options{.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
   auto tensors = read_tensors(given);
-  return tensors ? std::make_unique<GroupedReduceScatter>(comm, std::move(*tensors), options) : nullptr;
+  if (!tensors) return nullptr;
+  const size_t bytes = bytes_of(*tensors);
+  return with_lock_as_pays(bytes,
+                           [&] { return std::make_unique<GroupedReduceScatter>(comm, std::move(*tensors), options); });
 }
 
 }  // namespace

@@ -80,12 +80,7 @@ bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation
 inline bool run_call(Communicator& core, const Call& call, size_t bytes, std::initializer_list<PyObject*> memory,
                      std::shared_ptr<Operation>& operation) {
   try {
-    if (bytes <= kKeepLockBytes) {
-      operation = core.run_or_submit(call);
-    } else {
-      const pybind11::gil_scoped_release unlocked;
-      operation = core.run_or_submit(call);
-    }
+    operation = with_lock_as_pays(bytes, [&] { return core.run_or_submit(call); });
   } catch (...) {
     set_error(std::current_exception());
     return false;

@@ -1,8 +1,10 @@
 """Checks of every collective under Horovod's names. The exhaustive ones are in tests/python, on ranks as threads."""
 
 import functools
+import itertools
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +16,6 @@ import torch
 from reference import DTYPES, layouts, ops_of, reduced, sample, sizes_for
 
 import dcoll as hvd
-from dcoll.collectives import on_communicator
-from dcoll.job import world
 
 
 def check_topology() -> None:
@@ -344,53 +344,86 @@ def check_mpi4py_beside_it() -> None:
     assert MPI.COMM_WORLD.allreduce(1) == hvd.size()
 
 
+def large_operands() -> dict[str, Any]:
+    """Of 64 MiB: in private memory and in mapped, dense and strided, of both libraries."""
+    operands: dict[str, Any] = {}
+    for memory, flat in (("private", torch.zeros(16 << 20)), ("mapped", hvd.empty(16 << 20))):
+        dense = flat.view(4 << 10, 4 << 10)
+        for layout, tensor in (("dense", dense), ("strided", dense.t())):
+            operands[f"{memory} {layout} tensor"] = tensor
+            operands[f"{memory} {layout} array"] = tensor.numpy()
+    return operands
+
+
 def large_calls() -> dict[str, Callable[[], object]]:
-    """Of 64 MiB: strided and dense, in mapped memory and in ordinary, of both libraries, one by one and in groups."""
-    mapped = hvd.empty(16 << 20)
-    dense, strided = torch.ones(16 << 20), torch.ones(4 << 10, 4 << 10).t()
-    arrays = {"dense array": dense.numpy(), "strided array": strided.numpy()}
-    comm = world.communicator()
-    return {
-        "dense tensor": lambda: hvd.allreduce(dense),
-        "dense tensor in place": lambda: hvd.allreduce_(dense),
-        "strided tensor": lambda: hvd.allreduce(strided),
-        "mapped tensor": lambda: hvd.allreduce_(mapped),
-        "group": lambda: hvd.grouped_allreduce([dense, strided]),
-        "broadcast of a strided tensor": lambda: hvd.broadcast(strided, 0),
-        "gather": lambda: on_communicator.allgather_sync(comm, dense[: 4 << 20], ""),
-        "group of gathers": lambda: hvd.grouped_allgather([dense[: 4 << 20], strided[: 1 << 10]]),
-        "scatter": lambda: hvd.reducescatter(strided),
-        "exchange": lambda: hvd.alltoall(dense),
-        **{name: functools.partial(hvd.allreduce, array) for name, array in arrays.items()},
+    """Calls in which rank 0 moves 64 MiB or more, by what they are."""
+    calls: dict[str, Callable[[], object]] = {}
+    for name, operand in large_operands().items():
+        calls |= {
+            f"allreduce of a {name}": functools.partial(hvd.allreduce, operand),
+            f"allreduce_ of a {name}": functools.partial(hvd.allreduce_, operand),
+            f"allgather of a {name}": functools.partial(hvd.allgather, operand),
+            f"broadcast of a {name}": functools.partial(hvd.broadcast, operand, 1),
+        }
+    dense, strided = torch.zeros(16 << 20), torch.zeros(4 << 10, 4 << 10).t()
+    return calls | {
+        "reducescatter": lambda: hvd.reducescatter(strided),
+        "alltoall": lambda: hvd.alltoall(dense),
+        "group": lambda: hvd.grouped_allreduce([dense, dense]),
+        "group in place": lambda: hvd.grouped_allreduce_([dense]),
+        "group of gathers": lambda: hvd.grouped_allgather([dense, strided]),
+        "group of scatters": lambda: hvd.grouped_reducescatter([dense, strided]),
     }
 
 
+def longest_hold(call: Callable[[], object]) -> float:
+    """The most CPU time, in seconds, that this thread has used in the call without another one getting on."""
+    clock, over = time.pthread_getcpuclockid(threading.get_ident()), threading.Event()
+    ticks = [time.clock_gettime(clock)]
+
+    def tick() -> None:
+        while not over.is_set():
+            ticks.append(time.clock_gettime(clock))
+            time.sleep(1e-5)
+
+    other = threading.Thread(target=tick)
+    other.start()
+    result = call()
+    ticks.append(time.clock_gettime(clock))
+    over.set()
+    other.join()
+    del result  # giving memory back is not looked at
+    return max(later - earlier for earlier, later in itertools.pairwise(ticks))
+
+
 def check_large_calls_let_the_interpreter_lock_go() -> None:
-    """Another thread of the program gets on while bytes are moved, whatever they lie in. On a core of its own: ranks
-    that share cores show nothing more, and take long."""
+    """Another thread of the program gets on while bytes are moved, whatever they lie in. Looked at on rank 0, for which
+    the other one waits: so it moves them in the call itself. CPU time does not count what else the machine does, and
+    a call that holds the lock does so every time; one look without is enough."""
     if hvd.size() > 2 or hvd.local_size() == 1 or os.environ.get("DCOLL_TRANSPORT") == "mpi":
         return
-    ticks, over = 0, threading.Event()
-
-    def count() -> None:
-        nonlocal ticks
-        while not over.is_set():
-            ticks += 1
-            time.sleep(0)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)  # the lock changes hands where somebody lets it go, and nowhere else
+    # What holds the lock for 64 MiB uses the time of a copy. A busy machine leaves a thread its core for a few
+    # milliseconds, whoever waits.
+    source, target, copies = np.ones(16 << 20, np.float32), np.ones(16 << 20, np.float32), [time.thread_time()]
+    for _ in range(3):
+        np.copyto(target, source)
+        copies.append(time.thread_time())
+    limit = min(later - earlier for earlier, later in itertools.pairwise(copies)) * 0.6
 
     def gets_on(call: Callable[[], object]) -> bool:
-        """On every rank. While the lock is held there are 1 to 3 ticks; on a busy machine there may be none anyway."""
         hvd.barrier()
-        before = ticks
-        call()
-        return bool(hvd.allreduce(np.array([ticks - before]), op=hvd.Min)[0] > 5)
+        if hvd.rank() == 0:
+            time.sleep(0.02)  # the other rank is there by then, or this look finds nothing
+            held = longest_hold(call)
+        else:
+            call()
+            held = 0.0
+        return bool(hvd.broadcast(np.array([held < limit]), 0)[0])
 
-    calls = large_calls()
-    counter = threading.Thread(target=count)
-    counter.start()
     try:
-        held = [name for name, call in calls.items() if not any(gets_on(call) for _ in range(20))]
+        held = [name for name, call in large_calls().items() if not any(gets_on(call) for _ in range(20))]
     finally:
-        over.set()
-        counter.join()
+        sys.setswitchinterval(interval)
     assert not held, held
