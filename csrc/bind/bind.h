@@ -39,7 +39,8 @@ void show_program_to(Communicator& comm);
 inline constexpr size_t kKeepLockBytes = 64 << 10;
 
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
-void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);
+void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s,
+                        Communicator::Spin spin = Communicator::Spin::kAllowed);
 
 }  // namespace dcoll::bind
 
