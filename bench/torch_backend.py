@@ -39,7 +39,8 @@ from gpt import GPT
 
 Call = Callable[[], object]
 Times = dict[str, list[float]]
-KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", "FSDP2 gloo")
+OWN_MEMORY = "FSDP2 dcoll, allocate_tensor"  # as in examples/fsdp.py
+KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", OWN_MEMORY, "FSDP2 gloo")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 
 
@@ -170,6 +171,9 @@ def step_of(kind: str, args: argparse.Namespace, gloo: Any) -> Call:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        for module in model.modules():
+            if kind == OWN_MEMORY and hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
+                module.set_allocate_memory_from_process_group_for_comm(True)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if kind == "DistributedOptimizer":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
