@@ -3,11 +3,13 @@
     mpirun -n 2 --bind-to core python bench/torch_backend.py
     mpirun -n 2 --bind-to core python bench/torch_backend.py --only calls --json calls.json --plot calls.png
     mpirun -n 4 python bench/torch_backend.py --only steps --turns 5
+    mpirun -n 2 --bind-to core python bench/torch_backend.py --only steps --kind "FSDP2 dcoll"    # its memory alone
 
 calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and recv between ranks 0 and 1, through
         torch.distributed on both; and dcoll.allreduce_, for what the backend costs over it.
 steps   the GPT of examples/ (--layers, --width): no communication, DistributedOptimizer, DistributedDataParallel and
-        fully_shard over either backend.
+        fully_shard over either backend. Also the processor time of all threads of a rank, which other programs on the
+        machine change less than they change the time, and the most memory that a rank of the whole job had.
 
 A figure is the median over the turns of the time of the slowest rank; a ratio is the median of those within a turn.
 """  # fmt: skip
@@ -37,6 +39,8 @@ from gpt import GPT
 
 Call = Callable[[], object]
 Times = dict[str, list[float]]
+OWN_MEMORY = "FSDP2 dcoll, allocate_tensor"  # as in examples/fsdp.py
+KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", OWN_MEMORY, "FSDP2 gloo")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 
 
@@ -47,6 +51,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--only", choices=("calls", "steps"), default=argparse.SUPPRESS, help="one of the two (default: both)")
     add("--collective", choices=COLLECTIVES, action="append", default=argparse.SUPPRESS, help="default: all")
+    add("--kind", choices=KINDS, action="append", default=argparse.SUPPRESS, help="of steps (default: all)")
     add("-b", "--minbytes", type=parse_size, default=4, metavar="SIZE", help="smallest message")
     add("-e", "--maxbytes", type=parse_size, default=64 << 20, metavar="SIZE", help="largest message")
     add("-f", "--stepfactor", type=int, default=16, metavar="X", help="each size is X times the one before")
@@ -59,6 +64,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="draw the calls (rank 0)")
     args = parser.parse_args(argv)
     args.collective = getattr(args, "collective", list(COLLECTIVES))
+    args.kind = getattr(args, "kind", list(KINDS))
     args.only = [args.only] if hasattr(args, "only") else ["calls", "steps"]
     return args
 
@@ -92,28 +98,31 @@ def call_of(name: str, nbytes: int, group: Any) -> Call:
     return there_and_back
 
 
-def turn(call: Call, repeats: int) -> float:
-    """Microseconds of a call, of the slowest rank."""
+def turn(call: Call, repeats: int) -> tuple[float, float]:
+    """Microseconds of a call, and of the processor for it, of the slowest rank."""
     call()
     hvd.barrier()
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         call()
-    each = (time.perf_counter() - begin) / repeats * 1e6
-    return float(hvd.allreduce(torch.tensor([each]), op=hvd.Max))
+    spent = torch.tensor([time.perf_counter() - begin, time.process_time() - cpu_begin]) / repeats * 1e6
+    each, cpu = hvd.allreduce(spent, op=hvd.Max).tolist()
+    return each, cpu
 
 
-def measure(kinds: dict[str, Call], turns: int, ms: float) -> Times:
-    """ms = 0: one call a turn."""
+def measure(kinds: dict[str, Call], turns: int, ms: float) -> tuple[Times, Times]:
+    """Times and processor times. ms = 0: one call a turn."""
     repeats = {}
     for name, call in kinds.items():
         turn(call, 1)
-        repeats[name] = max(1, min(2000, int(1e3 * ms / turn(call, 3)))) if ms else 1
+        repeats[name] = max(1, min(2000, int(1e3 * ms / turn(call, 3)[0]))) if ms else 1
     times: Times = {name: [] for name in kinds}
+    cpu: Times = {name: [] for name in kinds}
     for _ in range(turns):
         for name, call in kinds.items():
-            times[name].append(turn(call, repeats[name]))
-    return times
+            for found, value in zip((times, cpu), turn(call, repeats[name]), strict=True):
+                found[name].append(value)
+    return times, cpu
 
 
 def ratio(times: Times, kind: str, base: str) -> float:
@@ -134,7 +143,7 @@ def calls(args: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
             if name == "all_reduce":
                 tensor = torch.zeros(max(size // 4, 1))
                 kinds["dcoll.allreduce_"] = lambda tensor=tensor: hvd.allreduce_(tensor, op=hvd.Sum)
-            times = measure(kinds, args.turns, args.ms)
+            times, _ = measure(kinds, args.turns, args.ms)
             median = {kind: statistics.median(found) for kind, found in times.items()}
             row = {
                 "collective": name,
@@ -162,6 +171,9 @@ def step_of(kind: str, args: argparse.Namespace, gloo: Any) -> Call:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        for module in model.modules():
+            if kind == OWN_MEMORY and hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
+                module.set_allocate_memory_from_process_group_for_comm(True)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if kind == "DistributedOptimizer":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -175,14 +187,28 @@ def step_of(kind: str, args: argparse.Namespace, gloo: Any) -> Call:
 
 
 def steps(args: argparse.Namespace, gloo: Any) -> dict[str, Any]:
-    kinds = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", "FSDP2 gloo")
-    times = measure({kind: step_of(kind, args, gloo) for kind in kinds}, args.turns, 0)
-    say("\n| step | median ms | over none, ms | ratio to DistributedOptimizer |\n| --- | ---: | ---: | ---: |")
-    for kind, found in times.items():
-        over = statistics.median(one - none for one, none in zip(found, times["none"], strict=True))
-        base = ratio(times, kind, "DistributedOptimizer")
-        say(f"| {kind} | {statistics.median(found) / 1e3:.1f} | {over / 1e3:.1f} | {base:.3f} |")
-    return {"us": times}
+    times, cpu = measure({kind: step_of(kind, args, gloo) for kind in args.kind}, args.turns, 0)
+
+    def over(found: Times, kind: str) -> str:
+        if "none" not in found:
+            return "-"
+        return f"{statistics.median(a - b for a, b in zip(found[kind], found['none'], strict=True)) / 1e3:.1f}"
+
+    say("\n| step | median ms | over none, ms | processor ms | over none, ms | ratio to DistributedOptimizer |")
+    say("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for kind in args.kind:
+        median, cpu_median = (statistics.median(found[kind]) / 1e3 for found in (times, cpu))
+        base = f"{ratio(times, kind, 'DistributedOptimizer'):.3f}" if "DistributedOptimizer" in times else "-"
+        say(f"| {kind} | {median:.1f} | {over(times, kind)} | {cpu_median:.1f} | {over(cpu, kind)} | {base} |")
+    peak = float(hvd.allreduce(torch.tensor(peak_mib()), op=hvd.Max))
+    say(f"\nThe most memory that a rank of this job had: {peak:.0f} MiB.")
+    return {"us": times, "cpu_us": cpu, "peak_mib": peak}
+
+
+def peak_mib() -> float:
+    """Resident, with what it shares with other ranks."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
 
 def say(text: str) -> None:

@@ -81,8 +81,10 @@ class Handle:
         """True when finished, successfully or not. Never raises, never waits."""
     def released(self) -> bool:
         """True when finished and nothing reads or writes the caller's memory any more, as it may after a failure."""
-    def wait(self, timeout: float = -1.0) -> None:
+    def wait(self, timeout: float = -1.0, spins: bool = True) -> None:
         """Wait until finished; raise what the collective failed with.
+
+        spins: False for a thread beside the one that computes, on the same core: it looks briefly, then sleeps.
 
         timeout in seconds; negative: no limit beyond the core's own deadline (DCOLL_TIMEOUT). When it passes,
         TimeoutError is raised and the collective goes on: wait again.
@@ -265,6 +267,8 @@ class Communicator:
         """irecv() and wait; the sender's rank."""
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
+    def scratch(self, nbytes: int) -> Buffer:
+        """The same out of a pool, to which it goes back: not zeroed, and at least so large."""
     @property
     def by_name(self) -> ByName: ...
     def join(self, note: str = "") -> int:

@@ -47,7 +47,8 @@ decltype(auto) with_lock_as_pays(size_t bytes, Work&& work) {
 }
 
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
-void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s);
+void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s,
+                        Communicator::Spin spin = Communicator::Spin::kAllowed);
 
 }  // namespace dcoll::bind
 

@@ -76,7 +76,10 @@ class Handle {
 
   bool poll() const { return comm_->poll(*operation_); }
   bool released() const { return comm_->in_forked_child() || operation_->released(); }
-  void wait(double timeout_s) { wait_interruptibly(*comm_, *operation_, timeout_s); }
+  void wait(double timeout_s, bool spins) {
+    using Spin = Communicator::Spin;
+    wait_interruptibly(*comm_, *operation_, timeout_s, spins ? Spin::kAllowed : Spin::kBriefly);
+  }
   std::shared_ptr<Memory> output() const {
     check_finished();
     if (operation_->output == nullptr) {
@@ -347,7 +350,7 @@ Communicator* communicator_of(PyObject* object) {
   }
 }
 
-void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s) {
+void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s, Communicator::Spin spin) {
   constexpr double kLookForSignalsSeconds = 0.1;
   const auto begin = Clock::now();
   operation.waiter.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
@@ -357,7 +360,7 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
     bool done;
     {
       const py::gil_scoped_release unlocked;
-      done = comm.wait_for(operation, std::min(left, kLookForSignalsSeconds));
+      done = comm.wait_for(operation, std::min(left, kLookForSignalsSeconds), spin);
     }
     if (!done && PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
@@ -368,7 +371,7 @@ void bind_communicator(py::module_& m) {
   py::class_<Handle>(m, "Handle", py::is_final())
       .def("poll", &Handle::poll)
       .def("released", &Handle::released)
-      .def("wait", &Handle::wait, py::arg("timeout") = -1.0)
+      .def("wait", &Handle::wait, py::arg("timeout") = -1.0, py::arg("spins") = true)
       .def("output", &Handle::output)
       .def("counts", &Handle::counts)
       .def_property_readonly("source", &Handle::source);
@@ -399,6 +402,7 @@ void bind_communicator(py::module_& m) {
       .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),
            py::arg("mapped"))
       .def("alloc", &alloc, py::arg("nbytes"))
+      .def("scratch", &Communicator::scratch, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("failure", &Communicator::failure)
       .def("encoded_costs", &encoded_costs)

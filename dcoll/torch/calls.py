@@ -26,10 +26,18 @@ class Calls:
         """Whether the call may run on this thread: async_op=False, and the core's deadline is the group's."""
         return opts is not None and not opts.asyncOp and self._limit_s is None
 
-    def _start(self, core: _C.Handle, memory: Any, tensors: Sequence[torch.Tensor], finish: Finish = None) -> Work:
-        """core: what was started. memory: what it reads and writes, beside `tensors`."""
+    def _start(
+        self,
+        core: _C.Handle,
+        memory: Any,
+        tensors: Sequence[torch.Tensor],
+        finish: Finish = None,
+        messages: bool = False,
+    ) -> Work:
+        """core: what was started. memory: what it reads and writes, beside `tensors`. messages: between two ranks."""
         self._sequence += 1
-        work = Work(Started(core, (memory, tensors), finish, None), tensors, self._limit_s)
+        order = None if messages else self._comm
+        work = Work(Started(core, (memory, tensors), finish, None), tensors, self._limit_s, order)
         if self._batch is not None:
             self._batch.append(work)
         return work

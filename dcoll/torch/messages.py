@@ -16,14 +16,14 @@ class Messages(Calls):
         tensor = one("send", tensors)
         source = dense("send", tensor)
         core = self._comm.isend(source.data_ptr(), source.nbytes, peer, tag)
-        return self._start(core, source, [tensor])
+        return self._start(core, source, [tensor], messages=True)
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Work:
         tensor = one("recv", tensors)
         target = dense("recv", tensor)
         back = None if target is tensor else lambda _: tensor.detach().copy_(target)
         core = self._comm.irecv(target.data_ptr(), target.nbytes, peer, tag)
-        return self._start(core, target, [tensor], back)
+        return self._start(core, target, [tensor], back, messages=True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work:
         return self.recv(tensors, ANY, tag)

@@ -71,7 +71,8 @@ class Collectives(Reductions, Movement, Messages):
             )
         if size == 0:
             return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._comm.alloc(size * dtype.itemsize), dtype=dtype, count=size)
+        # FSDP2 takes and frees its buffers in every step: out of a pool, or each would be paged in again.
+        return torch.frombuffer(self._comm.scratch(size * dtype.itemsize), dtype=dtype, count=size)
 
     # --- the end
 

@@ -22,8 +22,8 @@ class Started(Handle):
 
     __slots__ = ()
 
-    def wait(self, timeout: float | None = None) -> Any:
-        self._core.wait(-1.0 if timeout is None else max(0.0, timeout))
+    def wait(self, timeout: float | None = None, spins: bool = True) -> Any:
+        self._core.wait(-1.0 if timeout is None else max(0.0, timeout), spins)
         if self._finish is not None:
             with _FINISHING:
                 if self._finish is not None:
@@ -46,12 +46,18 @@ _FINISHING = threading.Lock()
 class Work(dist.Work):
     """A collective under way."""
 
-    def __init__(self, handle: Any, tensors: Sequence[torch.Tensor], limit_s: float | None) -> None:
-        """handle: of one (Started) or of several (Handles). limit_s: how long wait() may take if it is not told."""
+    def __init__(
+        self, handle: Any, tensors: Sequence[torch.Tensor], limit_s: float | None, order: object = None
+    ) -> None:
+        """handle: of one (Started) or of several (Handles). limit_s: how long wait() may take if it is not told.
+
+        order: those that have the same one end in the order in which they were started; None: nothing is known.
+        """
         super().__init__()
         self._handle: Any = handle
         self._tensors = tensors
         self._limit_s = limit_s
+        self._order = order
         self._future: Any = None
         self._begun: Any = None
         self._error: Exception | None = None
@@ -152,9 +158,9 @@ class Handles:
     def __init__(self, handles: Sequence[Any]) -> None:
         self._handles = handles
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, spins: bool = True) -> None:
         for handle in self._handles:
-            handle.wait(timeout)
+            handle.wait(timeout, spins)
 
     def poll(self) -> bool:
         return all([handle.poll() for handle in self._handles])  # every one: it is what brings them on
@@ -165,7 +171,10 @@ class Handles:
 
 
 class Completions:
-    """One thread that completes futures. It sleeps in the core, without the interpreter's lock."""
+    """One thread that completes futures. It sleeps in the core, without the interpreter's lock.
+
+    Mostly it shares its core with the thread that computes, so it neither spins nor comes back sooner than it must.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -192,8 +201,10 @@ class Completions:
                 works = list(self._pending)
             # The oldest is mostly the first that ends. Were it the only one looked at, then a future of another group
             # would wait for this one's other ranks, which may themselves wait for what its callback does.
+            order = works[0]._order
+            alone = len(works) == 1 or (order is not None and all(work._order is order for work in works))
             with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
-                works[0]._handle.wait(_SLICE_S if len(works) == 1 else _SHORT_SLICE_S)
+                works[0]._handle.wait(_SLICE_S if alone else _SHORT_SLICE_S, spins=False)
             done = [work for work in works if work._handle.poll()]
             with self._changed:
                 for work in done:

@@ -192,6 +192,18 @@ TEST(a_core_is_own_when_nobody_else_needs_it) {
   CHECK_EQ(letters(own_core(std::vector{on_cores({0, 1, 2}), zero, one, on_cores({1, 2})})), std::string("ssss"));
 }
 
+TEST(a_core_that_is_taken_again_and_again_is_nobodys_own) {
+  using std::chrono::milliseconds;
+  const Clock::time_point begin = Clock::now();
+  Interruptions thread;
+  CHECK(!thread.look(1000, begin));                      // nothing to compare with
+  CHECK(!thread.look(2000, begin + milliseconds(49)));   // too early
+  CHECK(!thread.look(1003, begin + milliseconds(100)));  // as often as 30 times a second
+  CHECK(thread.look(1007, begin + milliseconds(200)));
+  CHECK(thread.look(1007, begin + milliseconds(249)));  // holds for a while
+  CHECK(!thread.look(1007, begin + milliseconds(251)));
+}
+
 TEST(a_cpu_quota_counts_as_cores) {
   const std::set<int> many{0, 1, 2, 3};
   const CoreClaim tight = on_cores(many, 5, 1.5), wide = on_cores(many, 6, 2);

@@ -1,6 +1,7 @@
 """Groups, meshes, waiting and failing on the dcoll backend."""
 
 import gc
+import os
 import time
 from datetime import timedelta
 
@@ -84,6 +85,10 @@ def check_group_names_and_backends() -> None:
     assert (memory.dtype, memory.numel()) == (torch.bfloat16, 12)
     dist.all_reduce(memory.fill_(1), group=group)
     assert memory.eq(dist.get_world_size()).all()
+    place = memory.data_ptr()
+    del memory
+    again = backend.allocate_tensor(12, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert again.data_ptr() == place  # the pages that are there already
 
 
 def check_wait_with_a_limit_names_who_is_missing() -> None:
@@ -191,6 +196,22 @@ def check_callbacks_that_communicate() -> None:
     futures = [dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again) for _ in range(5)]
     torch.futures.wait_all(futures)
     assert all(one.wait()[0].eq(n * n).all() for one in results)
+
+
+def check_futures_that_wait_leave_the_processor_alone() -> None:
+    """What computes meanwhile is on the same core. Over MPI a sleep looks at MPI now and then."""
+    if os.environ.get("DCOLL_TRANSPORT") == "mpi":
+        return
+    late = dist.get_rank() == 0
+    dist.barrier()
+    if late:
+        time.sleep(1.5)
+    futures = [dist.all_reduce(torch.ones(300_000), async_op=True).get_future() for _ in range(2)]
+    if not late:
+        begin = time.process_time()
+        time.sleep(1)
+        assert time.process_time() - begin < 0.1
+    torch.futures.wait_all(futures)
 
 
 def check_dcolls_own_calls_beside() -> None:

@@ -24,9 +24,9 @@ constexpr uint64_t kFirstNamed = uint64_t{1} << 40;
 // this gets all of the core.
 constexpr double kSpinUs = 2000;
 constexpr double kYieldUs = 1000;
-// Where a sleep ends with the message and looking takes the core from the kernel that brings it
-// (Transport::sleeps_well).
-constexpr double kSocketSpinUs = 50;
+// Where looking takes the core from somebody who needs it: from the kernel that brings the message
+// (Transport::sleeps_well), from another thread of this rank (Spin::kBriefly), from another program (Interruptions).
+constexpr double kBriefSpinS = 50e-6;
 
 // A rank that waits for so long wakes those peers that have left things to their background threads, and again whenever
 // it has waited twice as long as then. They may just be about to wait themselves, which is cheaper than being woken.
@@ -135,7 +135,7 @@ void Communicator::wait(Operation& operation, double timeout_s) {
   if (operation.error) std::rethrow_exception(operation.error);
 }
 
-bool Communicator::wait_for(Operation& operation, double timeout_s) {
+bool Communicator::wait_for(Operation& operation, double timeout_s, Spin spin) {
   free_last_name();
   if (!operation.done.load(std::memory_order_acquire)) {
     check_process();
@@ -154,15 +154,20 @@ bool Communicator::wait_for(Operation& operation, double timeout_s) {
         timeout_s < 0
             ? Clock::time_point::max()
             : Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-    drive(operation.done, Spin::kAllowed, deadline);
+    drive(operation.done, spin, deadline);
   }
   return operation.done.load(std::memory_order_acquire);
 }
 
+double Communicator::longest_spin_s(Spin spin) const {
+  if (spin == Spin::kNever) return 0;
+  const bool brief = spin == Spin::kBriefly || (settings_.spin_us < 0 && members_.transport->sleeps_well());
+  return brief ? std::min(spin_s_, kBriefSpinS) : spin_s_;
+}
+
 // Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
 void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
-  double spin_s = spin == Spin::kAllowed ? spin_s_ : 0;
-  if (settings_.spin_us < 0 && members_.transport->sleeps_well()) spin_s = std::min(spin_s, kSocketSpinUs * 1e-6);
+  double spin_s = longest_spin_s(spin);
   Clock::time_point idle_since = Clock::now();
   double next_nudge_s = 0, next_watch_s = 0;
   bool idle = false;
@@ -172,6 +177,11 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     const auto now = idle ? Clock::now() : idle_since;
     if (idle && now >= deadline) return;
     const double idle_s = idle ? seconds_between(idle_since, now) : 0;
+    // Ranks that share a core yield it between looks, which counts as an interruption and takes nothing from anybody.
+    if (idle_s >= kBriefSpinS && idle_s < spin_s && settings_.spin_us < 0 && members_.own_core &&
+        Interruptions::are_frequent(now)) {
+      spin_s = kBriefSpinS;
+    }
     const bool sleepy = idle && idle_s >= spin_s;
     const bool watches = sleepy || idle_s >= next_watch_s;  // however long it looks before it sleeps
     if (idle && (sleepy || idle_s >= next_nudge_s)) {

@@ -110,8 +110,10 @@ class Communicator final : public Watched, public Notes {
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
+  // How a thread that drives waits: kBriefly is for one that is on the core of another thread, which computes.
+  enum class Spin { kAllowed, kBriefly, kNever };
   // The waiting alone: whether it is done.
-  bool wait_for(Operation& operation, double timeout_s);
+  bool wait_for(Operation& operation, double timeout_s, Spin spin = Spin::kAllowed);
   // What wait() says when timeout_s has passed, naming who is missing.
   std::string unfinished_text(const Operation& operation, double timeout_s);
 
@@ -183,7 +185,6 @@ class Communicator final : public Watched, public Notes {
 
  private:
   Communicator(Members members, const Settings& settings);
-  enum class Spin { kAllowed, kNever };
   using Queue = std::deque<std::shared_ptr<Operation>>;
 
   void connect_levels();
@@ -192,6 +193,7 @@ class Communicator final : public Watched, public Notes {
   // Validates; and what messages call the root.
   void accept(Request& request) const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
+  double longest_spin_s(Spin spin) const;
   void step(bool& moved) noexcept;
   void take_inbox();
   bool advance_front(Queue& queue, Fabric& fabric, bool& moved);

@@ -1,5 +1,6 @@
 #include "engine/communicator/cores.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -114,6 +115,24 @@ std::vector<bool> own_core(std::span<const CoreClaim> claims) {
     if (claim.quota_id != 0 && ranks_under[claim.quota_id] > claim.quota_cores) own[rank] = false;
   }
   return own;
+}
+
+bool Interruptions::look(int64_t switches, Clock::time_point now) {
+  const double window_s = seconds_between(since_, now);
+  if (window_s < kWindowSeconds) return frequent_;
+  const bool first = since_ == Clock::time_point{};  // there is nothing to compare with
+  frequent_ = !first && static_cast<double>(switches - switches_) > kMostPerSecond * window_s;
+  since_ = now;
+  switches_ = switches;
+  return frequent_;
+}
+
+bool Interruptions::are_frequent(Clock::time_point now) {
+  thread_local Interruptions own;
+  if (seconds_between(own.since_, now) < kWindowSeconds) return own.frequent_;
+  rusage usage{};
+  if (getrusage(RUSAGE_THREAD, &usage) != 0) return false;
+  return own.look(usage.ru_nivcsw, now);
 }
 
 std::string bind_this_thread(int core) {

@@ -10,7 +10,8 @@
 namespace dcoll {
 namespace {
 
-// Up to here two copies cost less than the offer and a system call (docs/performance.md).
+// Two copies cost less than the offer and a system call, up to 64 KiB at least (docs/performance.md). But over MPI and
+// UCX each peer's receive is posted with room for one such message, and who has no receive for it keeps a copy.
 constexpr size_t kMostEager = size_t{16} << 10;
 // What a peer's outbox copies of small messages: then their senders wait until the peer takes some.
 constexpr size_t kMostOutboxBytes = size_t{4} << 20;
