@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dcoll import _C
-from dcoll.errors import ArgumentError, DcollError, MismatchError
+from dcoll.errors import ArgumentError, MismatchError
 from dcoll.job import objects
 
 WHO_MAY = "a process set takes a sequence of ranks or an mpi4py communicator"

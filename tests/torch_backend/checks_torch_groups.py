@@ -56,7 +56,7 @@ def check_many_groups() -> None:
 
 
 def held() -> dict[str, int]:
-    """What this process holds: KiB of memory that nobody else has, and its share of the ranks'; descriptors; threads."""
+    """What this process holds: KiB of memory, of shared memory its part; descriptors; threads."""
     lines = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()]
     kib = {line[0]: int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:")}
     return {
