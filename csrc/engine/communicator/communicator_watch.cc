@@ -89,8 +89,7 @@ double Communicator::patience(const Operation& operation) const {
   const Request& r = operation.request;
   // Who makes a group waits for its lowest rank, and that one for the others (subset.h).
   const bool makes_group = is_point(r.kind) && static_cast<PointSpace>(r.tag >> 32) == PointSpace::kGroups;
-  const bool indirectly =
-      makes_group ? r.root < members_.rank : operation.started && operation.task.waits_indirectly();
+  const bool indirectly = makes_group ? r.root < members_.rank : operation.started && operation.task.waits_indirectly();
   return indirectly ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
 }
 

@@ -198,7 +198,8 @@ void hear(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, 
   if (theirs != ranks) {
     joint.head.outcome = Joined::Outcome::kMismatch;
     joint.wrong = name(from) + " makes a group of " + ranks_text(theirs) + " where " + name(whole.rank()) +
-                  " makes one of " + ranks_text(ranks) + ". Make the groups that ranks share in the same order on each.";
+                  " makes one of " + ranks_text(ranks) +
+                  ". Make the groups that ranks share in the same order on each.";
   } else if (!refusal.empty()) {
     joint.head.outcome = Joined::Outcome::kRefused;
     joint.wrong = name(from) + " cannot be in a group of " + ranks_text(ranks) + ": " + refusal;

@@ -14,9 +14,9 @@
 namespace dcoll {
 
 // Called by each member, in the order in which the others make the groups they share. The lowest of them gathers over
-// messages of the whole where the members' regions lie, and tells them all; MismatchError on all of them where they name
-// different ranks, and the deadline is that of the whole. What a group was made of is used again for the next ones once
-// all members' communicators are gone.
+// messages of the whole where the members' regions lie, and tells them all; MismatchError on all of them where they
+// name different ranks, and the deadline is that of the whole. What a group was made of is used again for the next ones
+// once all members' communicators are gone.
 //
 // ranks: of `whole`, ascending, this one among them. job: of whole's job; null where there is none, which members that
 // cannot all map each other need. look_around is called now and then; what it throws breaks off, and fails the whole.
