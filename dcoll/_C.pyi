@@ -457,16 +457,11 @@ def connect_world(job: Bootstrap | None) -> Communicator:
 def connect_local(n: int) -> list[Communicator]:
     """n communicators of one world inside this process, one for each of n threads (tests)."""
 
-@final
-class Subset:
-    """A communicator of some of another's ranks, in the making (csrc/engine/communicator/subset.h)."""
+def make_group(whole: Communicator, ranks: Sequence[int], job: Bootstrap | None) -> Communicator:
+    """A communicator of some of another's ranks. Collective over them alone (csrc/engine/communicator/subset.h).
 
-    def __init__(self, whole: Communicator, ranks: Sequence[int]) -> None:
-        """ranks: ascending, this one among them. Each of them makes a Subset."""
-    offset: int
-    """What the others have to know for connect()."""
-    def connect(self, offsets: Sequence[int], job: Bootstrap | None) -> Communicator:
-        """The communicator; once. offsets: of all its ranks, in their order. job: of the whole."""
+    ranks: ascending, this one among them. job: of the whole.
+    """
 
 @final
 class GroupHandle:

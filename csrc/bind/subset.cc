@@ -1,4 +1,4 @@
-// Communicators of some of the ranks: what process sets are made of.
+// Communicators of some of the ranks: what process sets and PyTorch's groups are made of.
 #include "engine/communicator/subset.h"
 
 #include <pybind11/stl.h>
@@ -8,13 +8,24 @@
 namespace py = pybind11;
 
 namespace dcoll::bind {
+namespace {
+
+// Ctrl-C, while the core waits for other ranks without the interpreter's lock.
+void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace
 
 void bind_subset(py::module_& m) {
-  py::class_<Subset>(m, "Subset", py::is_final())
-      .def(py::init<std::shared_ptr<Communicator>, std::vector<int>>(), py::arg("whole"), py::arg("ranks"))
-      .def_property_readonly("offset", &Subset::offset)
-      .def("connect", &Subset::connect, py::arg("offsets"), py::arg("job").none(true),
-           py::call_guard<py::gil_scoped_release>(), py::keep_alive<0, 3>());
+  m.def(
+      "make_group",
+      [](std::shared_ptr<Communicator> whole, std::vector<int> ranks, Bootstrap* job) {
+        return make_group(std::move(whole), std::move(ranks), job, look_for_signals);
+      },
+      py::arg("whole"), py::arg("ranks"), py::arg("job").none(true), py::call_guard<py::gil_scoped_release>(),
+      py::keep_alive<0, 3>());
 }
 
 }  // namespace dcoll::bind

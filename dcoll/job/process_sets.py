@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dcoll import _C
-from dcoll.errors import ArgumentError, DcollError, MismatchError
+from dcoll.errors import ArgumentError, MismatchError
 from dcoll.job import objects
 
 WHO_MAY = "a process set takes a sequence of ranks or an mpi4py communicator"
@@ -149,14 +149,12 @@ class Registry:
             raise ArgumentError(f"{process_set} was added already")
         by_comm = process_set.mpi_comm is not None
         ranks = _ranks_of(process_set.mpi_comm, whole) if by_comm else list(process_set.ranks or [])
-        subset, failure = _begin(whole, ranks)
-        offset = subset.offset if subset is not None else 0
-        told = objects.allgather_object(whole, (by_comm, ranks, offset, failure), "add_process_set")
-        for rank, (_, _, _, theirs) in enumerate(told):
-            if theirs:
-                raise ArgumentError(f"add_process_set: rank {rank}: {theirs}")
+        told = objects.allgather_object(whole, (by_comm, ranks), "add_process_set")
+        for rank, (_, theirs) in enumerate(told):
+            if wrong := _what_is_wrong(theirs, whole):
+                raise ArgumentError(f"add_process_set: rank {rank}: {wrong}")
         # Of communicators, each rank knows the one it is in; all are added at once.
-        for one in _distinct([(kind, tuple(listed)) for kind, listed, _, _ in told]):
+        for one in _distinct([(kind, tuple(listed)) for kind, listed in told]):
             known = self._find(one)
             if known is not None and not may_exist:
                 raise ArgumentError(f"a process set of the ranks {list(one)} exists already: {self._by_id[known][0]}")
@@ -165,8 +163,8 @@ class Registry:
             else:
                 self._last_id += 1
                 number, comm = self._last_id, None
-                if subset is not None and list(one) == ranks:
-                    comm = subset.connect([told[rank][2] for rank in one], self.job)
+                if whole.rank in one:
+                    comm = _C.make_group(whole, one, self.job)
                     self._comms[number] = comm
             if list(one) == ranks:
                 process_set._open(number, list(one), comm)
@@ -203,7 +201,6 @@ class Registry:
         comm = self._comms.pop(number, None)
         if comm is not None:
             comm.close()
-        whole.barrier_sync("remove_process_set")  # nobody lets go of memory in which another still reads the farewell
         for known in self._by_id.pop(number):
             known._close()
         return True
@@ -212,16 +209,10 @@ class Registry:
 REGISTRY = Registry()
 
 
-def _begin(whole: _C.Communicator, ranks: list[int]) -> tuple[_C.Subset | None, str]:
-    """What this rank needs to be in the set; or what is wrong with it."""
+def _what_is_wrong(ranks: list[int], whole: _C.Communicator) -> str:
     if not ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < whole.size:
-        return None, f"got the ranks {ranks}, but a set needs different ranks from 0 to {whole.size - 1}, at least one"
-    if whole.rank not in ranks:
-        return None, ""
-    try:
-        return _C.Subset(whole, ranks), ""
-    except DcollError as error:
-        return None, str(error)
+        return f"got the ranks {ranks}, but a set needs different ranks from 0 to {whole.size - 1}, at least one"
+    return ""
 
 
 def _distinct(told: list[tuple[bool, tuple[int, ...]]]) -> list[tuple[int, ...]]:

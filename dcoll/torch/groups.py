@@ -55,8 +55,8 @@ def _join(store: Any, rank: int, size: int) -> None:
     init_through(_C.open_store(rank, size, store.set, get))
 
 
-def subgroup(store: Any, ranks: Sequence[int], rank: int, timeout: timedelta) -> _C.Communicator:
-    """The communicator of some ranks of the job. Collective over them alone."""
+def subgroup(ranks: Sequence[int]) -> _C.Communicator:
+    """The communicator of some ranks of the job. Collective over them alone; without the store, which is slow."""
     whole = WORLD.comm
     if whole is None:
         raise DcollError('the default group was destroyed: call init_process_group("dcoll") before new_group()')
@@ -65,10 +65,7 @@ def subgroup(store: Any, ranks: Sequence[int], rank: int, timeout: timedelta) ->
             f"new_group got the ranks {list(ranks)} with sort_ranks=False, but dcoll's groups count their ranks in "
             "ascending order: leave sort_ranks out"
         )
-    subset = _C.Subset(whole, list(ranks))
-    store.set(f"dcoll/{rank}", str(subset.offset))
-    store.wait([f"dcoll/{peer}" for peer in range(len(ranks))], timeout)
-    made = subset.connect([int(store.get(f"dcoll/{peer}")) for peer in range(len(ranks))], REGISTRY.job)
+    made = _C.make_group(whole, list(ranks), REGISTRY.job)
     if not OPEN:
         atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
     OPEN.append(made)

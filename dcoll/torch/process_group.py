@@ -29,7 +29,7 @@ class Collectives(Reductions, Movement, Messages):
     def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
         """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
         if ranks:
-            self._comm = groups.subgroup(store, ranks, rank, timeout)
+            self._comm = groups.subgroup(ranks)
         else:
             self._comm, self._leaves_job = groups.world(store, rank, size, timeout)
         self._store = store

@@ -2,7 +2,6 @@
 #include "engine/communicator/subset.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -32,26 +31,10 @@ void on_ranks(int n, const std::function<void(const CommPtr&)>& body) {
   });
 }
 
-// A collective of the whole that tells every rank what each has to say.
-std::vector<uint64_t> exchange(Communicator& whole, uint64_t mine) {
-  auto operation = whole.submit({.kind = Kind::kAllGather, .in = &mine, .count = 1, .row_elems = sizeof mine});
-  whole.wait(*operation);
-  std::vector<uint64_t> all(static_cast<size_t>(whole.size()));
-  std::memcpy(all.data(), operation->output->data(), all.size() * sizeof mine);
-  return all;
-}
-
-// Null where this rank is not in it.
-CommPtr make_subset(const CommPtr& whole, const std::vector<int>& ranks, std::vector<uint64_t>* places = nullptr) {
-  std::unique_ptr<Subset> subset;
-  if (std::find(ranks.begin(), ranks.end(), whole->rank()) != ranks.end()) {
-    subset = std::make_unique<Subset>(whole, ranks);
-  }
-  const std::vector<uint64_t> all = exchange(*whole, subset != nullptr ? subset->offset() : 0);
-  std::vector<uint64_t> offsets;
-  for (const int rank : ranks) offsets.push_back(all[rank]);
-  if (places != nullptr && subset != nullptr) places->push_back(subset->offset());
-  return subset != nullptr ? subset->connect(offsets, nullptr) : nullptr;
+// Null where this rank is not in it: then nothing is called.
+CommPtr make_subset(const CommPtr& whole, const std::vector<int>& ranks) {
+  const bool member = std::find(ranks.begin(), ranks.end(), whole->rank()) != ranks.end();
+  return member ? make_group(whole, ranks, nullptr) : nullptr;
 }
 
 // The sum over `comm` of count numbers; rank r of the whole brings r + 1 everywhere.
@@ -64,9 +47,8 @@ void check_sum(Communicator& comm, std::byte* memory, size_t count, int rank, co
   for (size_t i = 0; i < count; ++i) CHECK_EQ(numbers[i], want);
 }
 
-void close(Communicator& whole, CommPtr& comm) {
+void close(CommPtr& comm) {
   if (comm != nullptr) comm->close();
-  exchange(whole, 0);
   comm = nullptr;
 }
 
@@ -93,24 +75,26 @@ TEST(overlapping_sets_beside_the_whole) {
         if (sets[s].size() == 4) check_sum(*whole, own->data(), count, rank, sets[s]);
       }
     }
-    for (CommPtr& comm : made) close(*whole, comm);
+    for (CommPtr& comm : made) close(comm);
     check_sum(*whole, plain.data(), 10, rank, {0, 1, 2, 3});
   });
 }
 
 TEST(regions_are_used_again) {
   on_ranks(3, [](const CommPtr& whole) {
-    std::vector<uint64_t> places;
-    for (int round = 0; round < 20; ++round) {
+    std::vector<const BoardEntry*> places;
+    for (int round = 0; round < 500; ++round) {
       const std::vector<int> ranks = round % 2 ? std::vector<int>{0, 2} : std::vector<int>{0, 1, 2};
-      CommPtr comm = make_subset(whole, ranks, &places);
+      CommPtr comm = make_subset(whole, ranks);
+      if (comm == nullptr) continue;
+      places.push_back(&comm->members().window->board(comm->rank()));
       std::vector<std::byte> plain(400);
-      if (comm != nullptr) check_sum(*comm, plain.data(), 100, whole->rank(), ranks);
-      close(*whole, comm);
+      check_sum(*comm, plain.data(), 100, whole->rank(), ranks);
+      close(comm);
     }
-    // One place for each size: sets of two and of three ranks.
+    // Two places for each size, as a member that is still leaving keeps one: groups of two and of three ranks.
     std::sort(places.begin(), places.end());
-    CHECK(std::unique(places.begin(), places.end()) - places.begin() <= 2);
+    CHECK(std::unique(places.begin(), places.end()) - places.begin() <= 4);
   });
 }
 
@@ -125,7 +109,73 @@ TEST(a_failure_stays_in_its_set) {
     }
     std::vector<std::byte> plain(40);
     check_sum(*whole, plain.data(), 10, whole->rank(), {0, 1, 2});
-    close(*whole, comm);
+    close(comm);
+  });
+}
+
+TEST(a_group_of_a_group) {
+  on_ranks(4, [](const CommPtr& whole) {
+    CommPtr outer = make_subset(whole, {1, 2, 3});
+    if (outer == nullptr) return;
+    CommPtr inner = outer->rank() != 1 ? make_group(outer, {0, 2}, nullptr) : nullptr;
+    std::vector<std::byte> plain(4000);
+    if (inner != nullptr) {
+      CHECK(inner->job_ranks() == (std::vector<int>{1, 3}));
+      check_sum(*inner, plain.data(), 1000, whole->rank(), {1, 3});
+    }
+    check_sum(*outer, plain.data(), 1000, whole->rank(), {1, 2, 3});
+    close(inner);
+    close(outer);
+  });
+}
+
+TEST(members_that_name_different_ranks_hear_of_it) {
+  on_ranks(3, [](const CommPtr& whole) {
+    const std::vector<int> ranks = whole->rank() == 2 ? std::vector<int>{0, 2} : std::vector<int>{0, 1, 2};
+    CHECK_THROWS(make_group(whole, ranks, nullptr), MismatchError,
+                 "rank 2 makes a group of ranks 0, 2 where rank 0 makes one of ranks 0, 1, 2");
+    std::vector<std::byte> plain(40);
+    CommPtr comm = make_subset(whole, {0, 1, 2});
+    check_sum(*comm, plain.data(), 10, whole->rank(), {0, 1, 2});
+    close(comm);
+  });
+}
+
+TEST(a_member_that_never_comes_is_named) {
+  Settings settings = test_settings();
+  settings.timeout_s = 1;
+  const std::vector<CommPtr> comms = connect_threads(4, settings);
+  on_threads(4, [&](int rank) {
+    if (rank < 3) CHECK_THROWS(make_group(comms[rank], {0, 1, 2, 3}, nullptr), TimeoutError, "waiting for rank 3 of 4");
+  });
+}
+
+// Each member begins the groups' collectives in another order, so none ends on the thread that began it alone.
+TEST(several_groups_at_once) {
+  on_ranks(4, [](const CommPtr& whole) {
+    const std::vector<std::vector<int>> sets = {{0, 1}, {1, 2, 3}, {0, 1, 2, 3}, {0, 3}, {0, 1, 3}, {2, 3}};
+    std::vector<CommPtr> made;
+    for (const auto& ranks : sets) made.push_back(make_subset(whole, ranks));
+    constexpr size_t kCount = 100'000;
+    std::vector<std::vector<float>> data(sets.size(), std::vector<float>(kCount));
+    for (size_t round = 0; round < 5; ++round) {
+      std::vector<std::shared_ptr<Operation>> operations(sets.size());
+      for (size_t i = 0; i < sets.size(); ++i) {
+        const size_t s = (i + static_cast<size_t>(whole->rank()) + round) % sets.size();
+        if (made[s] == nullptr) continue;
+        std::fill(data[s].begin(), data[s].end(), static_cast<float>(whole->rank() + 1));
+        void* memory = data[s].data();
+        operations[s] = made[s]->submit({.kind = Kind::kAllReduce, .in = memory, .out = memory, .count = kCount});
+      }
+      for (size_t s = 0; s < sets.size(); ++s) {
+        if (made[s] == nullptr) continue;
+        const auto& ranks = sets[s];
+        made[s]->wait(*operations[s]);
+        const int want = std::accumulate(ranks.begin(), ranks.end(), static_cast<int>(ranks.size()));
+        for (const float got : data[s]) CHECK_EQ(got, static_cast<float>(want));
+      }
+    }
+    for (CommPtr& comm : made) close(comm);
   });
 }
 

@@ -1,5 +1,7 @@
 """torch.distributed on the dcoll backend: every collective, groups, and what PyTorch builds on them."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +81,43 @@ def test_ranks_meet_in_a_file(tmp_path: Path) -> None:
     told = [rank.communicate(timeout=100)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(told)
     assert all(f"ended {rank}" in text for rank, text in enumerate(told))
+
+
+WITHOUT_THE_LAST = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+rank, size, file, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+store = dist.FileStore(file, size)
+dist.init_process_group("dcoll", store=store, rank=rank, world_size=size)
+dist.barrier()
+if rank == size - 1:
+    time.sleep(1)
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(8)
+try:
+    dist.new_group(list(range(size)))
+except RuntimeError as error:
+    print(type(error).__name__, error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("dies", "PeerError .*rank 2 .*died"), ("sleeps", "TimeoutError .*waiting for rank 2 of 3")],
+)
+def test_a_member_that_does_not_come_to_a_group(tmp_path: Path, what: str, error: str) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_THE_LAST, str(rank), "3", str(tmp_path / "store"), what],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"DCOLL_TIMEOUT": "4"},
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    for text in told[:2]:
+        assert re.search(error, text), "\n".join(told)

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/ranks_text.h"
 #include "engine/communicator/communicator.h"
+#include "engine/core/point.h"
 #include "engine/watch/stall.h"
 
 namespace dcoll {
@@ -79,14 +80,17 @@ void Communicator::watch_points(Clock::time_point now) {
       if (limit > 0 && idle > limit) throw_stall(wait_text(operation, idle, missing));
     }
     tell_of_waiting(operation, now, missing);
-    if (idle > settings_.timeout_s) throw TimeoutError(timeout_text(operation, idle, missing));
+    if (idle > settings_.timeout_s + patience(operation)) throw TimeoutError(timeout_text(operation, idle, missing));
   });
 }
 
 // Beyond the limit, so that those speak first that see who is missing.
 double Communicator::patience(const Operation& operation) const {
-  return operation.started && operation.task.waits_indirectly() ? std::min(kMostGraceSeconds, settings_.timeout_s / 4)
-                                                                : 0;
+  const Request& r = operation.request;
+  // Who makes a group waits for its lowest rank, and that one for the others (subset.h).
+  const bool makes_group = is_point(r.kind) && static_cast<PointSpace>(r.tag >> 32) == PointSpace::kGroups;
+  const bool indirectly = makes_group ? r.root < members_.rank : operation.started && operation.task.waits_indirectly();
+  return indirectly ? std::min(kMostGraceSeconds, settings_.timeout_s / 4) : 0;
 }
 
 std::string Communicator::wait_text(const Operation& operation, double seconds,

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
+#include "engine/core/point.h"
 #include "engine/links/link_constants.h"
 #include "transport/mapped/local.h"
 #include "transport/router.h"
@@ -61,7 +64,7 @@ Members Subset::describe() const {
   members.timeline = all.timeline;
   members.diagnosis = all.diagnosis;
   members.may_listen = all.may_listen;
-  members.job_ranks = ranks_;
+  for (const int rank : ranks_) members.job_ranks.push_back(all.job_rank(rank));
   members.processes = all.processes;
   std::map<int, int> nodes;  // of the whole -> of the subset, numbered by lowest rank
   for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -88,7 +91,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
     std::vector<int> job_ranks;
     for (const int member : local_) {
       local_offsets.push_back(offsets[member]);
-      job_ranks.push_back(ranks_[member]);
+      job_ranks.push_back(members.job_ranks[member]);
     }
     node = region_->connect(local_offsets, job_ranks);
   } else {
@@ -110,7 +113,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
         "a process set whose ranks do not all share memory needs MPI_THREAD_MULTIPLE, which this MPI does not offer or "
         "was not asked for. Let dcoll.init() initialise MPI, or use an MPI built with thread support");
   }
-  const auto messages = job->subset(ranks_);
+  const auto messages = job->subset(members.job_ranks);
   const Log log{log_level_from(settings.log_level), whole_->rank(), settings.log_hide_time};
   members.links = link_constants(*messages, members.node_of_rank, settings, log);
   members.links.of_the_job = whole_->known_links();
@@ -122,6 +125,140 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
           ? make_router(members.rank, members.size, std::move(node.transport), local_, std::move(remote))
           : std::move(remote);
   return Communicator::make(std::move(members), settings);
+}
+
+namespace {
+
+// What a member tells the lowest one: this, its ranks (int each), and why it cannot take part.
+struct Joining {
+  uint64_t offset = 0;
+  uint32_t members = 0;
+  uint32_t refusal_bytes = 0;
+};
+
+// What it is told: this, and the offsets, or what is wrong.
+struct Joined {
+  uint32_t bytes = 0;
+  enum class Outcome : uint32_t { kMade, kRefused, kMismatch } outcome = Outcome::kMade;
+};
+
+// Messages of the whole under a tag of their own.
+class Talk {
+ public:
+  Talk(Communicator& whole, const std::function<void()>& look_around) : whole_(whole), look_around_(look_around) {}
+
+  void send(int rank, const void* data, size_t bytes) {
+    if (bytes > 0) wait(whole_.send_or_submit(data, bytes, rank, kTag));
+  }
+  void receive(int rank, void* data, size_t bytes) {
+    int source = rank;
+    if (bytes > 0) wait(whole_.recv_or_submit(data, bytes, rank, kTag, source));
+  }
+
+ private:
+  static constexpr uint64_t kTag = point_key(PointSpace::kGroups, 0);
+
+  // null: it is done
+  void wait(const std::shared_ptr<Operation>& operation) {
+    constexpr double kLookAroundSeconds = 0.1;
+    if (operation == nullptr) return;
+    try {
+      while (!whole_.wait_for(*operation, kLookAroundSeconds)) {
+        if (look_around_) look_around_();
+      }
+    } catch (...) {  // the caller's memory must not be in use any more
+      whole_.fail("making a group was interrupted on rank " + std::to_string(whole_.members().job_rank(whole_.rank())));
+      throw;
+    }
+    if (operation->error) std::rethrow_exception(operation->error);
+  }
+
+  Communicator& whole_;
+  const std::function<void()>& look_around_;
+};
+
+struct Joint {
+  Joined head;
+  std::vector<uint64_t> offsets;
+  std::string wrong;
+};
+
+// Of the lowest member: what the others have to say.
+void hear(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, size_t member, Joint& joint) {
+  const auto name = [&](int rank) { return "rank " + std::to_string(whole.members().job_rank(rank)); };
+  const int from = ranks[member];
+  Joining joining;
+  talk.receive(from, &joining, sizeof joining);
+  std::vector<int> theirs(std::min<size_t>(joining.members, static_cast<size_t>(whole.size())));
+  talk.receive(from, theirs.data(), theirs.size() * sizeof(int));
+  std::string refusal(joining.refusal_bytes, '\0');
+  talk.receive(from, refusal.data(), refusal.size());
+  joint.offsets[member] = joining.offset;
+  if (joint.head.outcome != Joined::Outcome::kMade) return;
+  if (theirs != ranks) {
+    joint.head.outcome = Joined::Outcome::kMismatch;
+    joint.wrong = name(from) + " makes a group of " + ranks_text(theirs) + " where " + name(whole.rank()) +
+                  " makes one of " + ranks_text(ranks) +
+                  ". Make the groups that ranks share in the same order on each.";
+  } else if (!refusal.empty()) {
+    joint.head.outcome = Joined::Outcome::kRefused;
+    joint.wrong = name(from) + " cannot be in a group of " + ranks_text(ranks) + ": " + refusal;
+  }
+}
+
+Joint gather(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, uint64_t offset,
+             const std::string& refusal) {
+  Joint joint{{}, std::vector<uint64_t>(ranks.size()), refusal};
+  joint.offsets[0] = offset;
+  if (!refusal.empty()) joint.head.outcome = Joined::Outcome::kRefused;
+  for (size_t member = 1; member < ranks.size(); ++member) hear(talk, whole, ranks, member, joint);
+  const bool fine = joint.head.outcome == Joined::Outcome::kMade;
+  const size_t bytes = fine ? joint.offsets.size() * sizeof(uint64_t) : joint.wrong.size();
+  joint.head.bytes = static_cast<uint32_t>(bytes);
+  for (size_t member = 1; member < ranks.size(); ++member) {
+    talk.send(ranks[member], &joint.head, sizeof joint.head);
+    talk.send(ranks[member], fine ? static_cast<const void*>(joint.offsets.data()) : joint.wrong.data(), bytes);
+  }
+  return joint;
+}
+
+Joint join(Talk& talk, const std::vector<int>& ranks, uint64_t offset, const std::string& refusal) {
+  const int lowest = ranks.front();
+  const Joining joining{offset, static_cast<uint32_t>(ranks.size()), static_cast<uint32_t>(refusal.size())};
+  talk.send(lowest, &joining, sizeof joining);
+  talk.send(lowest, ranks.data(), ranks.size() * sizeof(int));
+  talk.send(lowest, refusal.data(), refusal.size());
+  Joint joint;
+  talk.receive(lowest, &joint.head, sizeof joint.head);
+  if (joint.head.outcome == Joined::Outcome::kMade) {
+    joint.offsets.resize(joint.head.bytes / sizeof(uint64_t));
+    talk.receive(lowest, joint.offsets.data(), joint.head.bytes);
+  } else {
+    joint.wrong.resize(joint.head.bytes);
+    talk.receive(lowest, joint.wrong.data(), joint.head.bytes);
+  }
+  return joint;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> whole, std::vector<int> ranks, Bootstrap* job,
+                                         const std::function<void()>& look_around) {
+  check_ranks(ranks, *whole);
+  std::optional<Subset> subset;
+  std::string refusal;
+  try {
+    subset.emplace(whole, ranks);
+  } catch (const TransportError& error) {  // no room; the others must not wait
+    refusal = error.what();
+  }
+  const uint64_t offset = subset ? subset->offset() : kUnmappedOffset;
+  Talk talk(*whole, look_around);
+  const bool lowest = ranks.front() == whole->rank();
+  const Joint joint = lowest ? gather(talk, *whole, ranks, offset, refusal) : join(talk, ranks, offset, refusal);
+  if (joint.head.outcome == Joined::Outcome::kMismatch) throw MismatchError(joint.wrong);
+  if (joint.head.outcome == Joined::Outcome::kRefused) throw TransportError(joint.wrong);
+  return subset->connect(joint.offsets, job);
 }
 
 }  // namespace dcoll

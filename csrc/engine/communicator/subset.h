@@ -1,8 +1,9 @@
-// A communicator of some of a communicator's ranks: their own board and messages, the same memory. Made together: every
-// member makes a Subset, all exchange their offsets (a collective of the whole), and then each connects.
+// A communicator of some of a communicator's ranks: their own board and messages, the same memory. Its members make it
+// together, and nobody else takes part.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -12,9 +13,17 @@
 
 namespace dcoll {
 
+// Called by each member, in the order in which the others make the groups they share. The lowest of them gathers over
+// messages of the whole where the members' regions lie, and tells them all; MismatchError on all of them where they
+// name different ranks, and the deadline is that of the whole. What a group was made of is used again for the next ones
+// once all members' communicators are gone.
 //
-// What it was made of is used for the next subset once the communicator is gone. So it must not go before all members
-// have closed theirs, which a collective of the whole after close() makes sure of.
+// ranks: of `whole`, ascending, this one among them. job: of whole's job; null where there is none, which members that
+// cannot all map each other need. look_around is called now and then; what it throws breaks off, and fails the whole.
+std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> whole, std::vector<int> ranks, Bootstrap* job,
+                                         const std::function<void()>& look_around = {});
+
+// One member's part in that: made, its offset told to the others, and connected once theirs are known.
 class Subset {
  public:
   // ranks: of `whole`, ascending, this one among them.
@@ -22,8 +31,7 @@ class Subset {
 
   // What the other members have to know.
   uint64_t offset() const { return region_ != nullptr ? region_->offset() : kUnmappedOffset; }
-  // Collective over the members; once. offsets: theirs, in the order of the ranks. job: of the whole; null where there
-  // is none, which members that cannot all map each other need.
+  // Collective over the members; once. offsets: theirs, in the order of the ranks.
   std::shared_ptr<Communicator> connect(const std::vector<uint64_t>& offsets, Bootstrap* job);
 
  private:

@@ -87,7 +87,10 @@ MappedTransport::~MappedTransport() {
   // A forked child (a data loader's worker, say) inherits this object. Its end is not the end of the rank.
   if (fork_.in_child()) return;
   world_->regions[static_cast<size_t>(rank())]->header().state.store(RegionHeader::kClosed, std::memory_order_release);
-  for (const auto& region : world_->regions) region->ring();
+  for (const auto& region : world_->regions) {
+    region->ring();
+    region->header().users.fetch_sub(1, std::memory_order_release);
+  }
 }
 
 size_t MappedTransport::index(int peer, int channel) const {

@@ -201,10 +201,10 @@ class MappedWindow : public Window {
   void free(std::byte* block) override;
 
   const MappedWorld& world() const { return *world_; }
-  // Zeroed blocks for regions of subsets (subset.h). They are never freed, but used again as such: a peer may read a
-  // region, or ring its doorbell, after its owner has let go of it, and must not hit anything else.
-  std::byte* alloc_region(size_t bytes);
-  void retire_region(std::byte* block, size_t bytes);
+  // Zeroed blocks for regions of subsets (subset.h). They are never freed, but used again as such, once the last of the
+  // members has let go of it: until then a peer may read a region, or ring its doorbell, whose owner is done with it.
+  virtual std::byte* alloc_region(size_t bytes);
+  virtual void retire_region(std::byte* block, size_t bytes);
 
  private:
   const std::shared_ptr<const MappedWorld> world_;

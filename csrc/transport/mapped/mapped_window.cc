@@ -61,8 +61,10 @@ void MappedWindow::release_group(int group, uint64_t ticket) {
 std::byte* MappedWindow::alloc_region(size_t bytes) {
   {
     const MutexLock lock(mutex_);
-    if (const auto found = retired_.find(bytes); found != retired_.end()) {
+    const auto [begin, end] = retired_.equal_range(bytes);
+    for (auto found = begin; found != end; ++found) {
       std::byte* block = found->second;
+      if (reinterpret_cast<RegionHeader*>(block)->users.load(std::memory_order_acquire) > 0) continue;
       retired_.erase(found);
       give_back(block, bytes);
       return block;

@@ -78,7 +78,7 @@ Region::~Region() {
   if (owner_ == nullptr) munmap(base_, bytes_);
 }
 
-void Region::initialize(int local_rank, int numa_node) {
+void Region::initialize(int local_rank, int numa_node) const {
   auto* header = new (base_) RegionHeader();
   header->magic = RegionHeader::kMagic;
   header->local_rank = static_cast<uint32_t>(local_rank);

@@ -46,6 +46,9 @@ struct RegionHeader {
   uint32_t pid;       // of the owner, in the owner's pid namespace
   int32_t numa_node;  // the only one the owner may run on, or -1
   std::atomic<uint32_t> state;
+  // Of a subset's region: members that have not let go of it. The last thing a member does with a region is to take
+  // itself away (release); at 0 (acquire) the owner may use the memory for another subset.
+  std::atomic<uint32_t> users;
 
   // Rung (incremented) by everybody who acted towards the owner; `sleepers` counts the threads of the owner that wait
   // for it to change: by 1 those that sleep on the doorbell, by kOnBell those that sleep on the bell (bell.h). On one
@@ -125,7 +128,7 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   // The owner fills in its header before any other rank can see the region.
-  void initialize(int local_rank, int numa_node);
+  void initialize(int local_rank, int numa_node) const;
   // Before anybody may ring: the owner's bell. Without one nobody sleeps on it.
   void set_bell(Fd bell) { bell_ = std::move(bell); }
   const Fd& bell() const { return bell_; }

@@ -54,6 +54,8 @@ class SubsetWindow final : public MappedWindow {
   size_t arena_bytes() const override { return whole_->arena_bytes(); }
   std::byte* alloc(size_t bytes) override { return whole_->alloc(bytes); }
   void free(std::byte* block) override { whole_->free(block); }
+  std::byte* alloc_region(size_t bytes) override { return whole_->alloc_region(bytes); }
+  void retire_region(std::byte* block, size_t bytes) override { whole_->retire_region(block, bytes); }
 
  private:
   const std::shared_ptr<MappedWindow> whole_;
@@ -73,6 +75,7 @@ struct SubsetRegion::State {
   RegionLayout layout;
   size_t own;  // this rank among the members
   std::shared_ptr<RegionBlock> block;
+  bool connected = false;
 };
 
 SubsetRegion::SubsetRegion(std::shared_ptr<Window> whole, std::vector<int> members, const MappedOptions& options) {
@@ -86,11 +89,16 @@ SubsetRegion::SubsetRegion(std::shared_ptr<Window> whole, std::vector<int> membe
   const auto index = static_cast<size_t>(own - members.begin());
   auto block = std::make_shared<RegionBlock>(mapped, layout.region_bytes);
   const int numa_node = mapped->world().header(mapped->local_rank()).numa_node;
-  Region(block->data(), layout.region_bytes, block).initialize(static_cast<int>(index), numa_node);
+  const Region region(block->data(), layout.region_bytes, block);
+  region.initialize(static_cast<int>(index), numa_node);
+  region.header().users.store(static_cast<uint32_t>(members.size()), std::memory_order_relaxed);
   state_ = std::make_unique<State>(State{std::move(mapped), std::move(members), layout, index, std::move(block)});
 }
 
-SubsetRegion::~SubsetRegion() = default;
+SubsetRegion::~SubsetRegion() {
+  if (state_->connected) return;
+  Region(state_->block->data(), state_->layout.region_bytes, state_->block).header().users.store(0);
+}
 
 uint64_t SubsetRegion::offset() const { return state_->whole->offset_of(state_->block->data(), 1); }
 
@@ -116,6 +124,7 @@ Endpoint SubsetRegion::connect(const std::vector<uint64_t>& offsets, std::vector
   }
   if (whole.watch) world.watch = std::make_shared<SubsetWatch>(whole.watch, state.members);
   auto shared = complete_world(std::move(world));
+  state_->connected = true;
   Endpoint endpoint;
   endpoint.transport = std::make_unique<MappedTransport>(whole.watch ? "shm" : "local", shared);
   endpoint.window = std::make_shared<SubsetWindow>(shared, state.whole, state.members);
