@@ -107,7 +107,7 @@ class Layout:
                     comm, params, called, self.op, self._compression, pre, post, groups, *sizes, states
                 )
         elif any(library("torch").number(p) is not None for p in params):
-            if codec:
+            if codec and wire is None:
                 raise ArgumentError(
                     "DistributedOptimizer got parameters on a device and a compression that works on the CPU: use "
                     "Compression.none, fp16, bf16 or powersgd, or a class of your own"
