@@ -2,7 +2,8 @@
 # mpirun, with 3 processes and with 1, where an MPI was found. Those of tests/cuda include .cu files, which compile as C++
 # with tests/cuda_shim in place of CUDA.
 file(GLOB test_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} tests/base/*_test.cc tests/plan/*_test.cc
-     tests/kernels/*_test.cc tests/cuda/*_test.cc tests/transport/*_test.cc tests/engine/*_test.cc)
+     tests/kernels/*_test.cc tests/cuda/*_test.cc tests/transport/*_test.cc tests/device/*_test.cc
+     tests/engine/*_test.cc)
 
 set(launcher "")
 set(seconds 120)

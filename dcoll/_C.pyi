@@ -293,6 +293,29 @@ class Communicator:
     def close(self) -> None:
         """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
 
+EMULATED_DEVICE: int
+
+@final
+class OnDevice:
+    """The collectives of a Communicator or of a ByName on memory of a device: a GPU by its number, or EMULATED_DEVICE.
+
+    They begin after what is in the thread's current stream, and the stream that is current in Handle.wait() waits for
+    them. A device that fails raises DcollError on its rank and PeerError on the others."""
+
+    rank: int
+    size: int
+    def __init__(self, comm: Communicator | ByName, device: int) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+def emulates_device() -> bool:
+    """DCOLL_DEVICE=emulated: tensors of torch on the CPU are taken for tensors of EMULATED_DEVICE."""
+
+def use_streams(current_stream: Callable[[int], int]) -> None:
+    """current_stream: the address of the current stream of a GPU."""
+
+def fail_emulated_after(copies: int) -> None:
+    """Have the emulated device fail for good in the last of so many copies; negative: it works again."""
+
 @final
 class ByName:
     """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank starts

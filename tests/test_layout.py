@@ -14,8 +14,9 @@ MAY_INCLUDE = {
     "plan": {"base", "plan"},
     "kernels": {"base", "kernels"},
     "transport": {"base", "transport"},
-    "engine": {"base", "plan", "kernels", "transport", "engine"},
-    "bind": {"base", "plan", "kernels", "engine", "bind"},
+    "device": {"base", "device"},
+    "engine": {"base", "plan", "kernels", "transport", "device", "engine"},
+    "bind": {"base", "plan", "kernels", "device", "engine", "bind"},
 }
 # Within these layers: a file includes its own folder and those above it. "" is the layer's own folder.
 FOLDERS = {

@@ -20,6 +20,7 @@ Communicator* communicator_of(PyObject* object);
 
 void bind_errors(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
+void bind_on_device(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_world(pybind11::module_& m);
 void bind_timeline(pybind11::module_& m);

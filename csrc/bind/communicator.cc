@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <tuple>
 
 #include "base/error.h"
@@ -10,6 +9,7 @@
 #include "bind/by_name.h"
 #include "bind/constants.h"
 #include "bind/inline_call.h"
+#include "bind/on_device.h"
 
 namespace py = pybind11;
 
@@ -69,16 +69,20 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   ~Handle() {
-    if (operation_->done.load(std::memory_order_acquire) || comm_->in_forked_child()) return;
-    const py::gil_scoped_release unlocked;
-    comm_->wait_for(*operation_, -1);
+    if (comm_->in_forked_child()) return;
+    if (!operation_->done.load(std::memory_order_acquire)) {
+      const py::gil_scoped_release unlocked;
+      comm_->wait_for(*operation_, -1);
+    }
+    if (!waited_) wait_settled(*operation_);
   }
 
-  bool poll() const { return comm_->poll(*operation_); }
-  bool released() const { return comm_->in_forked_child() || operation_->released(); }
+  bool poll() const { return comm_->poll(*operation_) && (comm_->in_forked_child() || settled(*operation_)); }
+  bool released() const { return comm_->in_forked_child() || (operation_->released() && settled(*operation_)); }
   void wait(double timeout_s, bool spins) {
     using Spin = Communicator::Spin;
-    wait_interruptibly(*comm_, *operation_, timeout_s, spins ? Spin::kAllowed : Spin::kBriefly);
+    wait_all(*comm_, *operation_, timeout_s, spins ? Spin::kAllowed : Spin::kBriefly);
+    waited_ = true;
   }
   std::shared_ptr<Memory> output() const {
     check_finished();
@@ -103,6 +107,7 @@ class Handle {
   }
   CommPtr comm_;
   std::shared_ptr<Operation> operation_;
+  bool waited_ = false;
 };
 
 std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
@@ -111,6 +116,10 @@ std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
 
 std::unique_ptr<Handle> start(const ByName& named, Request request) {
   return std::make_unique<Handle>(named.comm, named.comm->submit_by_name(std::move(request)));
+}
+
+std::unique_ptr<Handle> start(const OnDevice& self, Request request) {
+  return std::make_unique<Handle>(self.comm, submit(self, std::move(request)));
 }
 
 Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
@@ -219,15 +228,21 @@ std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
   return operation;
 }
 
-template <typename... Args>
-auto runs(Request (*make)(Args...)) {
-  return [make](const CommPtr& comm, Args... args) { run(comm, make(std::move(args)...)); };
+std::shared_ptr<Operation> run(const OnDevice& self, Request request) {
+  auto operation = submit(self, std::move(request));
+  wait_all(*self.comm, *operation, -1);
+  return operation;
 }
 
-template <typename... Args>
+template <typename Self, typename... Args>
+auto runs(Request (*make)(Args...)) {
+  return [make](const Self& self, Args... args) { run(self, make(std::move(args)...)); };
+}
+
+template <typename Self, typename... Args>
 auto runs_ragged(Request (*make)(Args...)) {
-  return [make](const CommPtr& comm, Args... args) {
-    const auto operation = run(comm, make(std::move(args)...));
+  return [make](const Self& self, Args... args) {
+    const auto operation = run(self, make(std::move(args)...));
     return py::make_tuple(operation->output, operation->counts);
   };
 }
@@ -280,7 +295,8 @@ int64_t join(const CommPtr& comm, const std::string& note) {
   return operation->counts.front();
 }
 
-void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named) {
+void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named,
+                      py::class_<OnDevice>& device) {
   using namespace py::literals;
   const std::vector<int64_t> none;
   const auto all_reduce_args =
@@ -294,28 +310,37 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
                       "prescale"_a = 1.0, "postscale"_a = 1.0, "row_dims"_a = none);
   const auto all_to_all_args = std::make_tuple("in_ptr"_a, "splits"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
                                                "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none);
-  const auto define = [&comm](const char* name, auto function, const auto& args) {
-    std::apply([&](const auto&... each) { comm.def(name, function, each...); }, args);
+  const auto define = [](auto& on, const char* name, auto function, const auto& args) {
+    std::apply([&](const auto&... each) { on.def(name, function, each...); }, args);
   };
   const auto define_start = [&](const char* name, auto make, const auto& args) {
-    define(name, starts<CommPtr>(make), args);
-    std::apply([&](const auto&... each) { named.def(name, starts<ByName>(make), each...); }, args);
+    define(comm, name, starts<CommPtr>(make), args);
+    define(named, name, starts<ByName>(make), args);
+    define(device, name, starts<OnDevice>(make), args);
+  };
+  const auto define_run = [&](const char* name, auto make, const auto& args) {
+    define(comm, name, runs<CommPtr>(make), args);
+    define(device, name, runs<OnDevice>(make), args);
+  };
+  const auto define_ragged = [&](const char* name, auto make, const auto& args) {
+    define(comm, name, runs_ragged<CommPtr>(make), args);
+    define(device, name, runs_ragged<OnDevice>(make), args);
   };
   define_start("allreduce", all_reduce_request, all_reduce_args);
-  define("allreduce_sync", runs(all_reduce_request), all_reduce_args);
+  define_run("allreduce_sync", all_reduce_request, all_reduce_args);
   define_start("adasum", adasum_request,
                std::make_tuple("in_ptr"_a, "out_ptr"_a, "elements"_a, "dtype"_a, "name"_a = "", "prescale"_a = 1.0,
                                "postscale"_a = 1.0));
   define_start("broadcast", broadcast_request, broadcast_args);
-  define("broadcast_sync", runs(broadcast_request), broadcast_args);
+  define_run("broadcast_sync", broadcast_request, broadcast_args);
   define_start("allgather", all_gather_request, all_gather_args);
-  define("allgather_sync", runs_ragged(all_gather_request), all_gather_args);
+  define_ragged("allgather_sync", all_gather_request, all_gather_args);
   define_start("reducescatter", reduce_scatter_request, reduce_scatter_args);
-  define("reducescatter_sync", runs(reduce_scatter_request), reduce_scatter_args);
+  define_run("reducescatter_sync", reduce_scatter_request, reduce_scatter_args);
   define_start("alltoall", all_to_all_request, all_to_all_args);
-  define("alltoall_sync", runs_ragged(all_to_all_request), all_to_all_args);
+  define_ragged("alltoall_sync", all_to_all_request, all_to_all_args);
   define_start("barrier", barrier_request, std::make_tuple("name"_a = ""));
-  define("barrier_sync", runs(barrier_request), std::make_tuple("name"_a = ""));
+  define_run("barrier_sync", barrier_request, std::make_tuple("name"_a = ""));
 }
 
 std::shared_ptr<Memory> alloc(Communicator& comm, size_t bytes) {
@@ -348,23 +373,6 @@ Communicator* communicator_of(PyObject* object) {
     PyErr_Format(PyExc_TypeError, "expected a dcoll._C.Communicator, got %R", object);
     return nullptr;
   }
-}
-
-void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s, Communicator::Spin spin) {
-  constexpr double kLookForSignalsSeconds = 0.1;
-  const auto begin = Clock::now();
-  operation.waiter.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
-  while (!operation.done.load(std::memory_order_acquire)) {
-    const double left = timeout_s < 0 ? kLookForSignalsSeconds : timeout_s - seconds_between(begin, Clock::now());
-    if (left <= 0) throw TimeoutError(comm.unfinished_text(operation, timeout_s));
-    bool done;
-    {
-      const py::gil_scoped_release unlocked;
-      done = comm.wait_for(operation, std::min(left, kLookForSignalsSeconds), spin);
-    }
-    if (!done && PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-  if (operation.error) std::rethrow_exception(operation.error);
 }
 
 void bind_communicator(py::module_& m) {
@@ -421,7 +429,8 @@ void bind_communicator(py::module_& m) {
   py::class_<ByName> named(m, "ByName", py::is_final());
   named.def_property_readonly("rank", [](const ByName& self) { return self.comm->rank(); })
       .def_property_readonly("size", [](const ByName& self) { return self.comm->size(); });
-  bind_collectives(comm, named);
+  auto device = py::reinterpret_borrow<py::class_<OnDevice>>(m.attr("OnDevice"));
+  bind_collectives(comm, named, device);
   bind_points(comm);
 }
 

@@ -59,6 +59,7 @@ PYBIND11_MODULE(_C, m) {
 
   dcoll::bind::bind_errors(m);
   dcoll::bind::bind_memory(m);
+  dcoll::bind::bind_on_device(m);
   dcoll::bind::bind_communicator(m);
   dcoll::bind::bind_world(m);
   dcoll::bind::bind_timeline(m);

@@ -176,6 +176,12 @@ def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple
     return dense, run(described)
 
 
+def _any_on_device(tensors: Any) -> bool:
+    if not isinstance(tensors, (list, tuple)):
+        return False
+    return any((KINDS.get(type(one)) or kind_of(one)).number(one) is not None for one in tensors)
+
+
 def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
     """New tensors with the results of a finished group of rows."""
     one_of_each = {type(tensor): tensor for tensor in dense}
@@ -192,12 +198,16 @@ def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
 
 def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
     """Each of the tensors gathered, by one operation."""
+    if _any_on_device(tensors):
+        return start_allgather(comm, tensors, name).wait()  # type: ignore[no-any-return]
     dense, core = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), tensors, "grouped_allgather")
     return _unpacked(core, dense)
 
 
 def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Handle:
     """A handle whose result is the list of the gathered tensors. The tensors are copied at once."""
+    if _any_on_device(tensors):
+        return _together([on_communicator.allgather(comm, t, f"{name}[{i}]") for i, t in enumerate(tensors)])
     dense, core = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), tensors, "grouped_allgather")
     return Handle(core, None, lambda _: _unpacked(core, dense), None)
 
@@ -207,6 +217,8 @@ def reducescatter_sync(
 ) -> list[Any]:
     """This rank's shares of each of the tensors, by one operation per dtype."""
     _checked(op)
+    if _any_on_device(tensors):
+        return start_reducescatter(comm, tensors, op, name, prescale, postscale).wait()  # type: ignore[no-any-return]
 
     def run(given: list[Any]) -> Any:
         return _C.grouped_reducescatter_sync(comm, given, op, name, prescale, postscale)
@@ -220,6 +232,9 @@ def start_reducescatter(
 ) -> Handle:
     """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)
+    if _any_on_device(tensors):
+        one = on_communicator.reducescatter
+        return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(tensors)])
 
     def run(given: list[Any]) -> Any:
         return _C.grouped_reducescatter(comm, given, op, name, prescale, postscale)

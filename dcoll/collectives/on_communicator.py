@@ -19,6 +19,12 @@ Lane = _C.Communicator | _C.ByName
 """Where an asynchronous operation is started: in order, or to meet those of its name."""
 
 
+def on_memory_of(comm: Any, kind: Kind, tensor: Any) -> Any:
+    """What has the collectives on `comm` for the memory that the tensor lies in."""
+    number = kind.number(tensor)
+    return comm if number is None else _C.OnDevice(comm, number)
+
+
 def _code(tensor: Any) -> int:
     code = CODES.get(tensor.dtype)
     return code_of(tensor.dtype) if code is None else code
@@ -44,7 +50,9 @@ def allreduce_sync(
     out = kind.empty_like(source)
     address = kind.address
     count, dims = kind.count(source), source.shape
-    comm.allreduce_sync(address(source), address(out), count, code, op, name, prescale, postscale, algo, dims, codec)
+    on_memory_of(comm, kind, source).allreduce_sync(
+        address(source), address(out), count, code, op, name, prescale, postscale, algo, dims, codec
+    )
     return out if source is tensor else kind.like(tensor, out)
 
 
@@ -67,7 +75,9 @@ def allreduce_sync_(
         code = code_of(target.dtype)
     address = kind.address(target)
     count, dims = kind.count(target), target.shape
-    comm.allreduce_sync(address, address, count, code, op, name, prescale, postscale, algo, dims, codec)
+    on_memory_of(comm, kind, target).allreduce_sync(
+        address, address, count, code, op, name, prescale, postscale, algo, dims, codec
+    )
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -85,7 +95,7 @@ def allreduce(
     code = _code(source)
     out = kind.empty_like(source)
     count, dims = kind.count(source), source.shape
-    core = comm.allreduce(
+    core = on_memory_of(comm, kind, source).allreduce(
         kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims, codec
     )
     if source is tensor:
@@ -103,7 +113,9 @@ def allreduce_(
     code = _code(target)
     address = kind.address(target)
     count, dims = kind.count(target), target.shape
-    core = comm.allreduce(address, address, count, code, op, name, prescale, postscale, algo, dims, codec)
+    core = on_memory_of(comm, kind, target).allreduce(
+        address, address, count, code, op, name, prescale, postscale, algo, dims, codec
+    )
     return _in_place(core, tensor, target)
 
 
@@ -127,7 +139,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    core = comm.broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    core = on_memory_of(comm, kind, source).broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
     if source is tensor:
         return Handle(core, None, None, out)
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
@@ -136,7 +148,9 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
 def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    core = comm.broadcast(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
+    core = on_memory_of(comm, kind, target).broadcast(
+        kind.address(target), _nbytes(target), root, _code(target), name, target.shape
+    )
     return _in_place(core, tensor, target)
 
 
@@ -147,14 +161,16 @@ def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> 
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    comm.broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    on_memory_of(comm, kind, source).broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    comm.broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
+    on_memory_of(comm, kind, target).broadcast_sync(
+        kind.address(target), _nbytes(target), root, _code(target), name, target.shape
+    )
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -184,10 +200,16 @@ def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     source = kind.dense(tensor)
     rows = rows_of(source, "allgather")
     row_shape = tuple(source.shape[1:])
-    dtype = source.dtype
     row_bytes = _row_elems(source) * source.itemsize
-    core = comm.allgather(kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape)
-    return Handle(core, source, lambda done: kind.wrap(done.output(), dtype, (sum(done.counts()), *row_shape)), None)
+    core = on_memory_of(comm, kind, source).allgather(
+        kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape
+    )
+    return Handle(
+        core,
+        source,
+        lambda done: kind.wrap(done.output(), source.dtype, (sum(done.counts()), *row_shape), source),
+        None,
+    )
 
 
 _GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
@@ -200,7 +222,7 @@ def _row_bytes(tensor: Any) -> int:
 
 def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
     """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
-    if 0 < nbytes <= _GUESS_BYTES:
+    if 0 < nbytes <= _GUESS_BYTES and kind.number(source) is None:
         out = kind.new_empty(source, (rows, *source.shape[1:]))
         return out, kind.address(out), nbytes
     return None, 0, 0
@@ -212,7 +234,7 @@ def wrap_rows(tensor: Any, output: _C.Buffer, counts: list[int]) -> Any:
 
 
 def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:
-    return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]))
+    return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]), source)
 
 
 def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
@@ -225,20 +247,25 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
     code = _code(source)
     row_dims = source.shape[1:]
-    output, counts = comm.allgather_sync(kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims)
+    output, counts = on_memory_of(comm, kind, source).allgather_sync(
+        kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims
+    )
     return out if output is None else _wrap_rows(kind, output, source, counts)
 
 
 def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
     source, out, args = _reducescatter_args(comm, tensor, op)
-    return Handle(comm.reducescatter(*args, name, prescale, postscale, source.shape[1:]), source, None, out)
+    on = on_memory_of(comm, KINDS[type(tensor)], source)
+    return Handle(on.reducescatter(*args, name, prescale, postscale, source.shape[1:]), source, None, out)
 
 
 def reducescatter_sync(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Any:
     source, out, args = _reducescatter_args(comm, tensor, op)
-    comm.reducescatter_sync(*args, name, prescale, postscale, source.shape[1:])
+    on_memory_of(comm, KINDS[type(tensor)], source).reducescatter_sync(
+        *args, name, prescale, postscale, source.shape[1:]
+    )
     return out
 
 
@@ -262,13 +289,14 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
     rows = rows_of(source, "alltoall")
     send = splits_of(comm, rows, splits)
     row_shape = tuple(source.shape[1:])
-    dtype = source.dtype
     row_bytes = _row_elems(source) * source.itemsize
-    core = comm.alltoall(kind.address(source), send, row_bytes, _code(source), name, row_dims=row_shape)
+    core = on_memory_of(comm, kind, source).alltoall(
+        kind.address(source), send, row_bytes, _code(source), name, row_dims=row_shape
+    )
 
     def finish(done: _C.Handle) -> Any:
         counts = done.counts()
-        out = kind.wrap(done.output(), dtype, (sum(counts), *row_shape))
+        out = kind.wrap(done.output(), source.dtype, (sum(counts), *row_shape), source)
         return out if splits is None else (out, kind.counts(counts))
 
     return Handle(core, source, finish, None)
@@ -284,7 +312,9 @@ def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | No
     out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
     code = _code(source)
     row_dims = source.shape[1:]
-    output, counts = comm.alltoall_sync(kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims)
+    output, counts = on_memory_of(comm, kind, source).alltoall_sync(
+        kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims
+    )
     if output is not None:
         out = _wrap_rows(kind, output, source, counts)
     return out if splits is None else (out, kind.counts(counts))

@@ -42,6 +42,10 @@ class Kind:
     empty_like: Callable[[Any], Any]  # of a dense tensor: dense, without gradient
     new_empty: Callable[[Any, tuple[int, ...]], Any]  # of that shape and the tensor's dtype: dense, without gradient
 
+    def number(self, tensor: Any) -> int | None:
+        """Of the device that the tensor lies on; None on the CPU, where the core works."""
+        return None
+
     def dense(self, tensor: Any) -> Any:
         """The tensor itself if the core can read its memory in row-major order, else a row-major copy."""
         raise NotImplementedError
@@ -64,8 +68,8 @@ class Kind:
     def changed_all(self, tensors: tuple[Any, ...]) -> None:
         """changed() for each."""
 
-    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
-        """The buffer's memory as a tensor, which keeps it alive."""
+    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...], like: Any = None) -> Any:
+        """The buffer's memory as a tensor, which keeps it alive; where `like` is on a device, a copy there."""
         raise NotImplementedError
 
     def counts(self, values: list[int]) -> Any:
@@ -74,7 +78,7 @@ class Kind:
 
 
 class TorchKind(Kind):
-    """torch.Tensor in the CPU's memory."""
+    """torch.Tensor in the memory of the CPU or of a GPU of CUDA."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -86,10 +90,20 @@ class TorchKind(Kind):
         for name, code in DTYPE_NAMES.items():
             CODES[getattr(torch, name)] = code
         self._written = _version_counter(torch)
+        self._emulates = _C.emulates_device()
+        if self._emulates:
+            return  # no tensor is plain to the core then: they come here
         _C.use_torch(torch, self._written)
+        _C.use_streams(lambda device: torch.cuda.current_stream(device).cuda_stream)
+
+    def number(self, tensor: Any) -> int | None:
+        if tensor.is_cpu:
+            return _C.EMULATED_DEVICE if self._emulates else None
+        index: int = tensor.get_device()
+        return index
 
     def dense(self, tensor: Any) -> Any:
-        if tensor.is_cpu and tensor.layout is self._strided:
+        if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is self._strided:
             if tensor.is_contiguous() and not tensor.is_neg():
                 # A tangent of torch.autograd.forward_ad may be zeros without memory.
                 return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
@@ -105,7 +119,8 @@ class TorchKind(Kind):
                 "indices and values separately"
             )
         return ArgumentError(
-            f"got a tensor on device {tensor.device}, but dcoll's collectives work on CPU tensors: pass tensor.cpu()"
+            f"got a tensor on device {tensor.device}, but dcoll's collectives work on tensors of the CPU and of CUDA: "
+            "pass tensor.cpu()"
         )
 
     def store(self, tensor: Any, values: Any) -> None:
@@ -121,10 +136,11 @@ class TorchKind(Kind):
     def changed_all(self, tensors: tuple[Any, ...]) -> None:
         self._written(tensors)
 
-    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...], like: Any = None) -> Any:
         if math.prod(shape) == 0:
-            return self._torch.empty(shape, dtype=dtype, device="cpu")
-        return self._torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(shape)
+            return self._torch.empty(shape, dtype=dtype, device="cpu" if like is None else like.device)
+        values = self._torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(shape)
+        return values if like is None or like.is_cpu else values.to(like.device)
 
     def counts(self, values: list[int]) -> Any:
         return self._torch.tensor(values, dtype=self._torch.int32, device="cpu")
@@ -190,7 +206,7 @@ class NumpyKind(Kind):
         out[...] = values
         return out
 
-    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...], like: Any = None) -> Any:
         if math.prod(shape) == 0:
             return self._numpy.empty(shape, dtype=dtype)
         return self._numpy.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).reshape(shape)

@@ -18,7 +18,7 @@ import torch
 
 from dcoll import _C
 from dcoll.collectives import on_communicator
-from dcoll.collectives.tensors import CODES, code_of
+from dcoll.collectives.tensors import CODES, code_of, library
 from dcoll.compression.codecs import NoneCompressor, wire_dtype_of
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Adasum
@@ -170,7 +170,8 @@ class DeltaSync:
             return
         wire, ctx = self._compression.compress(flat.delta_buffer)
         address = wire.data_ptr()
-        comm.adasum(address, address, flat.elements, CODES[wire.dtype], f"steps of {self._label}").wait()
+        on = on_communicator.on_memory_of(comm, library("torch"), wire)
+        on.adasum(address, address, flat.elements, CODES[wire.dtype], f"steps of {self._label}").wait()
         if wire is not flat.delta_buffer:
             flat.delta_buffer.copy_(self._compression.decompress(wire, ctx))
 

@@ -11,7 +11,7 @@ from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, library
 from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
 from dcoll.compression.residuals import Residuals
-from dcoll.errors import JoinedError
+from dcoll.errors import ArgumentError, JoinedError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
@@ -106,6 +106,13 @@ class Layout:
                 return power_sgd.PowerSGDReducer(
                     comm, params, called, self.op, self._compression, pre, post, groups, *sizes, states
                 )
+        elif any(library("torch").number(p) is not None for p in params):
+            if codec and wire is None:
+                raise ArgumentError(
+                    "DistributedOptimizer got parameters on a device and a compression that works on the CPU: use "
+                    "Compression.none, fp16, bf16 or powersgd, or a class of your own"
+                )
+            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups, names)
         elif wire is None and not codec and self._compression is not NoneCompressor:
             return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups, names)
         return _C.Reducer(

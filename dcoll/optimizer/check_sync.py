@@ -16,7 +16,7 @@ def check_tensors(comm: _C.Communicator, names: Sequence[str], tensors: Sequence
     """
     if comm.size == 1:
         return
-    dense = [t.detach().contiguous() for t in tensors]
+    dense = [t.detach().contiguous().cpu() for t in tensors]
     mine = torch.tensor(_C.hash_memory([(t.data_ptr(), t.nbytes) for t in dense]), dtype=torch.int64)
     whole = torch.tensor(_C.hash_memory([(mine.data_ptr(), mine.nbytes)]), dtype=torch.int64)
     if len(set(on_communicator.allgather_sync(comm, whole, "check_sync").tolist())) == 1:

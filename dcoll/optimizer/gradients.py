@@ -228,7 +228,7 @@ class GradientSync(FailedRounds):
                     raise gradient_errors.strange_layout(self.name_of(p), grad.layout)
                 return False
             grad = self._as_dense.to_dense(p, grad)
-        if grad.shape != view.shape or grad.dtype != view.dtype or not grad.is_cpu:
+        if grad.shape != view.shape or grad.dtype != view.dtype or grad.device != view.device:
             raise gradient_errors.converted(self.name_of(p), view, grad)
         view.copy_(grad.detach())
         p.grad = view

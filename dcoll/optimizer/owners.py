@@ -27,10 +27,10 @@ _owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of its Owner
 
 def check(p: torch.Tensor, name_of: Callable[[torch.Tensor], str]) -> None:
     """Raise unless its gradient can be reduced."""
-    if p.device.type != "cpu":
+    if p.device.type not in ("cpu", "cuda"):
         raise ArgumentError(
-            f"parameter {name_of(p)} is on device {p.device}, but DistributedOptimizer works on CPU parameters: move "
-            "the model with .cpu() before making the optimizer"
+            f"parameter {name_of(p)} is on device {p.device}, but DistributedOptimizer works on parameters of the CPU "
+            "and of CUDA: move the model with .cpu() before making the optimizer"
         )
     try:
         code_of(p.dtype)

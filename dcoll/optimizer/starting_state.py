@@ -58,9 +58,9 @@ def broadcast_tensors(comm: _C.Communicator, tensors: Sequence[tuple[str, torch.
     layout = [f"{name}: {t.dtype} {list(t.shape)} on {t.device.type}" for name, t in tensors]
     objects.agree(comm, layout, "broadcast_parameters", "Build the same model on every rank.")
     for name, t in tensors:
-        if t.layout is not torch.strided or not t.is_cpu:
+        if t.layout is not torch.strided or not (t.is_cpu or t.is_cuda):
             raise ArgumentError(
-                f"broadcast_parameters: {name} is {t.layout} on {t.device}, but must be dense, on the CPU"
+                f"broadcast_parameters: {name} is {t.layout} on {t.device}, but must be dense, on the CPU or CUDA"
             )
     if comm.size > 1:
         pending = [_Pack(comm, pack, root) for pack in _packs([t for _, t in tensors])]

@@ -10,6 +10,7 @@
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
 #include "engine/collective/rider.h"
+#include "engine/core/staging.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/levels/hierarchical_all_reduce.h"
 
@@ -210,8 +211,32 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
 }
 
+namespace {
+
+class Arrival final : public Pollable {
+ public:
+  explicit Arrival(Staging& staging) : staging_(staging) {}
+  bool poll(bool& /*moved*/) override { return staging_.arrived(); }
+  void waiting_for(std::vector<int>& /*ranks*/) const override {}
+
+ private:
+  Staging& staging_;
+};
+
+// Memory on a device. Nobody waits here for the copy of the result: streams do.
+Task through_host(Fabric& f, Operation& operation) {
+  Arrival arrival(*operation.staging);
+  co_await arrival;
+  Nested collective(run_collective(f, operation));
+  co_await collective;
+  operation.staging->send_back();
+}
+
+}  // namespace
+
 Task start_collective(Fabric& fabric, Operation& operation) {
   const Request& r = operation.request;
+  if (operation.staging != nullptr) return through_host(fabric, operation);
   return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
                                                        : run_collective(fabric, operation);
 }

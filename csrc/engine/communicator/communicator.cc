@@ -13,6 +13,7 @@ namespace dcoll {
 namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(20);
+constexpr auto kCopySleep = std::chrono::microseconds(50);  // while a device copies: nobody wakes us for that
 constexpr double kWatchSeconds = 0.02;  // between two looks at deadlines and peers, while a wait does not sleep yet
 // Where the numbers of operations by name begin in the timeline: a sequence beside that of the ordered ones.
 constexpr uint64_t kFirstNamed = uint64_t{1} << 40;
@@ -103,6 +104,7 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   free_last_name();
   operation->phases.on = timeline_->on();
   operation->phases.enter(Phase::kQueue);
+  stage(*operation);
   {
     const std::lock_guard lock(inbox_mutex_);
     check_open();
@@ -110,12 +112,43 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
     inbox_.push_back(operation);
     pending_.store(true);
   }
-  if (start == Start::kInBackground || (start == Start::kSoon && !operation->request.call().is_small())) {
+  if (start == Start::kInBackground ||
+      (start == Start::kSoon && (operation->staging != nullptr || !operation->request.call().is_small()))) {
     hand_over(Wake::kNow);
   } else if (start == Start::kSoon && !had_work) {
     begin_here();
   }  // what comes behind other operations begins when they end: somebody sees to them already
   return operation;
+}
+
+void Communicator::stage(Operation& operation) {
+  const int number = operation.request.device;
+  if (number == device::kHost) return;
+  std::shared_ptr<StagingLane> lane;
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    std::shared_ptr<StagingLane>& known = lanes_[number];
+    if (known == nullptr) {
+      known = std::make_shared<StagingLane>(device::device_of(number), [this](size_t bytes) {
+        try {
+          return alloc(bytes);
+        } catch (const Error&) {  // the arena is full: the engine copies once more
+          return Memory::uninitialized(bytes);
+        }
+      });
+    }
+    lane = known;
+  }
+  operation.staging = std::make_shared<Staging>(std::move(lane), operation.request, members_.rank, members_.size,
+                                                members_.job_rank(members_.rank));
+}
+
+// Drive lock held.
+bool Communicator::awaits_copies() const {
+  const auto awaits = [](const Queue& queue) {
+    return !queue.empty() && queue.front()->staging != nullptr && queue.front()->staging->waits();
+  };
+  return awaits(queue_) || awaits(named_queue_);
 }
 
 void Communicator::refuse(const std::string& why) {
@@ -190,10 +223,11 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     }
     // The ticket is drawn before the last look, so whatever happens after that look ends the sleep at once.
     const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
-    bool moved = false;
+    bool moved = false, copying = false;
     {
       const std::lock_guard lock(drive_mutex_);
       step(moved);
+      copying = sleepy && awaits_copies();
       if (idle && watches && !moved) {
         watch(now);
         next_watch_s = idle_s + kWatchSeconds;
@@ -213,7 +247,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
       pause_between_looks();
       continue;
     }
-    const auto limit = std::min<Clock::duration>(kLongestSleep, deadline - now);
+    const auto limit = std::min<Clock::duration>(copying ? kCopySleep : kLongestSleep, deadline - now);
     members_.transport->wait(
         ticket, std::chrono::duration_cast<std::chrono::microseconds>(limit) + std::chrono::microseconds(1));
   }

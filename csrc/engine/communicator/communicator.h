@@ -30,6 +30,7 @@
 #include "engine/core/call.h"
 #include "engine/core/operation.h"
 #include "engine/core/scratch.h"
+#include "engine/core/staging.h"
 #include "engine/p2p/point_to_point.h"
 #include "engine/watch/diagnosis.h"
 #include "engine/watch/last_operation.h"
@@ -192,6 +193,9 @@ class Communicator final : public Watched, public Notes {
   [[noreturn]] void throw_forked() const;
   // Validates; and what messages call the root.
   void accept(Request& request) const;
+  // Has an operation on memory of a device begin its copy.
+  void stage(Operation& operation);
+  bool awaits_copies() const;
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   double longest_spin_s(Spin spin) const;
   void step(bool& moved) noexcept;
@@ -279,6 +283,8 @@ class Communicator final : public Watched, public Notes {
   const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
   const std::string out_of_memory_;                  // what to tell the others when there is no memory for more
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
+  std::mutex lanes_mutex_;
+  std::map<int, std::shared_ptr<StagingLane>> lanes_;  // of the devices used so far
 
   std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
   Queue queue_;                               // the front one is running

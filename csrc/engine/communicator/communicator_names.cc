@@ -13,6 +13,7 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   operation->last_moved = Clock::now();
   operation->phases.on = timeline_->on();
   operation->phases.enter(Phase::kQueue);
+  stage(*operation);
   make_names();
   {
     const std::lock_guard lock(inbox_mutex_);
@@ -33,7 +34,7 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
     last_name_taken_.store(true);
     pending_.store(true);
   }
-  if (!operation->request.call().is_small()) {
+  if (operation->staging != nullptr || !operation->request.call().is_small()) {
     hand_over(Wake::kNow);
   } else {
     begin_here();

@@ -62,7 +62,7 @@ bool Call::plainly_valid(int size) const {
 // lengths in the first word tell apart what follows.
 uint64_t Call::reduction_fingerprint() const {
   Fingerprint print;
-  print.add(static_cast<uint64_t>(Kind::kAllReduce) | static_cast<uint64_t>(dtype) << 8 |
+  print.add(static_cast<uint64_t>(Kind::kAllReduce) | device_bit() | static_cast<uint64_t>(dtype) << 8 |
             static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(encoding.codec) << 20 | uint64_t{algo.id()} << 24 |
             uint64_t{name.size()} << 32 | uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 |
             uint64_t{packed} << 63);
@@ -86,7 +86,7 @@ uint64_t Call::reduction_fingerprint() const {
 uint64_t Call::fingerprint() const {
   if (kind == Kind::kAllReduce) return reduction_fingerprint();
   Fingerprint print;
-  print.add(static_cast<uint64_t>(kind)).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
+  print.add(static_cast<uint64_t>(kind) | device_bit()).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
   if (kind == Kind::kBroadcast) print.add(count).add(static_cast<uint64_t>(root));
   if (kind == Kind::kReduceScatter) {
     print.add(count).add(static_cast<uint64_t>(op));

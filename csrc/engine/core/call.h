@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/types.h"
+#include "device/device.h"
 #include "engine/core/algo.h"
 #include "engine/core/dims.h"
 #include "kernels/codec.h"
@@ -78,7 +79,8 @@ struct Call {
   bool packed = false;
   std::span<const kernels::Segment> tensors{};  // as in ReduceJob; {}, or what own_slice() was asked about
   bool into_tensors = false;                    // as in ReduceJob
-  Dims dims{};  // of the operand (allreduce, broadcast) or of one of its rows (the others)
+  Dims dims{};                 // of the operand (allreduce, broadcast) or of one of its rows (the others)
+  int device = device::kHost;  // where the memory is. Whether it is on a device is part of what ranks compare
 
   // Bytes per row, whatever row_elems counts.
   size_t row_bytes() const { return reduces(kind) ? row_elems * dtype_bytes(dtype) : row_elems; }
@@ -95,6 +97,7 @@ struct Call {
 
  private:
   uint64_t reduction_fingerprint() const;
+  uint64_t device_bit() const { return uint64_t{device != device::kHost} << 7; }
 };
 
 }  // namespace dcoll

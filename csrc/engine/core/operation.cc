@@ -77,7 +77,8 @@ Request Request::of(const Call& call, int size) {
             .packed = call.packed,
             .tensors = call.tensors,
             .into_tensors = call.into_tensors,
-            .dims = {call.dims.begin(), call.dims.end()}};
+            .dims = {call.dims.begin(), call.dims.end()},
+            .device = call.device};
   if (call.kind == Kind::kAllToAll && call.splits.empty()) {
     const auto ranks = static_cast<size_t>(size);
     r.splits.assign(ranks, call.count / ranks);
@@ -106,7 +107,8 @@ Call Request::call() const {
           .packed = packed,
           .tensors = tensors,
           .into_tensors = into_tensors,
-          .dims = dims};
+          .dims = dims,
+          .device = device};
 }
 
 void Request::validate(int size) const {
@@ -167,6 +169,7 @@ std::string Request::describe() const {
       return text;
   }
   if (!group.empty()) text += ", " + group;
+  if (device != device::kHost) text += std::string(", on ") + device::kind_name(device);
   if (encoding) text += ", as " + kernels::encoding_name(encoding);
   if (!algo.as_configured()) text += ", algo " + std::string(algo.name());
   return text + factors_text(*this) + ")";

@@ -48,6 +48,8 @@ struct Request {
   std::span<const kernels::Segment> tensors{};
   bool into_tensors = false;
   std::vector<int64_t> dims{};
+  int device = device::kHost;       // as in Call; submitted, `in` and `out` are then its copies in host memory
+  device::Stream stream = nullptr;  // after which the memory may be read
   uint64_t tag = 0;  // send, recv: a point_key() (point.h); `root` is the peer or kAnySource, `count` bytes
 
   // Of an all-to-all without splits: rows shared evenly between the `size` ranks.
@@ -62,10 +64,13 @@ struct Request {
   std::string describe() const;
 };
 
+class Staging;
+
 struct Operation {
   explicit Operation(Request r) : request(std::move(r)) {}
   Request request;
-  std::shared_ptr<Memory> keep;  // the caller's memory, where the core owns it
+  std::shared_ptr<Memory> keep;      // the caller's memory, where the core owns it
+  std::shared_ptr<Staging> staging;  // of memory on a device
   Task task;
   bool by_name = false;
   std::string note{};  // join: what to log on a rank that others outlast

@@ -1,0 +1,83 @@
+#include "bind/on_device.h"
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "bind/bind.h"
+#include "bind/by_name.h"
+#include "device/device.h"
+#include "engine/core/staging.h"
+
+namespace py = pybind11;
+
+namespace dcoll::bind {
+namespace {
+
+// What tells the current stream of a GPU of this thread: torch's. Immortal on purpose.
+PyObject* stream_of = nullptr;
+
+device::Stream current_stream(int number) {
+  if (number == device::kEmulated || stream_of == nullptr) return nullptr;
+  const auto answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(stream_of, "i", number));
+  if (!answer) throw py::error_already_set();
+  return reinterpret_cast<device::Stream>(answer.cast<uintptr_t>());
+}
+
+void use_streams(py::object function) { stream_of = function.release().ptr(); }
+
+}  // namespace
+
+std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
+  if (request.kind < Kind::kBarrier) {
+    request.device = self.device;
+    request.stream = current_stream(self.device);
+  }
+  return self.by_name ? self.comm->submit_by_name(std::move(request))
+                      : self.comm->submit(std::move(request), Communicator::Start::kSoon);
+}
+
+bool settled(Operation& operation) noexcept {
+  try {
+    return operation.staging == nullptr || operation.staging->settled();
+  } catch (const Error&) {  // a wait says so
+    return true;
+  }
+}
+
+void settle(Communicator& comm, Operation& operation) {
+  if (operation.staging == nullptr || !operation.done.load(std::memory_order_acquire)) return;
+  const device::Stream stream = current_stream(operation.request.device);
+  const py::gil_scoped_release unlocked;
+  try {
+    operation.staging->hold(stream);
+  } catch (const device::DeviceError& e) {
+    comm.fail(e.what());
+    throw;
+  }
+}
+
+void wait_settled(Operation& operation) noexcept {
+  if (operation.staging == nullptr) return;
+  const py::gil_scoped_release unlocked;
+  try {
+    operation.staging->wait();
+  } catch (const Error&) {  // nobody asks
+  }
+}
+
+void bind_on_device(py::module_& m) {
+  using namespace py::literals;
+  py::class_<OnDevice>(m, "OnDevice", py::is_final())
+      .def(py::init(
+               [](std::shared_ptr<Communicator> comm, int device) { return OnDevice{std::move(comm), false, device}; }),
+           "comm"_a, "device"_a)
+      .def(py::init([](const ByName& named, int device) { return OnDevice{named.comm, true, device}; }), "comm"_a,
+           "device"_a)
+      .def_property_readonly("rank", [](const OnDevice& self) { return self.comm->rank(); })
+      .def_property_readonly("size", [](const OnDevice& self) { return self.comm->size(); });
+  m.attr("EMULATED_DEVICE") = device::kEmulated;
+  m.def("emulates_device", [] { return setting_text("DCOLL_DEVICE") == "emulated"; });
+  m.def("use_streams", &use_streams, "current_stream"_a);
+  m.def("fail_emulated_after", &device::fail_emulated_after, "copies"_a);
+}
+
+}  // namespace dcoll::bind

@@ -1,0 +1,31 @@
+// Collectives on tensors of a device: what Python calls OnDevice(comm, device) has the collectives of a communicator or
+// of its by_name, for addresses on that device.
+#pragma once
+
+#include <memory>
+
+#include "engine/communicator/communicator.h"
+
+namespace dcoll::bind {
+
+struct OnDevice {
+  std::shared_ptr<Communicator> comm;
+  bool by_name = false;
+  int device = 0;
+};
+
+// Begins after what is in the caller's current stream.
+std::shared_ptr<Operation> submit(const OnDevice& self, Request request);
+
+// Of an operation on any memory that is done. Whether its memory is as it should be; never throws.
+bool settled(Operation& operation) noexcept;
+// The caller's current stream waits for that, or the caller where streams are the emulated device's. What the device
+// has against it fails the communicator, so that the other ranks hear of it.
+void settle(Communicator& comm, Operation& operation);
+// The caller waits for that.
+void wait_settled(Operation& operation) noexcept;
+// wait_interruptibly(), and settle() whatever became of the operation.
+void wait_all(Communicator& comm, Operation& operation, double timeout_s,
+              Communicator::Spin spin = Communicator::Spin::kAllowed);
+
+}  // namespace dcoll::bind

@@ -1,0 +1,212 @@
+// CUDA's runtime, found when it is first needed: one build runs with and without a driver. Where torch has loaded its
+// own libcudart, that one is used, so that no process has two.
+#include <dlfcn.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device/implementations.h"
+
+namespace dcoll::device {
+namespace {
+
+using Status = int;  // cudaError_t
+using CudaEvent = void*;
+constexpr Status kSuccess = 0, kNotReady = 600;
+constexpr unsigned kNoTiming = 2;     // cudaEventDisableTiming
+constexpr unsigned kAnyContext = 1;   // cudaHostRegisterPortable
+constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
+constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
+
+struct Runtime {
+  Status (*count_devices)(int*) = nullptr;
+  Status (*get_device)(int*) = nullptr;
+  Status (*set_device)(int) = nullptr;
+  Status (*malloc)(void**, size_t) = nullptr;
+  Status (*free)(void*) = nullptr;
+  Status (*host_register)(void*, size_t, unsigned) = nullptr;
+  Status (*host_unregister)(void*) = nullptr;
+  Status (*priorities)(int*, int*) = nullptr;
+  Status (*stream_create)(Stream*, unsigned, int) = nullptr;
+  Status (*stream_destroy)(Stream) = nullptr;
+  Status (*stream_wait)(Stream, CudaEvent, unsigned) = nullptr;
+  Status (*event_create)(CudaEvent*, unsigned) = nullptr;
+  Status (*event_destroy)(CudaEvent) = nullptr;
+  Status (*event_record)(CudaEvent, Stream) = nullptr;
+  Status (*event_query)(CudaEvent) = nullptr;
+  Status (*event_synchronize)(CudaEvent) = nullptr;
+  Status (*copy)(void*, const void*, size_t, int, Stream) = nullptr;
+  const char* (*error_text)(Status) = nullptr;
+  Status (*last_error)() = nullptr;  // and forgets it, where it can be forgotten
+  std::string missing;               // why there is no runtime; "" where there is one
+
+  Runtime() {
+    constexpr std::array kNames = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
+    void* library = nullptr;
+    for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
+      for (const char* name : kNames) {
+        if (library == nullptr) library = dlopen(name, flags);
+      }
+    }
+    if (library == nullptr) {
+      missing = "no libcudart (of CUDA 11 to 13) is loaded or found";
+      return;
+    }
+    find(library, "cudaGetDeviceCount", count_devices);
+    find(library, "cudaGetDevice", get_device);
+    find(library, "cudaSetDevice", set_device);
+    find(library, "cudaMalloc", malloc);
+    find(library, "cudaFree", free);
+    find(library, "cudaHostRegister", host_register);
+    find(library, "cudaHostUnregister", host_unregister);
+    find(library, "cudaDeviceGetStreamPriorityRange", priorities);
+    find(library, "cudaStreamCreateWithPriority", stream_create);
+    find(library, "cudaStreamDestroy", stream_destroy);
+    find(library, "cudaStreamWaitEvent", stream_wait);
+    find(library, "cudaEventCreateWithFlags", event_create);
+    find(library, "cudaEventDestroy", event_destroy);
+    find(library, "cudaEventRecord", event_record);
+    find(library, "cudaEventQuery", event_query);
+    find(library, "cudaEventSynchronize", event_synchronize);
+    find(library, "cudaMemcpyAsync", copy);
+    find(library, "cudaGetErrorString", error_text);
+    find(library, "cudaGetLastError", last_error);
+  }
+
+ private:
+  template <typename Function>
+  void find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    if (function == nullptr) missing = std::string("libcudart has no ") + name;
+  }
+};
+
+const Runtime& runtime() {
+  static const Runtime found;
+  return found;
+}
+
+void check(int device, Status status, const char* what) {
+  if (status == kSuccess) return;
+  runtime().last_error();
+  throw DeviceError("cuda:" + std::to_string(device) + ": " + what + " failed: " + runtime().error_text(status) +
+                    " (CUDA error " + std::to_string(status) + ")");
+}
+
+// The thread's current device is the caller's business.
+class Current {
+ public:
+  explicit Current(int device) {
+    check(device, runtime().get_device(&before_), "cudaGetDevice");
+    if (before_ == device) return;
+    check(device, runtime().set_device(device), "cudaSetDevice");
+    changed_ = true;
+  }
+  ~Current() {
+    if (changed_) runtime().set_device(before_);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+class RuntimeEvent final : public Event {
+ public:
+  explicit RuntimeEvent(int device) : device_(device) {
+    const Current current(device);
+    check(device, runtime().event_create(&event_, kNoTiming), "cudaEventCreateWithFlags");
+  }
+  ~RuntimeEvent() override { runtime().event_destroy(event_); }
+  void record(Stream stream) override {
+    const Current current(device_);
+    check(device_, runtime().event_record(event_, stream), "cudaEventRecord");
+  }
+  void hold(Stream stream) override {
+    const Current current(device_);
+    check(device_, runtime().stream_wait(stream, event_, 0), "cudaStreamWaitEvent");
+  }
+  bool done() override {
+    const Status status = runtime().event_query(event_);
+    if (status == kNotReady) {
+      runtime().last_error();  // or torch's next check finds it
+      return false;
+    }
+    check(device_, status, "what was put into a stream");
+    return true;
+  }
+  void wait() override { check(device_, runtime().event_synchronize(event_), "what was put into a stream"); }
+
+ private:
+  int device_;
+  CudaEvent event_ = nullptr;
+};
+
+class Cuda final : public Device {
+ public:
+  explicit Cuda(int number) : number_(number) {}
+  std::string name() const override { return "cuda:" + std::to_string(number_); }
+  void* allocate(size_t bytes) override {
+    const Current current(number_);
+    void* data = nullptr;
+    check(number_, runtime().malloc(&data, bytes), "cudaMalloc");
+    return data;
+  }
+  void free(void* data) noexcept override { runtime().free(data); }
+  bool pin(void* data, size_t bytes) override {
+    const Current current(number_);
+    if (runtime().host_register(data, bytes, kAnyContext) == kSuccess) return true;
+    runtime().last_error();
+    return false;
+  }
+  void unpin(void* data) noexcept override { runtime().host_unregister(data); }
+  Stream make_stream() override {
+    const Current current(number_);
+    int least = 0, greatest = 0;
+    check(number_, runtime().priorities(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    Stream stream = nullptr;
+    check(number_, runtime().stream_create(&stream, kNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    return stream;
+  }
+  void destroy_stream(Stream stream) noexcept override { runtime().stream_destroy(stream); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<RuntimeEvent>(number_); }
+  void copy(void* to, const void* from, size_t bytes, Stream stream) override {
+    if (bytes == 0) return;
+    const Current current(number_);
+    check(number_, runtime().copy(to, from, bytes, kFromAddresses, stream), "cudaMemcpyAsync");
+  }
+
+ private:
+  int number_;
+};
+
+}  // namespace
+
+Device& cuda_device(int number) {
+  const std::string name = "cuda:" + std::to_string(number);
+  if (!runtime().missing.empty()) throw ArgumentError(name + " cannot be used: " + runtime().missing + ".");
+  static std::mutex mutex;
+  static auto* devices = new std::vector<std::unique_ptr<Cuda>>;  // never destroyed
+  const std::lock_guard lock(mutex);
+  if (devices->empty()) {
+    int count = 0;
+    const Status status = runtime().count_devices(&count);
+    if (status != kSuccess) {
+      runtime().last_error();
+      throw ArgumentError(name + " cannot be used: " + runtime().error_text(status) + ".");
+    }
+    for (int i = 0; i < count; ++i) devices->push_back(std::make_unique<Cuda>(i));
+  }
+  if (number < 0 || static_cast<size_t>(number) >= devices->size()) {
+    throw ArgumentError(name + " does not exist; this process sees " + std::to_string(devices->size()) +
+                        " (CUDA_VISIBLE_DEVICES).");
+  }
+  return *(*devices)[static_cast<size_t>(number)];
+}
+
+}  // namespace dcoll::device

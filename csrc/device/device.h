@@ -1,0 +1,71 @@
+// A device with memory of its own: what the engine needs of one. Work is put into streams, which do it later and in
+// order; events tell how far they are. Nothing but Event::wait() waits.
+//
+// Two devices exist: CUDA's (cuda.cc), and an emulated one on the CPU for tests (emulated.cc). Device 0 of the emulated
+// one has the CPU's memory, works late, and overwrites the target of a copy with kPoison before it copies: whoever
+// reads without waiting reads that.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+
+namespace dcoll::device {
+
+// The device itself failed. Most such errors stay: every later call fails as well.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
+// As its library knows it: a cudaStream_t. Null is CUDA's default stream, and the calling thread of the emulated
+// device: what is put there is done at once, and an event that it waits for is waited for by the caller.
+using Stream = void*;
+
+// A place in a stream. Before it is first recorded it is done.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void record(Stream stream) = 0;
+  // What comes in `stream` from now on begins after the event.
+  virtual void hold(Stream stream) = 0;
+  virtual bool done() = 0;
+  // The calling thread waits.
+  virtual void wait() = 0;
+};
+
+// All functions throw DeviceError, which names the device.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;  // "cuda:0"
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void free(void* data) noexcept = 0;
+  // Locks host memory in place, so that copies from and to it need not wait for the caller. False: it could not be;
+  // then copies are right all the same.
+  virtual bool pin(void* data, size_t bytes) = 0;
+  virtual void unpin(void* data) noexcept = 0;
+  virtual Stream make_stream() = 0;
+  virtual void destroy_stream(Stream stream) noexcept = 0;  // after what is in it
+  virtual std::unique_ptr<Event> make_event() = 0;
+  // Between memory of the host and of devices, in any direction.
+  virtual void copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
+};
+
+// What tensors lie on is a number: of a GPU as CUDA numbers them, or one of these.
+inline constexpr int kHost = -1;
+inline constexpr int kEmulated = 1 << 10;
+
+// Lives as long as the process. ArgumentError: there is none of that number, with the reason.
+Device& device_of(int number);
+// "cuda" or "emulated": the same for all numbers of a kind.
+const char* kind_name(int number);
+
+inline constexpr unsigned char kPoison = 0xCD;
+// For tests: from now on the emulated device fails as CUDA's do, for good, when it has begun `copies` more copies.
+// Negative: it works again.
+void fail_emulated_after(int copies);
+
+}  // namespace dcoll::device

@@ -1,0 +1,18 @@
+"""The checks of tests/mpi/checks_device.py on a GPU, which the ranks share."""
+
+from __future__ import annotations
+
+import checks_device
+import presence
+import pytest
+from mpirun import expect, names_of_checks, run_checks
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
+presence.skip_module()
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device))
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_device(n: int, check: str) -> None:
+    presence.require()
+    expect(run_checks("checks_device", n), check)

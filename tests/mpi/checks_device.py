@@ -1,0 +1,145 @@
+"""Checks of collectives on tensors of a device: with DCOLL_DEVICE=emulated on any machine, else on a GPU."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dcoll as hvd
+from dcoll import _C
+from dcoll.job import world
+
+EMULATED = _C.emulates_device()
+DEVICE = torch.device("cpu" if EMULATED else "cuda")
+NAME = "emulated" if EMULATED else "cuda"
+
+
+def mine(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((count,), hvd.rank() + 1, dtype=dtype, device=DEVICE)
+
+
+def is_filled(tensor: torch.Tensor, value: float, count: int) -> bool:
+    want = torch.full((count,), value, dtype=tensor.dtype, device=DEVICE)
+    return tensor.device.type == DEVICE.type and torch.equal(tensor, want)
+
+
+def check_what_is_used_is_the_device() -> None:
+    from dcoll.collectives.tensors import library
+
+    assert library("torch").number(mine(1)) == (_C.EMULATED_DEVICE if EMULATED else torch.cuda.current_device())
+
+
+def check_sizes_and_repeats() -> None:
+    n = hvd.size()
+    total = n * (n + 1) // 2
+    for count in (0, 1, 2, 1023, 70_000, 1_000_003):
+        for _ in range(3):  # memory of the last is used again
+            one = mine(count)
+            assert is_filled(hvd.allreduce(one, op=hvd.Sum), total, count)
+            assert hvd.allreduce_(one, op=hvd.Sum) is one
+            assert is_filled(one, total, count)
+
+
+def check_many_in_flight() -> None:
+    n = hvd.size()
+    total = n * (n + 1) // 2
+    counts = [1, 100_000, 17, 0, 30_000]
+    handles = [hvd.allreduce_async(mine(count), op=hvd.Sum, name=f"of {count}") for count in counts]
+    handles += [hvd.allreduce_async_(mine(count), op=hvd.Sum) for count in counts]
+    for handle, count in zip(handles, [*counts, *counts], strict=True):
+        assert is_filled(handle.wait(30), total, count)
+        assert hvd.poll(handle)
+
+
+def check_poll_tells_that_the_result_is_there() -> None:
+    one = mine(100_000)
+    handle = hvd.allreduce_async_(one, op=hvd.Max)
+    while not hvd.poll(handle):
+        pass
+    assert is_filled(one, hvd.size(), 100_000)
+    hvd.synchronize(handle)
+
+
+def check_a_dropped_handle() -> None:
+    one = mine(50_000)
+    hvd.allreduce_async_(one, op=hvd.Sum)
+    hvd.barrier()
+    assert is_filled(hvd.allreduce(mine(5), op=hvd.Min), 1, 5)
+
+
+def check_groups() -> None:
+    n = hvd.size()
+    some = [mine(3), mine(40_000, torch.float64), mine(5, torch.int32)]
+    for out, one in zip(hvd.grouped_allreduce(some, op=hvd.Sum), some, strict=True):
+        assert is_filled(out, n * (n + 1) // 2, one.numel())
+        assert out.dtype == one.dtype
+    for out, one in zip(hvd.grouped_allgather(some), some, strict=True):
+        assert torch.equal(out.cpu(), torch.arange(1, n + 1, dtype=one.dtype).repeat_interleave(one.numel()))
+    for out in hvd.grouped_reducescatter([mine(4 * n), mine(6 * n)], op=hvd.Max):
+        assert is_filled(out, n, out.numel())
+    mixed = hvd.grouped_allreduce([mine(3), np.full(3, hvd.rank() + 1.0)], op=hvd.Max)
+    assert is_filled(mixed[0], n, 3)
+    assert (mixed[1] == n).all()
+
+
+def check_a_process_set() -> None:
+    last = hvd.size() - 1
+    some = hvd.add_process_set([0, last]) if hvd.size() > 2 else hvd.global_process_set
+    if some.included():
+        assert is_filled(hvd.allreduce(mine(1000), op=hvd.Max, process_set=some), last + 1, 1000)
+
+
+def check_a_model_learns_alike() -> None:
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(DEVICE)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    plain = [p.detach().clone() for p in model.parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.25), named_parameters=model.named_parameters()
+    )
+    data = [torch.randn(4, 8, generator=torch.Generator().manual_seed(r)).to(DEVICE) for r in range(hvd.size())]
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(data[hvd.rank()]).square().mean().backward()
+        optimizer.step()
+    state = hvd.allgather_object([p.detach().cpu() for p in model.parameters()])
+    for one in state:
+        assert all(map(torch.equal, one, state[0]))
+    assert not all(map(torch.equal, plain, [p.detach() for p in model.parameters()]))
+
+
+def check_host_here_and_device_there() -> None:
+    if hvd.size() == 1:
+        return
+    one: Any = np.ones(4, np.float32) if hvd.rank() == 0 else mine(4)
+    with pytest.raises(hvd.MismatchError, match=f"on {NAME}"):
+        hvd.allreduce(one, op=hvd.Sum)
+    assert is_filled(hvd.allreduce(mine(4), op=hvd.Max), hvd.size(), 4)
+
+
+def check_a_gpu_that_is_not_there() -> None:
+    comm = _C.OnDevice(world.communicator(), 77)
+    with pytest.raises(hvd.ArgumentError, match="cuda:77"):
+        comm.allreduce_sync(0, 0, 0, _C.FLOAT32, hvd.Sum)
+    assert is_filled(hvd.allreduce(mine(4), op=hvd.Max), hvd.size(), 4)
+
+
+def _reduce_thrice() -> None:
+    for _ in range(3):
+        hvd.allreduce(mine(1000), op=hvd.Sum)
+
+
+def check_a_device_that_fails() -> None:
+    """Last: the job has to start again."""
+    if not EMULATED:
+        return
+    failing = hvd.size() - 1
+    if hvd.rank() == failing:
+        _C.fail_emulated_after(1)
+    with pytest.raises(hvd.DcollError, match=f"emulated:0: .*rank {failing}"):
+        _reduce_thrice()
+    _C.fail_emulated_after(-1)
+    hvd.shutdown()
+    hvd.init()
+    assert is_filled(hvd.allreduce(mine(1000), op=hvd.Max), hvd.size(), 1000)
