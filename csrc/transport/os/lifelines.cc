@@ -80,7 +80,7 @@ std::vector<LifelineAddress::Ip> own_ips(bool loopback) {
     }
     found.push_back(ip);
   }
-  std::ranges::stable_partition(found, is_ipv4);
+  std::stable_partition(found.begin(), found.end(), is_ipv4);  // ranges' is not for clang 14 with libstdc++
   return found;
 }
 
