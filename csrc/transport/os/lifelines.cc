@@ -85,7 +85,7 @@ std::vector<LifelineAddress::Ip> own_ips(bool loopback) {
     }
     found.push_back(ip);
   }
-  std::stable_partition(found.begin(), found.end(), is_ipv4);  // clang 14 cannot read the ranges' one
+  std::stable_partition(found.begin(), found.end(), is_ipv4);  // ranges' is not for clang 14 with libstdc++
   return found;
 }
 
