@@ -109,6 +109,30 @@ def check_a_model_learns_alike() -> None:
     assert not all(map(torch.equal, plain, [p.detach() for p in model.parameters()]))
 
 
+def check_options_of_the_optimizer() -> None:
+    compression = hvd.Compression
+    options: list[dict[str, Any]] = [
+        {"compression": compression.fp16},
+        {"compression": compression.bf16},
+        {"compression": compression.powersgd(2)},
+        {"check_sync": 1},
+    ]
+    for some in options:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 4).to(DEVICE)
+        named = list(model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25), named, **some)
+        before = model.weight.detach().clone()
+        model(torch.full((2, 8), hvd.rank() + 1.0, device=DEVICE)).sum().backward()
+        optimizer.step()
+        everyones = hvd.allgather_object(model.weight.detach().cpu())
+        assert all(torch.equal(one, everyones[0]) for one in everyones)
+        # Exact in every format: the gradient is 2 (rank + 1) everywhere, and its average n + 1.
+        assert torch.allclose(before - model.weight.detach(), torch.full((4, 8), (hvd.size() + 1) / 4, device=DEVICE))
+    with pytest.raises(hvd.ArgumentError, match="parameters on a device"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25), named, compression=hvd.Compression.int8)
+
+
 def check_host_here_and_device_there() -> None:
     if hvd.size() == 1:
         return
