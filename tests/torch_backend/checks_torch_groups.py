@@ -262,7 +262,8 @@ def check_callbacks_that_communicate() -> None:
 
 
 def check_futures_that_wait_leave_the_processor_alone() -> None:
-    """What computes meanwhile is on the same core. Over MPI a sleep looks at MPI now and then."""
+    """What computes meanwhile is on the same core. A thread that spins would use all of that second; over MPI a sleep
+    looks at MPI now and then."""
     if os.environ.get("DCOLL_TRANSPORT") == "mpi":
         return
     late = dist.get_rank() == 0
@@ -273,7 +274,7 @@ def check_futures_that_wait_leave_the_processor_alone() -> None:
     if not late:
         begin = time.process_time()
         time.sleep(1)
-        assert time.process_time() - begin < 0.1
+        assert time.process_time() - begin < 0.5
     torch.futures.wait_all(futures)
 
 
