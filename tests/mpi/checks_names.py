@@ -125,6 +125,15 @@ def check_a_name_twice_where_all_others_have_come() -> None:
         hvd.allgather_async(torch.ones(3), name="waited for").wait()
 
 
+def check_a_name_again_once_it_was_waited_for() -> None:
+    """However quick the operation was: begun by a rank that all others wait for, it is done before anybody waits."""
+    ones = torch.ones(2)
+    for i in range(1000):
+        if hvd.rank() == i % hvd.size():
+            time.sleep(2e-4)
+        assert hvd.synchronize(hvd.allreduce_async(ones, op=hvd.Sum, name="again")).eq(hvd.size()).all()
+
+
 def check_a_mismatch_by_name() -> None:
     good = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="good")
     bad = hvd.allreduce_async(torch.ones(3 + hvd.rank()), name="bad")
