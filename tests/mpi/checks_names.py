@@ -1,6 +1,7 @@
 """By name, join and stalls, as a script sees them."""
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
