@@ -377,7 +377,8 @@ TEST(late_in_both_phases) {
         if (where == Where::kMapped) CHECK(late != nullptr && !late->done.load());
         bool done = false;
         for (int i = 0; i < 10000 && !done; ++i) {
-          done = world[0]->wait_for(*operations[0], 1e-4) & (late == nullptr || world[1]->wait_for(*late, 1e-4));
+          const bool first = world[0]->wait_for(*operations[0], 1e-4);  // both are brought on
+          done = (late == nullptr || world[1]->wait_for(*late, 1e-4)) && first;
         }
         CHECK(done && !operations[0]->error && (late == nullptr || !late->error));
         for (const int rank : {0, 1}) {
