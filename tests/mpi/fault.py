@@ -65,6 +65,7 @@ def killed() -> None:
     """One rank is killed without a word; the others say what they saw."""
     hvd.allreduce(np.ones(1))
     if hvd.rank() == 1:
+        time.sleep(0.3)  # what it has sent may be on its way, and would be lost
         os.kill(os.getpid(), signal.SIGKILL)
     tell_what_ends(work_for_ever)
 
