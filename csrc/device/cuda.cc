@@ -4,10 +4,10 @@
 
 #include <array>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "device/implementations.h"
 
 namespace dcoll::device {
@@ -190,9 +190,9 @@ class Cuda final : public Device {
 Device& cuda_device(int number) {
   const std::string name = "cuda:" + std::to_string(number);
   if (!runtime().missing.empty()) throw ArgumentError(name + " cannot be used: " + runtime().missing + ".");
-  static std::mutex mutex;
+  static Mutex mutex;
   static auto* devices = new std::vector<std::unique_ptr<Cuda>>;  // never destroyed
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   if (devices->empty()) {
     int count = 0;
     const Status status = runtime().count_devices(&count);

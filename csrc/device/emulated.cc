@@ -1,14 +1,14 @@
 // The emulated device: a stream is a thread with a queue, an event is two counters.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 
+#include "base/thread_safety.h"
 #include "device/implementations.h"
 
 namespace dcoll::device {
@@ -25,26 +25,25 @@ class Queue {
     thread_.join();
   }
   void push(std::function<void()> work) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     work_.push_back(std::move(work));
     filled_.notify_one();
   }
 
  private:
   void run() {
-    while (true) {
-      std::unique_lock lock(mutex_);
-      filled_.wait(lock, [this] { return !work_.empty(); });
-      const auto work = std::move(work_.front());
-      work_.pop_front();
-      lock.unlock();
-      if (work == nullptr) return;
-      work();
-    }
+    while (const auto work = next()) work();
   }
-  std::mutex mutex_;
-  std::condition_variable filled_;
-  std::deque<std::function<void()>> work_;
+  std::function<void()> next() {
+    const MutexLock lock(mutex_);
+    while (work_.empty()) filled_.wait(mutex_);
+    auto work = std::move(work_.front());
+    work_.pop_front();
+    return work;
+  }
+  Mutex mutex_;
+  Condition filled_;
+  std::deque<std::function<void()>> work_ DCOLL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
@@ -81,21 +80,21 @@ class EmulatedEvent final : public Event {
  private:
   struct Counter {
     void reach(uint64_t place) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       reached = std::max(reached, place);
       moved.notify_all();
     }
     bool has(uint64_t place) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       return reached >= place;
     }
     void wait_for(uint64_t place) {
-      std::unique_lock lock(mutex);
-      moved.wait(lock, [&] { return reached >= place; });
+      const MutexLock lock(mutex);
+      while (reached < place) moved.wait(mutex);
     }
-    std::mutex mutex;
-    std::condition_variable moved;
-    uint64_t reached = 0;
+    Mutex mutex;
+    Condition moved;
+    uint64_t reached DCOLL_GUARDED_BY(mutex) = 0;
   };
   uint64_t recorded_ = 0;  // one thread at a time uses an event, as with CUDA's
   std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();

@@ -158,15 +158,16 @@ def _together(handles: list[Handle]) -> Handle:
     return Handle(core, handles, lambda _: core.results, None)
 
 
-def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple[list[Any], Any]:
-    """The tensors or row-major copies, and what `run` returned for them."""
-    listed = list_of(tensors, what)
+def _run_rows(run: Callable[[list[Any]], Any], listed: list[Any], what: str) -> tuple[list[Any], Any] | None:
+    """The tensors or row-major copies, and what `run` returned for them. None where one of them lies on a device."""
     core = run(listed)
     if core is not None:
         return listed, core
     for tensor in listed:
         kind_of(tensor)
         on_communicator.rows_of(tensor, what)
+    if any(kind_of(tensor).device_number(tensor) is not None for tensor in listed):
+        return None
     dense = _dense(listed, in_place=False)
     described = []
     for tensor in dense:
@@ -174,12 +175,6 @@ def _run_rows(run: Callable[[list[Any]], Any], tensors: Any, what: str) -> tuple
         row_elems = math.prod(tensor.shape[1:])
         described.append((kind.address(tensor), tuple(tensor.shape), row_elems, CODES[tensor.dtype]))
     return dense, run(described)
-
-
-def _any_on_device(tensors: Any) -> bool:
-    if not isinstance(tensors, (list, tuple)):
-        return False
-    return any((KINDS.get(type(one)) or kind_of(one)).number(one) is not None for one in tensors)
 
 
 def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
@@ -198,17 +193,21 @@ def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
 
 def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
     """Each of the tensors gathered, by one operation."""
-    if _any_on_device(tensors):
-        return start_allgather(comm, tensors, name).wait()  # type: ignore[no-any-return]
-    dense, core = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), tensors, "grouped_allgather")
+    listed = list_of(tensors, "grouped_allgather")
+    done = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), listed, "grouped_allgather")
+    if done is None:
+        return start_allgather(comm, listed, name).wait()  # type: ignore[no-any-return]
+    dense, core = done
     return _unpacked(core, dense)
 
 
 def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Handle:
     """A handle whose result is the list of the gathered tensors. The tensors are copied at once."""
-    if _any_on_device(tensors):
-        return _together([on_communicator.allgather(comm, t, f"{name}[{i}]") for i, t in enumerate(tensors)])
-    dense, core = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), tensors, "grouped_allgather")
+    listed = list_of(tensors, "grouped_allgather")
+    started = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), listed, "grouped_allgather")
+    if started is None:
+        return _together([on_communicator.allgather(comm, t, f"{name}[{i}]") for i, t in enumerate(listed)])
+    dense, core = started
     return Handle(core, None, lambda _: _unpacked(core, dense), None)
 
 
@@ -217,13 +216,15 @@ def reducescatter_sync(
 ) -> list[Any]:
     """This rank's shares of each of the tensors, by one operation per dtype."""
     _checked(op)
-    if _any_on_device(tensors):
-        return start_reducescatter(comm, tensors, op, name, prescale, postscale).wait()  # type: ignore[no-any-return]
+    listed = list_of(tensors, "grouped_reducescatter")
 
     def run(given: list[Any]) -> Any:
         return _C.grouped_reducescatter_sync(comm, given, op, name, prescale, postscale)
 
-    dense, core = _run_rows(run, tensors, "grouped_reducescatter")
+    done = _run_rows(run, listed, "grouped_reducescatter")
+    if done is None:
+        return start_reducescatter(comm, listed, op, name, prescale, postscale).wait()  # type: ignore[no-any-return]
+    dense, core = done
     return _unpacked(core, dense)
 
 
@@ -232,12 +233,14 @@ def start_reducescatter(
 ) -> Handle:
     """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)
-    if _any_on_device(tensors):
-        one = on_communicator.reducescatter
-        return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(tensors)])
+    listed = list_of(tensors, "grouped_reducescatter")
 
     def run(given: list[Any]) -> Any:
         return _C.grouped_reducescatter(comm, given, op, name, prescale, postscale)
 
-    dense, core = _run_rows(run, tensors, "grouped_reducescatter")
+    started = _run_rows(run, listed, "grouped_reducescatter")
+    if started is None:
+        one = on_communicator.reducescatter
+        return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(listed)])
+    dense, core = started
     return Handle(core, None, lambda _: _unpacked(core, dense), None)

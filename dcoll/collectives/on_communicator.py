@@ -21,7 +21,7 @@ Lane = _C.Communicator | _C.ByName
 
 def on_memory_of(comm: Any, kind: Kind, tensor: Any) -> Any:
     """What has the collectives on `comm` for the memory that the tensor lies in."""
-    number = kind.number(tensor)
+    number = kind.device_number(tensor)
     return comm if number is None else _C.OnDevice(comm, number)
 
 
@@ -222,7 +222,7 @@ def _row_bytes(tensor: Any) -> int:
 
 def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
     """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
-    if 0 < nbytes <= _GUESS_BYTES and kind.number(source) is None:
+    if 0 < nbytes <= _GUESS_BYTES and kind.device_number(source) is None:
         out = kind.new_empty(source, (rows, *source.shape[1:]))
         return out, kind.address(out), nbytes
     return None, 0, 0

@@ -42,7 +42,7 @@ class Kind:
     empty_like: Callable[[Any], Any]  # of a dense tensor: dense, without gradient
     new_empty: Callable[[Any, tuple[int, ...]], Any]  # of that shape and the tensor's dtype: dense, without gradient
 
-    def number(self, tensor: Any) -> int | None:
+    def device_number(self, tensor: Any) -> int | None:
         """Of the device that the tensor lies on; None on the CPU, where the core works."""
         return None
 
@@ -96,7 +96,7 @@ class TorchKind(Kind):
         _C.use_torch(torch, self._written)
         _C.use_streams(lambda device: torch.cuda.current_stream(device).cuda_stream)
 
-    def number(self, tensor: Any) -> int | None:
+    def device_number(self, tensor: Any) -> int | None:
         if tensor.is_cpu:
             return _C.EMULATED_DEVICE if self._emulates else None
         index: int = tensor.get_device()

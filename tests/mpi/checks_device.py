@@ -27,7 +27,7 @@ def is_filled(tensor: torch.Tensor, value: float, count: int) -> bool:
 def check_what_is_used_is_the_device() -> None:
     from dcoll.collectives.tensors import library
 
-    assert library("torch").number(mine(1)) == (_C.EMULATED_DEVICE if EMULATED else torch.cuda.current_device())
+    assert library("torch").device_number(mine(1)) == (_C.EMULATED_DEVICE if EMULATED else torch.cuda.current_device())
 
 
 def check_sizes_and_repeats() -> None:

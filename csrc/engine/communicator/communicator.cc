@@ -126,7 +126,7 @@ void Communicator::stage(Operation& operation) {
   if (number == device::kHost) return;
   std::shared_ptr<StagingLane> lane;
   {
-    const std::lock_guard lock(lanes_mutex_);
+    const MutexLock lock(lanes_mutex_);
     std::shared_ptr<StagingLane>& known = lanes_[number];
     if (known == nullptr) {
       known = std::make_shared<StagingLane>(device::device_of(number), [this](size_t bytes) {

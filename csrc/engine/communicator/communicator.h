@@ -283,8 +283,8 @@ class Communicator final : public Watched, public Notes {
   const std::atomic<uint32_t>* const failure_flag_;  // Transport::failure_flag
   const std::string out_of_memory_;                  // what to tell the others when there is no memory for more
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
-  std::mutex lanes_mutex_;
-  std::map<int, std::shared_ptr<StagingLane>> lanes_;  // of the devices used so far
+  Mutex lanes_mutex_;
+  std::map<int, std::shared_ptr<StagingLane>> lanes_ DCOLL_GUARDED_BY(lanes_mutex_);  // of the devices used so far
 
   std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
   Queue queue_;                               // the front one is running

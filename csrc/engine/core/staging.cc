@@ -31,7 +31,7 @@ StagingLane::~StagingLane() {
 }
 
 void StagingLane::sweep() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(retired_, [](Retired& one) { return one.after->done(); });
 }
 
@@ -52,13 +52,13 @@ void StagingLane::retire(std::vector<std::shared_ptr<Memory>> blocks) noexcept {
   try {
     auto after = device_.make_event();
     after->record(stream_);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     retired_.push_back({std::move(after), std::move(blocks)});
   } catch (const std::exception&) {
     // A device that has failed may still write there: never freed.
     static auto* const kept = new std::vector<std::vector<std::shared_ptr<Memory>>>;
-    static std::mutex mutex;
-    const std::lock_guard lock(mutex);
+    static Mutex mutex;
+    const MutexLock lock(mutex);
     kept->push_back(std::move(blocks));
   }
 }

@@ -6,9 +6,9 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "device/device.h"
 #include "engine/core/memory.h"
 #include "engine/core/operation.h"
@@ -42,8 +42,8 @@ class StagingLane {
   device::Stream stream_;
   Allocate allocate_;
   const std::shared_ptr<Scratch> pool_ = std::make_shared<Scratch>();
-  std::mutex mutex_;
-  std::vector<Retired> retired_;
+  Mutex mutex_;
+  std::vector<Retired> retired_ DCOLL_GUARDED_BY(mutex_);
 };
 
 class Staging {
