@@ -25,6 +25,8 @@ class Collectives(Reductions, Movement, Messages):
     """All collectives of a group, and its life, under the names of both."""
 
     _leaves_job = False
+    # Of torch's own properties of that name, 2.15's ends in itself where a class written in Python has none.
+    supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
         """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
@@ -157,7 +159,7 @@ class DcollProcessGroup(Collectives, TorchProcessGroup):
             "split_group is not there for CPUs in this version of PyTorch: call torch.distributed.new_group(ranks)"
         )
 
-    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+    supports_splitting = False
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
