@@ -102,7 +102,8 @@ class GroupHandle {
       : comm_(std::move(comm)), group_(std::move(group)) {}
   bool poll() const { return group_->done(); }
   void wait(double timeout_s) {
-    group_->finish([&](Operation& operation) { wait_interruptibly(*comm_, operation, timeout_s); });
+    group_->wait_for([&](Operation& operation) { wait_interruptibly(*comm_, operation, timeout_s); });
+    with_lock_as_pays(group_->bytes(), [&] { group_->unpack(); });
   }
 
  private:

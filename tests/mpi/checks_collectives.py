@@ -371,6 +371,7 @@ def large_calls() -> dict[str, Callable[[], object]]:
         "alltoall": lambda: hvd.alltoall(dense),
         "group": lambda: hvd.grouped_allreduce([dense, dense]),
         "group in place": lambda: hvd.grouped_allreduce_([dense]),
+        "group waited for": lambda: hvd.synchronize(hvd.grouped_allreduce_async_([dense, dense])),
         "group of gathers": lambda: hvd.grouped_allgather([dense, strided]),
         "group of scatters": lambda: hvd.grouped_reducescatter([dense, strided]),
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include "engine/buckets/group_text.h"
 
@@ -163,7 +164,7 @@ void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
     part.operation->keep = {kept, kept->memory.get()};
     wait(*part.operation);
   }
-  finish(wait);
+  unpack();
 }
 
 bool GroupedAllReduce::in_flight() const {
@@ -176,14 +177,20 @@ bool GroupedAllReduce::done() const {
                      [&](const Part& part) { return part.operation == nullptr || comm_->poll(*part.operation); });
 }
 
-void GroupedAllReduce::finish(const std::function<void(Operation&)>& wait) {
-  if (unpacked_) return;
+void GroupedAllReduce::wait_for(const std::function<void(Operation&)>& wait) const {
   for (const Part& part : parts_) {
     if (part.operation != nullptr) wait(*part.operation);
   }
-  for (const Part& part : parts_) unpack(part);
-  unpacked_ = true;
-  parts_.clear();  // the memory may be used by the next group
+}
+
+void GroupedAllReduce::unpack() {
+  const MutexLock lock(unpack_mutex_);
+  if (std::exchange(unpacked_, true)) return;
+  for (Part& part : parts_) unpack(part);
+  for (Part& part : parts_) {  // the memory may be used by the next group
+    part.memory.reset();
+    if (part.operation != nullptr && part.operation->released()) part.operation->keep.reset();
+  }
 }
 
 }  // namespace dcoll

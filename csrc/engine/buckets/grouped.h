@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "base/types.h"
 #include "engine/communicator/communicator.h"
 #include "kernels/pack.h"
@@ -28,7 +29,7 @@ struct GroupTensor {
   Dims dims{};
 };
 
-// Not thread-safe: called by one thread at a time.
+// Called by one thread at a time, but where it says otherwise.
 class GroupedAllReduce {
  public:
   // kNow: the tensors stay as they are until run() is done, so those that only this rank reads need not be copied.
@@ -52,8 +53,9 @@ class GroupedAllReduce {
   bool in_flight() const;
 
   bool done() const;
-  // Once all is done: throws the first failure, or unpacks. `wait` as above.
-  void finish(const std::function<void(Operation&)>& wait);
+  // After start(): waits for all of it, as above; then the results are taken out, once. Several threads may do both.
+  void wait_for(const std::function<void(Operation&)>& wait) const;
+  void unpack();
   size_t bytes() const { return bytes_; }
 
  private:
@@ -83,7 +85,8 @@ class GroupedAllReduce {
   const std::string given_name_, tensors_, name_;
   std::vector<Part> parts_;
   size_t bytes_ = 0;
-  bool unpacked_ = false;
+  Mutex unpack_mutex_;
+  bool unpacked_ DCOLL_GUARDED_BY(unpack_mutex_) = false;
 };
 
 }  // namespace dcoll
