@@ -86,7 +86,8 @@ TEST(what_survives_encoding_is_summed_exactly) {
   for (const Job& job : jobs()) {
     run_ranks(job.ranks, job.settings, [](Communicator& comm) {
       for (const Encoding& encoding : kAll) {
-        for (const size_t count : {0, 1, 255, 256, 257, 1000, 70001, 1500001}) check_exact(comm, encoding, count);
+        for (const size_t count : {0, 1, 255, 256, 257, 1000, 70001}) check_exact(comm, encoding, count);
+        if (!kSanitized) check_exact(comm, encoding, 1500001);
       }
       // Equal operands: what one selects all do, and a share of all of them goes as a buffer.
       for (const size_t count : {0, 1, 255, 70001}) check_exact(comm, {Codec::kTopK, 1.0f}, count);

@@ -107,6 +107,7 @@ TEST(who_shares_memory) {
 }
 
 TEST(every_dtype_and_op) {
+  constexpr size_t kMany = kSanitized ? 9001 : 30011;
   for (const Nodes& nodes : {kPlacements[0], kPlacements[3]}) {
     run_on(nodes, [](Communicator& comm) {
       for (const DType dtype : kDTypes) {
@@ -114,8 +115,8 @@ TEST(every_dtype_and_op) {
           if (!defined(dtype, op)) continue;
           check(comm, {.count = 13, .dtype = dtype, .op = op});    // beside the post
           check(comm, {.count = 1001, .dtype = dtype, .op = op});  // in the small slots
-          check(comm, {.count = 30011, .dtype = dtype, .op = op, .in_place = op == ReduceOp::kSum});
-          check(comm, {.count = 30011, .dtype = dtype, .op = op, .mapped = Mapped::kAll, .in_place = true});
+          check(comm, {.count = kMany, .dtype = dtype, .op = op, .in_place = op == ReduceOp::kSum});
+          check(comm, {.count = kMany, .dtype = dtype, .op = op, .mapped = Mapped::kAll, .in_place = true});
         }
       }
     });
@@ -165,6 +166,7 @@ TEST(any_number_of_carriers) {
   for (const Nodes& nodes : {Nodes{0, 0, 0, 0, 1, 1, 1, 1}, Nodes{0, 0, 1, 1, 1}}) {
     run_on(nodes, [](Communicator& comm) {
       for (const size_t kib : std::vector<size_t>{96, 400, 1100, 200, 600, 800, 383, 384}) {
+        if (kSanitized && kib % 400 == 200) continue;
         for (const Mapped mapped : {Mapped::kNobody, Mapped::kSome, Mapped::kAll}) {
           check(comm, {.count = kib * 256 + 3, .mapped = mapped, .in_place = kib % 3 == 0});
         }

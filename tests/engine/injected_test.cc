@@ -93,6 +93,7 @@ extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fd,
 namespace {
 
 constexpr int kRanks = 3, kCulprit = 1;
+constexpr int64_t kStride = kSanitized ? 11 : 2;  // from another one in each run
 constexpr size_t kCount = 6000;  // divisible by the number of ranks; more than goes along with a handshake
 
 // One call of each kind, one after the other.
@@ -238,9 +239,8 @@ World faulty_world(Fault& fault) {
 }
 
 void fail_calls_of_the_transport(bool refuses) {
-  const int stride = kSanitized ? 7 : 1;
-  int64_t at = 1;
-  for (bool fired = true; fired; at += stride) {
+  int64_t at = 1 + seed() % kStride;
+  for (bool fired = true; fired; at += kStride) {
     Fault fault;
     fault.at = at;
     fault.refuses = refuses;
@@ -254,13 +254,12 @@ void fail_calls_of_the_transport(bool refuses) {
 }
 
 void fail_allocations(const Settings& settings, bool lasts) {
-  const int stride = kSanitized ? 7 : 1;
-  int64_t at = 1;
+  int64_t at = 1 + seed() % kStride;
   do {
     World world = connect_threads(kRanks, settings);
     struck = false;
     play(world, [&] { allocations = {.at = at, .lasts = lasts}; });
-    at += stride;
+    at += kStride;
   } while (struck);
   CHECK(at > 20);
 }
