@@ -29,8 +29,8 @@ struct Injection {
   bool lasts = false;
   bool strikes() { return at > 0 && (++calls == at || (lasts && calls > at)); }
 };
-thread_local Injection allocations, threads, mappings;
-std::atomic<bool> struck{false};  // an allocation failed, or a mapping
+thread_local Injection allocations, threads, mappings, letters;
+std::atomic<bool> struck{false};  // an allocation failed, a mapping, or a letter
 
 void* take_memory(size_t bytes, size_t alignment) {
   if (allocations.strikes()) {
@@ -295,6 +295,10 @@ class ThreadsJob final : public Bootstrap {
   struct Letterbox final : Mailbox {
     Letterbox(Job& job, int rank) : job(job), rank(rank) {}
     void send(int to, std::vector<std::byte> bytes) override {
+      if (letters.strikes()) {
+        struck = true;
+        throw TransportError("a letter was lost");
+      }
       const std::lock_guard lock(job.mutex);
       job.letters[static_cast<size_t>(to)].push_back({rank, std::move(bytes)});
     }
@@ -308,10 +312,10 @@ class ThreadsJob final : public Bootstrap {
   Job& job_;
 };
 
-// A start-up, in which mappings fail on the culprit, and all steps where it succeeded. What ranks said of it.
-std::vector<std::string> start_up_without_mappings(int64_t at, bool lasts) {
+// A start-up, in which calls of `kind` fail on the culprit, and all steps where it succeeded. What ranks said of it.
+std::vector<std::string> start_up_without(Injection& (*kind)(), int64_t at, bool lasts,
+                                          Settings settings = quiet_settings()) {
   ThreadsJob::Job job;
-  Settings settings = quiet_settings();
   settings.log_level = "warning";
   World world(kRanks);
   std::vector<std::string> words(kRanks);
@@ -321,14 +325,14 @@ std::vector<std::string> start_up_without_mappings(int64_t at, bool lasts) {
   on_threads(kRanks, [&](int rank) {
     const auto own = static_cast<size_t>(rank);
     ThreadsJob mine(job, rank);
-    if (rank == kCulprit) mappings = {.at = at, .lasts = lasts};
+    if (rank == kCulprit) kind() = {.at = at, .lasts = lasts};
     try {
       world[own] = connect_world(&mine, settings);
       words[own] = world[own]->transports()[(own + 1) % kRanks];
     } catch (const Error& e) {
       words[own] = e.what();
     }
-    mappings = {};
+    kind() = {};
   });
   std::fclose(std::exchange(stderr, stderr_before));
   words.emplace_back(logged, length);
@@ -340,6 +344,9 @@ std::vector<std::string> start_up_without_mappings(int64_t at, bool lasts) {
   return words;
 }
 
+Injection& of_mappings() { return mappings; }
+Injection& of_letters() { return letters; }
+
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Settings on_nodes(Settings settings) {
@@ -350,6 +357,20 @@ Settings on_nodes(Settings settings) {
 Settings by_messages(Settings settings) {
   settings.transport = "mpi";
   return settings;
+}
+
+// What a rank says in its start-up, once all have met: that it is here was the first.
+void fail_letters(const Settings& settings) {
+  int64_t at = 1;
+  do {
+    struck = false;
+    const std::vector<std::string> words = start_up_without(of_letters, ++at, false, settings);
+    for (int rank = 0; rank < kRanks && struck; ++rank) {
+      const std::string who = rank == kCulprit ? "" : "rank 1 left dcoll.init(): ";
+      CHECK_EQ(words[static_cast<size_t>(rank)], who + "a letter was lost");
+    }
+  } while (struck);
+  CHECK(at > 5);
 }
 
 }  // namespace
@@ -383,7 +404,7 @@ TEST(every_mapping_fails) {
   constexpr int64_t kMappings = 2 + kRanks - 1;
   for (int64_t at = 1; at <= kMappings + 1; ++at) {
     struck = false;
-    const std::vector<std::string> words = start_up_without_mappings(at, false);
+    const std::vector<std::string> words = start_up_without(of_mappings, at, false);
     CHECK_EQ(struck.load(), at <= kMappings);
     for (int rank = 0; rank < kRanks; ++rank) {
       CHECK_EQ(words[static_cast<size_t>(rank)], std::string(struck ? "mpi" : "shm"));
@@ -400,7 +421,7 @@ TEST(every_mapping_fails) {
 TEST(every_mapping_fails_and_all_that_follow) {
   if (kSanitized) return;
   for (int64_t at = 1; at <= 4; ++at) {
-    const std::vector<std::string> words = start_up_without_mappings(at, true);
+    const std::vector<std::string> words = start_up_without(of_mappings, at, true);
     for (int rank = 0; rank < kRanks; ++rank) {
       const std::string& text = words[static_cast<size_t>(rank)];
       CHECK_EQ(contains(text, "rank 1 left dcoll.init(): "), rank != kCulprit);
@@ -409,6 +430,10 @@ TEST(every_mapping_fails_and_all_that_follow) {
     }
   }
 }
+
+TEST(every_letter_of_the_start_up_fails) { fail_letters(quiet_settings()); }
+TEST(every_letter_of_the_start_up_fails_by_messages) { fail_letters(by_messages(quiet_settings())); }
+TEST(every_letter_of_the_start_up_fails_on_two_levels) { fail_letters(on_nodes(quiet_settings())); }
 
 TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(false); }
 TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(true); }

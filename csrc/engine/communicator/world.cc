@@ -202,11 +202,9 @@ std::vector<std::string> told_errors(Bootstrap& job, const std::string& error) {
 }
 
 // Abstract sockets, by which ranks hand each other their memory, are seen in one network namespace alone.
-void check_same_network(Bootstrap& job, const std::vector<int>& local_ranks) {
+bool in_same_network(Bootstrap& job, const std::vector<int>& local_ranks) {
   const uint64_t mine = own_network();
-  if (mine == gathered(job, mine)[static_cast<size_t>(local_ranks.front())]) return;
-  throw TransportError("it runs in a container with another network namespace than rank " +
-                       std::to_string(local_ranks.front()));
+  return mine == gathered(job, mine)[static_cast<size_t>(local_ranks.front())];
 }
 
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers,
@@ -246,8 +244,12 @@ Endpoint connect_node(Bootstrap& job, const StartUp& start, const std::vector<in
   if (settings.transport == "mpi") {
     causes.assign(causes.size(), "DCOLL_TRANSPORT=mpi");
   } else {
+    const bool same_network = in_same_network(job, local_ranks);  // an error of this call ends the start-up
     agree(attempt([&] {
-      check_same_network(job, local_ranks);
+      if (!same_network) {
+        throw TransportError("it runs in a container with another network namespace than rank " +
+                             std::to_string(local_ranks.front()));
+      }
       region.emplace(peers, mapped_options(settings, local_ranks.size()));
     }));
     const auto limit = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(start.timeout_s));
