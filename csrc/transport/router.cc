@@ -96,6 +96,8 @@ class Router final : public Transport {
     for_each([](Transport& medium) { medium.progress(); });
   }
 
+  bool connecting() const override { return remote_ && remote_->connecting(); }
+
   // The ticket is that of one medium. The other's, if any, is drawn late, so a wake-up may be missed: the sleep is
   // short.
   uint32_t prepare_wait() override {

@@ -90,6 +90,8 @@ class Transport {
 
   // Moves things along where the medium needs it (MPI). Cheap when there is nothing to do.
   virtual void progress() = 0;
+  // Whether a message waits for its connection, which is made by this rank's calling progress(). Needs no lock.
+  virtual bool connecting() const { return false; }
 
   // Sleeping. prepare_wait() returns a ticket; if the caller then finds nothing to do it calls wait(ticket, limit),
   // which returns when any peer acted towards this rank after the ticket was drawn, or `limit` passed, or wake() was

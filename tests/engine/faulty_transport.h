@@ -8,14 +8,20 @@
 #include <vector>
 
 #include "base/error.h"
+#include "rank_threads.h"
+#include "transport/mapped/local.h"
 #include "transport/transport.h"
 
 namespace dcoll::test {
+
+inline constexpr int kRanks = 3, kCulprit = 1;
+using World = std::vector<std::shared_ptr<Communicator>>;
 
 struct Fault {
   int64_t at = 0;  // which call, from 1; 0: none
   bool refuses = false;
   std::atomic<int64_t> calls{0};
+  std::atomic<int> connecting{0};  // a first message needs so many looks
   bool fired() const { return at > 0 && calls.load() >= at; }
 };
 
@@ -55,7 +61,11 @@ class FaultyTransport final : public Transport {
     if (!fault_.refuses) strikes("pop");
     real_->pop(peer, channel);
   }
-  void progress() override { real_->progress(); }
+  void progress() override {
+    if (fault_.connecting > 0) --fault_.connecting;
+    real_->progress();
+  }
+  bool connecting() const override { return fault_.connecting > 0; }
   uint32_t prepare_wait() override { return real_->prepare_wait(); }
   void wait(uint32_t ticket, std::chrono::microseconds limit) override { real_->wait(ticket, limit); }
   void wake() override { real_->wake(); }
@@ -80,5 +90,24 @@ class FaultyTransport final : public Transport {
   const std::unique_ptr<Transport> real_;
   Fault& fault_;
 };
+
+// Ranks that reach each other by messages alone, the culprit through a transport that fails.
+inline World faulty_world(Fault& fault, const Settings& settings) {
+  World world;
+  for (Endpoint& endpoint : connect_local(kRanks, {.arena_bytes = size_t{16} << 20})) {
+    Members members;
+    members.rank = static_cast<int>(world.size());
+    members.size = kRanks;
+    members.node_of_rank.assign(kRanks, 0);
+    members.transport_of_rank.assign(kRanks, "local");
+    members.transport = std::move(endpoint.transport);
+    if (members.rank == kCulprit)
+      members.transport = std::make_unique<FaultyTransport>(std::move(members.transport), fault);
+    members.own_core = false;
+    members.shared_cores = true;
+    world.push_back(Communicator::make(std::move(members), settings));
+  }
+  return world;
+}
 
 }  // namespace dcoll::test

@@ -92,7 +92,6 @@ extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fd,
 
 namespace {
 
-constexpr int kRanks = 3, kCulprit = 1;
 constexpr int64_t kStride = kSanitized ? 11 : 2;  // from another one in each run
 constexpr size_t kCount = 6000;  // divisible by the number of ranks; more than goes along with a handshake
 
@@ -174,8 +173,6 @@ class Script {
   const std::vector<size_t> splits_;
 };
 
-using World = std::vector<std::shared_ptr<Communicator>>;
-
 Settings quiet_settings() {
   Settings settings = test_settings();
   settings.log_level = "fatal";
@@ -218,26 +215,6 @@ void play(World& world, const std::function<void()>& arm) {
   });
 }
 
-// Ranks that reach each other by messages alone, the culprit through a transport that fails.
-World faulty_world(Fault& fault) {
-  const Settings settings = quiet_settings().on_nodes(false);
-  World world;
-  for (Endpoint& endpoint : connect_local(kRanks, {.arena_bytes = size_t{16} << 20})) {
-    Members members;
-    members.rank = static_cast<int>(world.size());
-    members.size = kRanks;
-    members.node_of_rank.assign(kRanks, 0);
-    members.transport_of_rank.assign(kRanks, "local");
-    members.transport = std::move(endpoint.transport);
-    if (members.rank == kCulprit)
-      members.transport = std::make_unique<FaultyTransport>(std::move(members.transport), fault);
-    members.own_core = false;
-    members.shared_cores = true;
-    world.push_back(Communicator::make(std::move(members), settings));
-  }
-  return world;
-}
-
 void fail_calls_of_the_transport(bool refuses) {
   int64_t at = 1 + seed() % kStride;
   for (bool fired = true; fired; at += kStride) {
@@ -245,7 +222,7 @@ void fail_calls_of_the_transport(bool refuses) {
     fault.at = at;
     fault.refuses = refuses;
     {
-      World world = faulty_world(fault);
+      World world = faulty_world(fault, quiet_settings().on_nodes(false));
       play(world, [] {});
     }
     fired = fault.fired();
@@ -434,6 +411,22 @@ TEST(every_mapping_fails_and_all_that_follow) {
 TEST(every_letter_of_the_start_up_fails) { fail_letters(quiet_settings()); }
 TEST(every_letter_of_the_start_up_fails_by_messages) { fail_letters(by_messages(quiet_settings())); }
 TEST(every_letter_of_the_start_up_fails_on_two_levels) { fail_letters(on_nodes(quiet_settings())); }
+
+// A peer waits for that message, whatever its sender does next.
+TEST(a_message_that_waits_for_its_connection_is_seen_to) {
+  Fault fault;
+  World world = faulty_world(fault, quiet_settings().on_nodes(false));
+  fault.connecting = 1 << 30;
+  on_threads(kRanks, [&](int rank) {
+    Communicator& comm = *world[static_cast<size_t>(rank)];
+    comm.wait(*comm.submit({.kind = Kind::kBarrier}));
+  });
+  fault.connecting = 5;
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  while (fault.connecting > 0 && Clock::now() < deadline) std::this_thread::yield();
+  CHECK_EQ(fault.connecting.load(), 0);
+  on_threads(kRanks, [&](int rank) { world[static_cast<size_t>(rank)]->close(); });
+}
 
 TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(false); }
 TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(true); }

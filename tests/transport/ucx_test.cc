@@ -96,6 +96,22 @@ TEST(messages_arrive_whole_and_in_order) {
   }
 }
 
+// The first message to a rank needs looks at its sender, and says so until it is away.
+TEST(a_first_message_tells_that_it_waits) {
+  on_ranks(2, [](Transport& t, Bootstrap& job) {
+    const std::vector<std::byte> data = test::message(1, 100);
+    if (job.rank() == 0) CHECK(t.post_send(1, 0, data.data(), data.size()));
+    if (job.rank() == 0) CHECK(t.connecting());
+    if (job.rank() == 1) CHECK(t.post_recv(0, 0, nullptr, data.size()));
+    await(t, [&] { return !t.connecting() && (job.rank() == 0 || t.front(0, 0) != nullptr); });
+    if (job.rank() == 1) CHECK(test::is_message(t.front(0, 0), 1, data.size()));
+    job.barrier();
+    CHECK(!t.connecting());
+    await(t, [&] { return t.sent(1 - job.rank(), 0) == t.posted(1 - job.rank(), 0); });
+    job.barrier();
+  });
+}
+
 TEST(as_many_as_there_are_slots_are_under_way) {
   on_ranks(2, [](Transport& t, Bootstrap& job) {
     const int peer = 1 - job.rank();

@@ -267,7 +267,9 @@ class Communicator final : public Watched, public Notes {
   void watch_points(Clock::time_point now);
   std::vector<int> sources_of(const Request& request) const;
   // Whether a driver has anything to do.
-  bool has_work() const { return pending_.load() || points_busy_.load(); }
+  bool has_work() const {
+    return pending_.load() || points_busy_.load() || (members_.transport->connecting() && !failed_.load());
+  }
   void background();
   std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
   std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;

@@ -238,12 +238,17 @@ void UcxTransport::tell(int rank, int topic, std::vector<std::byte> notice) noex
     one.notice = std::move(notice);
     ucp_request_param_t param = parameters(&one);
     param.cb.send = [](void* request, ucs_status_t, void* data) {
-      static_cast<Sent*>(data)->done = true;
+      auto* sent = static_cast<Sent*>(data);
+      sent->done = true;
+      if (sent->connecting != nullptr) sent->connecting->fetch_sub(1, std::memory_order_relaxed);
       ucp_request_free(request);
     };
     void* request = ucp_tag_send_nbx(peer_of(rank).endpoint, one.notice.data(), one.notice.size(),
                                      kNoticeBit | tag_of(topic, rank_), &param);
     one.done = !UCS_PTR_IS_PTR(request);
+    if (topic != kHello || one.done) return;
+    one.connecting = &connecting_;
+    connecting_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception&) {
   }
 }

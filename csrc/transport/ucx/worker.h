@@ -35,6 +35,7 @@ class UcxTransport final : public MessageTransport {
 
   const char* name() const override { return "ucx"; }
   void progress() override;
+  bool connecting() const override { return connecting_.load(std::memory_order_relaxed) > 0; }
   uint32_t prepare_wait() override {
     arms_.store(true, std::memory_order_relaxed);  // the next look, which has the lock
     return wakes_.load(std::memory_order_acquire);
@@ -90,6 +91,7 @@ class UcxTransport final : public MessageTransport {
   };
   struct Sent {
     std::vector<std::byte> notice;
+    std::atomic<int>* connecting = nullptr;  // of a first message
     bool done = false;
   };
 
@@ -131,6 +133,7 @@ class UcxTransport final : public MessageTransport {
   bool failure_posted_ = false;
   bool over_sockets_ = true;
   uint64_t num_done_ = 0;
+  std::atomic<int> connecting_{0};  // peers whose first message waits
 
   std::unique_ptr<MpiEvents> events_;  // of the worker's own descriptor
   std::atomic<bool> arms_{false};
