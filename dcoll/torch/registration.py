@@ -1,13 +1,18 @@
 """`torch.distributed` learns the name "dcoll"."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from dcoll.torch import start
 from dcoll.torch.compiler import left_alone
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON, NAME, DcollBackend, DcollProcessGroup, opened
 from dcoll.torch.work import Done, Work
+
+WRAP = "_create_process_group_wrapper"
 
 
 def create(made: Any, options: Any = None) -> Any:
@@ -19,9 +24,25 @@ def create(made: Any, options: Any = None) -> Any:
     return backend
 
 
+def not_wrapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """What TORCH_DISTRIBUTED_DEBUG=DETAIL does to backends, but not to ours.
+
+    PyTorch's wrapper calls methods in C++ that a backend written in Python cannot have: every collective fails then.
+    The core compares the ranks' calls in any case.
+    """
+
+    @functools.wraps(wrap)
+    def wrapper(wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapped_pg if isinstance(wrapped_pg, DcollBackend) else wrap(wrapped_pg, *args, **kwargs)
+
+    return wrapper
+
+
 def register() -> None:
     """The entry point: torch calls it where somebody names the backend before importing dcoll.torch."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
         start.install()
+        if BACKENDS_IN_PYTHON and hasattr(distributed_c10d, WRAP):
+            setattr(distributed_c10d, WRAP, not_wrapped(getattr(distributed_c10d, WRAP)))
         left_alone(DcollBackend, DcollProcessGroup, Work, Done)

@@ -48,6 +48,28 @@ def test_examples(name: str, launcher: tuple[str, ...]) -> None:
     assert "step    2  loss" in done.text
 
 
+WITH_DETAILS = """
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+dist.init_process_group("dcoll")
+tensor = torch.ones(3)
+for group in (None, dist.new_group([0, 1])):
+    dist.all_reduce(tensor, group=group)
+assert tensor.tolist() == [4.0] * 3
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+def test_distributed_debug_is_detail() -> None:
+    """From 2.14 on PyTorch wraps backends then, and the wrapper cannot call one that is written in Python."""
+    done = launch(2, "-c", WITH_DETAILS, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
 WITH_A_FILE = """
 import sys
 import torch
