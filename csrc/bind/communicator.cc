@@ -122,9 +122,19 @@ std::unique_ptr<Handle> start(const OnDevice& self, Request request) {
   return std::make_unique<Handle>(self.comm, submit(self, std::move(request)));
 }
 
+// By hand: pybind11's conversion of a sequence costs a small operation a tenth of its time.
+std::vector<int64_t> dims_of(const py::tuple& given) {
+  std::vector<int64_t> dims(given.size());
+  for (size_t i = 0; i < dims.size(); ++i) {
+    dims[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)));
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return dims;
+}
+
 Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
-                           double prescale, double postscale, std::string algo, std::vector<int64_t> dims,
-                           std::string_view codec) {
+                           double prescale, double postscale, std::string algo, const py::tuple& dims,
+                           const std::string& codec) {
   return {.kind = Kind::kAllReduce,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -134,9 +144,9 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .prescale = prescale,
           .postscale = postscale,
           .algo = std::move(algo),
-          .encoding = kernels::encoding_named(codec),
+          .encoding = codec.empty() ? Encoding{} : kernels::encoding_named(codec),
           .name = std::move(name),
-          .dims = std::move(dims)};
+          .dims = dims_of(dims)};
 }
 
 // Several tensors one behind the other, each with factors of its own.
@@ -157,7 +167,7 @@ Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements
 }
 
 Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name,
-                          std::vector<int64_t> dims) {
+                          const py::tuple& dims) {
   return {.kind = Kind::kBroadcast,
           .in = in_pointer(address),
           .out = out_pointer(address),
@@ -165,11 +175,11 @@ Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype,
           .dtype = dtype_from(dtype),
           .root = root,
           .name = std::move(name),
-          .dims = std::move(dims)};
+          .dims = dims_of(dims)};
 }
 
 Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
-                           size_t out_bytes, std::vector<int64_t> row_dims) {
+                           size_t out_bytes, const py::tuple& row_dims) {
   return {.kind = Kind::kAllGather,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -178,11 +188,11 @@ Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtyp
           .dtype = dtype_from(dtype),
           .name = std::move(name),
           .out_bytes = out_bytes,
-          .dims = std::move(row_dims)};
+          .dims = dims_of(row_dims)};
 }
 
 Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
-                               std::string name, double prescale, double postscale, std::vector<int64_t> row_dims) {
+                               std::string name, double prescale, double postscale, const py::tuple& row_dims) {
   return {.kind = Kind::kReduceScatter,
           .in = in_pointer(in),
           .out = out_pointer(out),
@@ -193,11 +203,11 @@ Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t 
           .prescale = prescale,
           .postscale = postscale,
           .name = std::move(name),
-          .dims = std::move(row_dims)};
+          .dims = dims_of(row_dims)};
 }
 
 Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name,
-                           uintptr_t out, size_t out_bytes, std::vector<int64_t> row_dims) {
+                           uintptr_t out, size_t out_bytes, const py::tuple& row_dims) {
   size_t rows = 0;
   for (const size_t split : splits) rows += split;
   return {.kind = Kind::kAllToAll,
@@ -209,7 +219,7 @@ Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_
           .name = std::move(name),
           .splits = std::move(splits),
           .out_bytes = out_bytes,
-          .dims = std::move(row_dims)};
+          .dims = dims_of(row_dims)};
 }
 
 Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .name = std::move(name)}; }
@@ -298,7 +308,7 @@ int64_t join(const CommPtr& comm, const std::string& note) {
 void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named,
                       py::class_<OnDevice>& device) {
   using namespace py::literals;
-  const std::vector<int64_t> none;
+  const py::tuple none;
   const auto all_reduce_args =
       std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
                       "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none, "codec"_a = "");

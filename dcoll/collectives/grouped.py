@@ -166,7 +166,7 @@ def _run_rows(run: Callable[[list[Any]], Any], listed: list[Any], what: str) -> 
     for tensor in listed:
         kind_of(tensor)
         on_communicator.rows_of(tensor, what)
-    if any(kind_of(tensor).device_number(tensor) is not None for tensor in listed):
+    if any(kind_of(tensor).on_device(tensor) for tensor in listed):
         return None
     dense = _dense(listed, in_place=False)
     described = []

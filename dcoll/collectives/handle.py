@@ -48,9 +48,13 @@ class Handle:
     def __del__(self) -> None:
         # Dropped without wait(), or failed with a message half there: the core still writes to the tensors, which must
         # outlive that.
-        if not getattr(self, "_waited", True) and not self._core.released():
-            _unfinished[:] = [kept for kept in _unfinished if not kept[-1].released()]
-            _unfinished.append((self._memory, self._result, self._core))
+        try:
+            if self._waited or self._core.released():
+                return
+        except AttributeError:  # it was never made
+            return
+        _unfinished[:] = [kept for kept in _unfinished if not kept[-1].released()]
+        _unfinished.append((self._memory, self._result, self._core))
 
 
 # The core's handle last: Python lets go of a tuple's items from the last to the first, and the core's waits.
@@ -59,16 +63,21 @@ _unfinished: list[tuple[Any, Any, _C.Handle]] = []
 
 def poll(handle: Handle) -> bool:
     """True when the handle's collective is finished: synchronize() then does not wait."""
-    _check(handle, "poll")
-    return handle.poll()
+    try:
+        poll = handle.poll
+    except AttributeError:
+        raise _no_handle("poll", handle) from None
+    return poll()
 
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous collective and return its result."""
-    _check(handle, "synchronize")
-    return handle.wait()
+    try:
+        wait = handle.wait
+    except AttributeError:
+        raise _no_handle("synchronize", handle) from None
+    return wait()
 
 
-def _check(handle: Any, what: str) -> None:
-    if not hasattr(handle, "wait"):
-        raise ArgumentError(f"{what} takes what an asynchronous collective has returned, but got {handle!r}")
+def _no_handle(what: str, given: object) -> ArgumentError:
+    return ArgumentError(f"{what} takes what an asynchronous collective has returned, but got {given!r}")

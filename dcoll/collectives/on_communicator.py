@@ -19,12 +19,6 @@ Lane = _C.Communicator | _C.ByName
 """Where an asynchronous operation is started: in order, or to meet those of its name."""
 
 
-def on_memory_of(comm: Any, kind: Kind, tensor: Any) -> Any:
-    """What has the collectives on `comm` for the memory that the tensor lies in."""
-    number = kind.device_number(tensor)
-    return comm if number is None else _C.OnDevice(comm, number)
-
-
 def _code(tensor: Any) -> int:
     code = CODES.get(tensor.dtype)
     return code_of(tensor.dtype) if code is None else code
@@ -49,8 +43,8 @@ def allreduce_sync(
         code = code_of(source.dtype)
     out = kind.empty_like(source)
     address = kind.address
-    count, dims = kind.count(source), source.shape
-    on_memory_of(comm, kind, source).allreduce_sync(
+    count, dims = kind.count(source), source.shape if source.ndim > 1 else ()
+    kind.on(comm, source).allreduce_sync(
         address(source), address(out), count, code, op, name, prescale, postscale, algo, dims, codec
     )
     return out if source is tensor else kind.like(tensor, out)
@@ -74,8 +68,8 @@ def allreduce_sync_(
     if code is None:
         code = code_of(target.dtype)
     address = kind.address(target)
-    count, dims = kind.count(target), target.shape
-    on_memory_of(comm, kind, target).allreduce_sync(
+    count, dims = kind.count(target), target.shape if target.ndim > 1 else ()
+    kind.on(comm, target).allreduce_sync(
         address, address, count, code, op, name, prescale, postscale, algo, dims, codec
     )
     if target is tensor:
@@ -94,8 +88,8 @@ def allreduce(
     source = kind.dense(tensor)
     code = _code(source)
     out = kind.empty_like(source)
-    count, dims = kind.count(source), source.shape
-    core = on_memory_of(comm, kind, source).allreduce(
+    count, dims = kind.count(source), source.shape if source.ndim > 1 else ()
+    core = kind.on(comm, source).allreduce(
         kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims, codec
     )
     if source is tensor:
@@ -112,11 +106,14 @@ def allreduce_(
     target = kind.writable(tensor)
     code = _code(target)
     address = kind.address(target)
-    count, dims = kind.count(target), target.shape
-    core = on_memory_of(comm, kind, target).allreduce(
+    count, dims = kind.count(target), target.shape if target.ndim > 1 else ()
+    core = kind.on(comm, target).allreduce(
         address, address, count, code, op, name, prescale, postscale, algo, dims, codec
     )
-    return _in_place(core, tensor, target)
+    if target is not tensor:
+        return _in_place(core, tensor, target)
+    kind.changed(tensor)
+    return Handle(core, None, None, tensor)
 
 
 def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
@@ -139,7 +136,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    core = on_memory_of(comm, kind, source).broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    core = kind.on(comm, source).broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
     if source is tensor:
         return Handle(core, None, None, out)
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
@@ -148,7 +145,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
 def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    core = on_memory_of(comm, kind, target).broadcast(
+    core = kind.on(comm, target).broadcast(
         kind.address(target), _nbytes(target), root, _code(target), name, target.shape
     )
     return _in_place(core, tensor, target)
@@ -161,16 +158,14 @@ def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> 
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    on_memory_of(comm, kind, source).broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    kind.on(comm, source).broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    on_memory_of(comm, kind, target).broadcast_sync(
-        kind.address(target), _nbytes(target), root, _code(target), name, target.shape
-    )
+    kind.on(comm, target).broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
     if target is tensor:
         kind.changed(tensor)
     else:
@@ -201,7 +196,7 @@ def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
     rows = rows_of(source, "allgather")
     row_shape = tuple(source.shape[1:])
     row_bytes = _row_elems(source) * source.itemsize
-    core = on_memory_of(comm, kind, source).allgather(
+    core = kind.on(comm, source).allgather(
         kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape
     )
     return Handle(
@@ -222,7 +217,7 @@ def _row_bytes(tensor: Any) -> int:
 
 def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
     """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
-    if 0 < nbytes <= _GUESS_BYTES and kind.device_number(source) is None:
+    if 0 < nbytes <= _GUESS_BYTES and not kind.on_device(source):
         out = kind.new_empty(source, (rows, *source.shape[1:]))
         return out, kind.address(out), nbytes
     return None, 0, 0
@@ -247,7 +242,7 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
     code = _code(source)
     row_dims = source.shape[1:]
-    output, counts = on_memory_of(comm, kind, source).allgather_sync(
+    output, counts = kind.on(comm, source).allgather_sync(
         kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims
     )
     return out if output is None else _wrap_rows(kind, output, source, counts)
@@ -255,7 +250,7 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
 
 def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
     source, out, args = _reducescatter_args(comm, tensor, op)
-    on = on_memory_of(comm, KINDS[type(tensor)], source)
+    on = KINDS[type(tensor)].on(comm, source)
     return Handle(on.reducescatter(*args, name, prescale, postscale, source.shape[1:]), source, None, out)
 
 
@@ -263,9 +258,7 @@ def reducescatter_sync(
     comm: _C.Communicator, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float
 ) -> Any:
     source, out, args = _reducescatter_args(comm, tensor, op)
-    on_memory_of(comm, KINDS[type(tensor)], source).reducescatter_sync(
-        *args, name, prescale, postscale, source.shape[1:]
-    )
+    KINDS[type(tensor)].on(comm, source).reducescatter_sync(*args, name, prescale, postscale, source.shape[1:])
     return out
 
 
@@ -290,7 +283,7 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
     send = splits_of(comm, rows, splits)
     row_shape = tuple(source.shape[1:])
     row_bytes = _row_elems(source) * source.itemsize
-    core = on_memory_of(comm, kind, source).alltoall(
+    core = kind.on(comm, source).alltoall(
         kind.address(source), send, row_bytes, _code(source), name, row_dims=row_shape
     )
 
@@ -312,7 +305,7 @@ def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | No
     out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
     code = _code(source)
     row_dims = source.shape[1:]
-    output, counts = on_memory_of(comm, kind, source).alltoall_sync(
+    output, counts = kind.on(comm, source).alltoall_sync(
         kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims
     )
     if output is not None:

@@ -42,9 +42,13 @@ class Kind:
     empty_like: Callable[[Any], Any]  # of a dense tensor: dense, without gradient
     new_empty: Callable[[Any, tuple[int, ...]], Any]  # of that shape and the tensor's dtype: dense, without gradient
 
-    def device_number(self, tensor: Any) -> int | None:
-        """Of the device that the tensor lies on; None on the CPU, where the core works."""
-        return None
+    def on(self, comm: Any, tensor: Any) -> Any:
+        """What has the collectives on `comm`, a communicator or its by_name, for the memory that the tensor lies in."""
+        return comm
+
+    def on_device(self, tensor: Any) -> bool:
+        """Whether that is not the memory of the CPU, where the core works."""
+        return False
 
     def dense(self, tensor: Any) -> Any:
         """The tensor itself if the core can read its memory in row-major order, else a row-major copy."""
@@ -96,11 +100,13 @@ class TorchKind(Kind):
         _C.use_torch(torch, self._written)
         _C.use_streams(lambda device: torch.cuda.current_stream(device).cuda_stream)
 
-    def device_number(self, tensor: Any) -> int | None:
-        if tensor.is_cpu:
-            return _C.EMULATED_DEVICE if self._emulates else None
-        index: int = tensor.get_device()
-        return index
+    def on_device(self, tensor: Any) -> bool:
+        return self._emulates or not tensor.is_cpu
+
+    def on(self, comm: Any, tensor: Any) -> Any:
+        if not tensor.is_cpu:
+            return _C.OnDevice(comm, tensor.get_device())
+        return _C.OnDevice(comm, _C.EMULATED_DEVICE) if self._emulates else comm
 
     def dense(self, tensor: Any) -> Any:
         if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is self._strided:

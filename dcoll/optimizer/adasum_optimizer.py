@@ -170,7 +170,7 @@ class DeltaSync:
             return
         wire, ctx = self._compression.compress(flat.delta_buffer)
         address = wire.data_ptr()
-        on = on_communicator.on_memory_of(comm, library("torch"), wire)
+        on = library("torch").on(comm, wire)
         on.adasum(address, address, flat.elements, CODES[wire.dtype], f"steps of {self._label}").wait()
         if wire is not flat.delta_buffer:
             flat.delta_buffer.copy_(self._compression.decompress(wire, ctx))

@@ -106,7 +106,7 @@ class Layout:
                 return power_sgd.PowerSGDReducer(
                     comm, params, called, self.op, self._compression, pre, post, groups, *sizes, states
                 )
-        elif any(library("torch").device_number(p) is not None for p in params):
+        elif any(library("torch").on_device(p) for p in params):
             if codec and wire is None:
                 raise ArgumentError(
                     "DistributedOptimizer got parameters on a device and a compression that works on the CPU: use "

@@ -30,7 +30,7 @@ ReduceJob job_of(const Call& call, int size) {
 }
 
 // Shows the others the all-reduce, with the operand where it is small or staged.
-void enter(NodeAllReduce& all_reduce, ReduceJob job, uint64_t fingerprint, Phases& phases) {
+void enter(NodeAllReduce& all_reduce, ReduceJob& job, uint64_t fingerprint, Phases& phases) {
   job.timed = phases.on;
   phases.enter(Phase::kPack);
   all_reduce.enter(job, fingerprint);
@@ -253,7 +253,8 @@ TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {
 }
 
 void enter_all_reduce(Fabric& fabric, const Call& call, Phases& phases) {
-  enter(*fabric.all_reduce, job_of(call, fabric.size), call.fingerprint(), phases);
+  ReduceJob job = job_of(call, fabric.size);  // before the fingerprint: copied at once it would be waited for
+  enter(*fabric.all_reduce, job, call.fingerprint(), phases);
 }
 
 }  // namespace dcoll

@@ -15,7 +15,6 @@ TwoShot::Slice NodeAllReduce::own_slice(const Call& call) const {
 }
 
 void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
-  job_ = job;
   phase_ = Phase::kEntered;
   outcome_ = Outcome::kNone;
   const size_t bytes = job.bytes();
@@ -37,6 +36,7 @@ void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
     entered_ns_ = now_ns();
   ticket_ = board_.post(post);
   everybody_.emplace(board_, ticket_);
+  job_ = job;  // by now the peers go on
 }
 
 bool NodeAllReduce::poll(bool& moved) {
