@@ -203,23 +203,27 @@ test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warn
 	cd build/clang && $(CTEST)
 	$(BIN)/python tests/built.py build/clang -q $(OTHER_TESTS) -k 'not mpi4py' # which is the other MPI's
 
-# Packages written for Horovod, and what they import. Like DeepSpeed they find torch through a .pth file, and dcoll too.
-# Lightning needs pkg_resources, which later releases of setuptools do not have.
+# Packages written for Horovod or torch.distributed, and what they import. Like DeepSpeed among the peers they find torch
+# through a .pth file, and dcoll too. Lightning needs pkg_resources, which later releases of setuptools do not have.
 THIRD_PARTY := build/third-party
-THIRD_PARTY_NEEDS := braceexpand ftfy huggingface_hub pandas pytz regex safetensors tqdm webdataset
-THIRD_PARTY_PACKAGES := lightning-utilities open_clip_torch pytorch-ignite pytorch-lightning timm torchmetrics torchvision
+THIRD_PARTY_NEEDS := braceexpand fsspec ftfy huggingface_hub pandas psutil pytz PyYAML regex safetensors tqdm webdataset \
+	$(DEEPSPEED_NEEDS)
+THIRD_PARTY_PACKAGES := accelerate lightning lightning-utilities open_clip_torch pytorch-ignite pytorch-lightning timm \
+	torchmetrics torchvision
 
 $(THIRD_PARTY)/.installed: constraints.txt | build
 	$(PYTHON) -m venv $(@D)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > \
 		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-dcoll.pth"
 	$(@D)/bin/pip install -q 'setuptools<81'
-	$(PEER_PIP) $(THIRD_PARTY_NEEDS)
+	$(PEER_PIP) $(filter-out setuptools,$(THIRD_PARTY_NEEDS))
 	$(PEER_PIP) --no-deps $(THIRD_PARTY_PACKAGES)
+	DS_BUILD_OPS=0 $(PEER_PIP) --no-deps --no-build-isolation deepspeed
 	@touch $@
 
-test-third-party: $(THIRD_PARTY)/.installed  ## Lightning, pytorch-ignite and open_clip, unmodified, with dcoll as Horovod
-	TESTS_NEED=mpi,ignite,lightning,open_clip $(THIRD_PARTY)/bin/python -m pytest tests/mpi/test_mpi_third_party.py
+test-third-party: $(THIRD_PARTY)/.installed  ## packages for Horovod (Lightning 1, ignite, open_clip) and for torch.distributed
+	TESTS_NEED=mpi,ignite,lightning,open_clip,accelerate,deepspeed $(THIRD_PARTY)/bin/python -m pytest \
+		tests/mpi/test_mpi_third_party.py tests/torch_backend/test_torch_third_party.py
 
 # Another release of torch than that of constraints.txt, in an environment of its own, which finds dcoll as built.
 TORCH ?= 2.15.0

@@ -26,8 +26,10 @@ def is_filled(tensor: torch.Tensor, value: float, count: int) -> bool:
 
 def check_what_is_used_is_the_device() -> None:
     from dcoll.collectives.tensors import library
+    from dcoll.job.world import communicator
 
-    assert library("torch").device_number(mine(1)) == (_C.EMULATED_DEVICE if EMULATED else torch.cuda.current_device())
+    assert library("torch").on_device(mine(1))
+    assert isinstance(library("torch").on(communicator(), mine(1)), _C.OnDevice)
 
 
 def check_sizes_and_repeats() -> None:
