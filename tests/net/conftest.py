@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "bench"), str(ROOT / "tests" / "mpi")]
+sys.path += [str(ROOT / "bench"), str(ROOT / "tests" / "mpi"), str(ROOT / "tests" / "torch_backend")]
 
 import netlab  # noqa: E402
 

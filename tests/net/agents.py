@@ -1,0 +1,46 @@
+"""What stands for a launcher where torchrun runs on each host of a lab: python agents.py LAB -n N COMMAND...
+
+One agent a host, of its share of the N ranks, which meet at the first host's address: no MPI, so UCX between hosts.
+The status is the first error's.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+import netlab
+
+GRACE_S = 20.0
+PORT = 29511
+
+
+def main(name: str, _n: str, ranks: str, *command: str) -> int:
+    lab = netlab.load(name)
+    hosts = len(lab.anchors)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python")
+    place = ("--nnodes", str(hosts), "--nproc-per-node", str(int(ranks) // hosts))
+    meeting = ("--master-addr", lab.address(0), "--master-port", str(PORT))
+    # Gloo, which torch makes beside, looks for an address by the host's name, which a lab's names have none of.
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
+    agents = [
+        subprocess.Popen(
+            lab.enter(host, [*torchrun, *place, "--node-rank", str(host), *meeting, *command]), env=environment
+        )
+        for host in range(hosts)
+    ]
+    deadline = float("inf")
+    while any(agent.poll() is None for agent in agents) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if deadline == float("inf") and any(agent.returncode for agent in agents):
+            deadline = time.monotonic() + GRACE_S
+    for agent in agents:
+        agent.terminate()
+    return next((agent.returncode for agent in agents if agent.wait()), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
