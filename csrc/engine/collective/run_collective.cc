@@ -17,23 +17,24 @@
 namespace dcoll {
 namespace {
 
-ReduceJob job_of(const Call& call, int size) {
-  return {.in = static_cast<const std::byte*>(call.in),
-          .out = static_cast<std::byte*>(call.out),
-          .count = call.count,
-          .dtype = call.dtype,
-          .op = call.op,
-          .prescale = call.prescale,
-          .postscale = final_scale(call.op, call.postscale, size),
-          .tensors = call.tensors,
-          .into_tensors = call.into_tensors};
+void set_job(ReduceJob& job, const Call& call, int size) {
+  job.in = static_cast<const std::byte*>(call.in);
+  job.out = static_cast<std::byte*>(call.out);
+  job.count = call.count;
+  job.dtype = call.dtype;
+  job.op = call.op;
+  job.prescale = call.prescale;
+  job.postscale = final_scale(call.op, call.postscale, size);
+  job.tensors = call.tensors;
+  job.into_tensors = call.into_tensors;
 }
 
-// Shows the others the all-reduce, with the operand where it is small or staged.
-void enter(NodeAllReduce& all_reduce, ReduceJob& job, uint64_t fingerprint, Phases& phases) {
-  job.timed = phases.on;
+// Shows the others the all-reduce, with the operand where it is small or staged. Inside a node nothing is encoded.
+void enter(NodeAllReduce& all_reduce, const Call& call, int size, uint64_t fingerprint, Phases& phases) {
+  set_job(all_reduce.job(), call, size);
+  all_reduce.job().timed = phases.on;
   phases.enter(Phase::kPack);
-  all_reduce.enter(job, fingerprint);
+  all_reduce.enter(fingerprint);
   phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
 }
 
@@ -116,7 +117,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Call call = r.call();
   const Path path = choose_path(f, call);
   const bool reduces_here = path == Path::kNodeDirect || path == Path::kTwoLevels;
-  ReduceJob job = reduces_here ? job_of(call, f.size) : ReduceJob{};
+  ReduceJob job;
+  if (reduces_here) set_job(job, call, f.size);
   EncodedCost cost;
   if (call.encoding) note_codec(f, call, job, cost);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
@@ -134,7 +136,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   uint64_t ticket = entry.ticket;
   bool equal = true;
   if (path == Path::kNodeDirect) {
-    if (!entry.all_reduce) enter(*f.all_reduce, job, r.fingerprint(), op.phases);
+    if (!entry.all_reduce) enter(*f.all_reduce, call, f.size, r.fingerprint(), op.phases);
     co_await *f.all_reduce;
     note_agreement(*f.all_reduce, op.phases);
     equal = f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone;
@@ -253,8 +255,7 @@ TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {
 }
 
 void enter_all_reduce(Fabric& fabric, const Call& call, Phases& phases) {
-  ReduceJob job = job_of(call, fabric.size);  // before the fingerprint: copied at once it would be waited for
-  enter(*fabric.all_reduce, job, call.fingerprint(), phases);
+  enter(*fabric.all_reduce, call, fabric.size, call.fingerprint(), phases);
 }
 
 }  // namespace dcoll

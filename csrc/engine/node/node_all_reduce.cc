@@ -14,7 +14,8 @@ TwoShot::Slice NodeAllReduce::own_slice(const Call& call) const {
   return TwoShot::slice(bytes, board_.rank(), board_.size());
 }
 
-void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
+void NodeAllReduce::enter(uint64_t fingerprint) {
+  const ReduceJob& job = job_;
   phase_ = Phase::kEntered;
   outcome_ = Outcome::kNone;
   const size_t bytes = job.bytes();
@@ -36,7 +37,6 @@ void NodeAllReduce::enter(const ReduceJob& job, uint64_t fingerprint) {
     entered_ns_ = now_ns();
   ticket_ = board_.post(post);
   everybody_.emplace(board_, ticket_);
-  job_ = job;  // by now the peers go on
 }
 
 bool NodeAllReduce::poll(bool& moved) {

@@ -44,8 +44,10 @@ class NodeAllReduce final : public Pollable {
   // Of an operand that is packed everywhere: the slice that no peer reads, for which Call::tensors may stand.
   TwoShot::Slice own_slice(const Call& call) const;
 
+  // The next one, to be set before enter(). Where it is read: a copy would wait for what was written just before it.
+  ReduceJob& job() { return job_; }
   // Shows the peers what this rank called, as one post on the board, with the operand or where it lies.
-  void enter(const ReduceJob& job, uint64_t fingerprint);
+  void enter(uint64_t fingerprint);
   bool poll(bool& moved) override;  // true: finished, with this outcome:
   Outcome outcome() const { return outcome_; }
   void waiting_for(std::vector<int>& ranks) const override;
