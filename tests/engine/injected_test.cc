@@ -43,6 +43,9 @@ void* take_memory(size_t bytes, size_t alignment) {
   return memory;
 }
 
+// Not inline: where the compiler sees free() behind a `new` of ours, it warns of a mismatch.
+[[gnu::noinline]] void give_back(void* memory) { std::free(memory); }
+
 }  // namespace
 
 void* operator new(size_t bytes) { return take_memory(bytes, 0); }
@@ -60,14 +63,14 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
 void* operator new[](size_t bytes, std::align_val_t alignment) {
   return take_memory(bytes, static_cast<size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { give_back(memory); }
+void operator delete[](void* memory) noexcept { give_back(memory); }
+void operator delete(void* memory, size_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, size_t) noexcept { give_back(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { give_back(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { give_back(memory); }
 
 // Sanitizers have a pthread_create of their own, which must be the one that is called.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
