@@ -116,9 +116,8 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const Call call = r.call();
   const Path path = choose_path(f, call);
-  const bool reduces_here = path == Path::kNodeDirect || path == Path::kTwoLevels;
   ReduceJob job;
-  if (reduces_here) set_job(job, call, f.size);
+  if (path == Path::kTwoLevels) set_job(job, call, f.size);
   EncodedCost cost;
   if (call.encoding) note_codec(f, call, job, cost);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
