@@ -204,7 +204,7 @@ test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warn
 	$(BIN)/python tests/built.py build/clang -q $(OTHER_TESTS) -k 'not mpi4py' # which is the other MPI's
 
 # Packages written for Horovod or torch.distributed, and what they import. Like DeepSpeed among the peers they find torch
-# through a .pth file, and dcoll too. Lightning needs pkg_resources, which later releases of setuptools do not have.
+# through a .pth file, and dcoll too. Lightning 1 needs pkg_resources, which later releases of setuptools do not have.
 THIRD_PARTY := build/third-party
 THIRD_PARTY_NEEDS := braceexpand fsspec ftfy huggingface_hub pandas psutil pytz PyYAML regex safetensors tqdm webdataset \
 	$(DEEPSPEED_NEEDS)
@@ -221,7 +221,7 @@ $(THIRD_PARTY)/.installed: constraints.txt | build
 	DS_BUILD_OPS=0 $(PEER_PIP) --no-deps --no-build-isolation deepspeed
 	@touch $@
 
-test-third-party: $(THIRD_PARTY)/.installed  ## packages for Horovod (Lightning 1, ignite, open_clip) and for torch.distributed
+test-third-party: $(THIRD_PARTY)/.installed  ## packages written for Horovod, and for torch.distributed, unmodified
 	TESTS_NEED=mpi,ignite,lightning,open_clip,accelerate,deepspeed $(THIRD_PARTY)/bin/python -m pytest \
 		tests/mpi/test_mpi_third_party.py tests/torch_backend/test_torch_third_party.py
 

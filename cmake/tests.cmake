@@ -7,12 +7,10 @@ file(GLOB test_sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} tests/base
 
 set(launcher "")
 set(seconds 120)
-if(DCOLL_SANITIZE)
-  set(seconds 400)
-endif()
 set(environment "UBSAN_OPTIONS=print_stacktrace=1")
 if(DCOLL_SANITIZE)
-  list(APPEND environment "DCOLL_TEST_MAX_RANKS=40")
+  set(seconds 400)
+  list(APPEND environment "DCOLL_TEST_MAX_RANKS=40")  # of the proofs of schedules, which have no memory to get wrong
 endif()
 if(DCOLL_SANITIZE MATCHES "address")
   list(APPEND environment "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0")

@@ -72,6 +72,7 @@ void bind_on_device(py::module_& m) {
            "comm"_a, "device"_a)
       .def(py::init([](const ByName& named, int device) { return OnDevice{named.comm, true, device}; }), "comm"_a,
            "device"_a)
+      .def_readonly("device", &OnDevice::device)
       .def_property_readonly("rank", [](const OnDevice& self) { return self.comm->rank(); })
       .def_property_readonly("size", [](const OnDevice& self) { return self.comm->size(); });
   m.attr("EMULATED_DEVICE") = device::kEmulated;

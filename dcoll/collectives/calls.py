@@ -45,7 +45,7 @@ def _comm(process_set: ProcessSet) -> _C.Communicator:
 
 def _lane(process_set: ProcessSet, name: str | None) -> on_communicator.Lane:
     """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
-    # _comm(), but for a call that an operation of a few bytes would feel.
+    # As _comm(), written out: an operation of a few bytes feels one more call in Python.
     comm = (WORLD.comm or communicator()) if process_set is global_process_set else communicator_of(process_set)
     return comm.by_name if name else comm
 

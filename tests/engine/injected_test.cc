@@ -95,7 +95,7 @@ extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fd,
 
 namespace {
 
-constexpr int64_t kStride = kSanitized ? 11 : 2;  // from another one in each run
+constexpr int64_t kStride = kSanitized ? 11 : 1;  // from another one in each run
 constexpr size_t kCount = 6000;  // divisible by the number of ranks; more than goes along with a handshake
 
 // One call of each kind, one after the other.

@@ -4,7 +4,7 @@ One agent a host, of its share of the N ranks, which meet at the first host's ad
 The status is the first error's.
 """
 
-import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,21 +24,22 @@ def main(name: str, _n: str, ranks: str, *command: str) -> int:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python")
     place = ("--nnodes", str(hosts), "--nproc-per-node", str(int(ranks) // hosts))
     meeting = ("--master-addr", lab.address(0), "--master-port", str(PORT))
-    # Gloo, which torch makes beside, looks for an address by the host's name, which a lab's names have none of.
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"}
     agents = [
-        subprocess.Popen(
-            lab.enter(host, [*torchrun, *place, "--node-rank", str(host), *meeting, *command]), env=environment
-        )
+        subprocess.Popen(lab.enter(host, [*torchrun, *place, "--node-rank", str(host), *meeting, *command]))
         for host in range(hosts)
     ]
+
+    def end(*_: object) -> None:
+        for agent in agents:
+            agent.terminate()
+
+    signal.signal(signal.SIGTERM, end)  # of a test that waited for too long
     deadline = float("inf")
     while any(agent.poll() is None for agent in agents) and time.monotonic() < deadline:
         time.sleep(0.05)
         if deadline == float("inf") and any(agent.returncode for agent in agents):
             deadline = time.monotonic() + GRACE_S
-    for agent in agents:
-        agent.terminate()
+    end()
     return next((agent.returncode for agent in agents if agent.wait()), 0)
 
 

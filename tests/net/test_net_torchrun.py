@@ -26,7 +26,7 @@ CASES = [
 
 @pytest.mark.parametrize(("module", "check"), CASES)
 def test_torchrun_on_two_hosts(hosts: Hosts, module: ModuleType, check: str) -> None:
-    """Two ranks on each, which share memory inside. dcoll.init() first, init_process_group("dcoll") in the second."""
+    """Two ranks on each, which share memory. The first module uses dcoll's calls, the second PyTorch's over dcoll."""
     if not UCX.exists():
         pytest.skip("needs ucx: dcoll was built without it")
     launcher = (sys.executable, str(Path(__file__).parent / "agents.py"), hosts(2).name)

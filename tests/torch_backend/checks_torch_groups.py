@@ -137,6 +137,21 @@ def check_mesh() -> None:
     assert sum_in(flat.get_group(), 1) == n
 
 
+def check_split_group() -> None:
+    """The group's own method: torch's function of that name is for GPUs. Ranks are numbers in the group it splits."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    if not BACKENDS_IN_PYTHON:
+        with pytest.raises(hvd.ArgumentError, match="new_group"):
+            dist.group.WORLD.split_group([0])
+        return
+    mine = [rank for rank in range(n) if (rank == 0) == (r == 0)]
+    part = dist.group.WORLD.split_group(mine)
+    assert sum_in(part, r) == sum(mine)
+    again = part.split_group([part.rank()])
+    assert sum_in(again, r) == r
+    dist.barrier()
+
+
 def check_group_names_and_backends() -> None:
     group = dist.new_group(list(range(dist.get_world_size())), group_desc="of all")
     assert group.group_desc == "of all"

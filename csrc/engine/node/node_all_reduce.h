@@ -44,7 +44,8 @@ class NodeAllReduce final : public Pollable {
   // Of an operand that is packed everywhere: the slice that no peer reads, for which Call::tensors may stand.
   TwoShot::Slice own_slice(const Call& call) const;
 
-  // The next one, to be set before enter(). Where it is read: a copy would wait for what was written just before it.
+  // What enter() begins, to be set before it, here where it is read: copying what has just been written field by field
+  // waits for those writes (docs/notebook/small-calls.md), which a call of a few bytes feels.
   ReduceJob& job() { return job_; }
   // Shows the peers what this rank called, as one post on the board, with the operand or where it lies.
   void enter(uint64_t fingerprint);
