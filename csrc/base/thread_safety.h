@@ -8,17 +8,17 @@
 #include <mutex>
 
 #ifdef __clang__
-#define DCOLL_THREAD_ATTRIBUTE(x) __attribute__((x))
+#define DCOLL_THREAD_ATTRIBUTE(...) __attribute__((__VA_ARGS__))
 #else
-#define DCOLL_THREAD_ATTRIBUTE(x)
+#define DCOLL_THREAD_ATTRIBUTE(...)
 #endif
 
 // Of a variable: it is read and written only by who holds that lock.
 #define DCOLL_GUARDED_BY(lock) DCOLL_THREAD_ATTRIBUTE(guarded_by(lock))
 // Of a function: its caller holds that lock.
 #define DCOLL_REQUIRES(lock) DCOLL_THREAD_ATTRIBUTE(requires_capability(lock))
-// Of a function: its caller does not hold that lock, which it takes itself.
-#define DCOLL_EXCLUDES(lock) DCOLL_THREAD_ATTRIBUTE(locks_excluded(lock))
+// Of a function: its caller does not hold those locks, which it takes itself.
+#define DCOLL_EXCLUDES(...) DCOLL_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 // Of a function: it is not checked.
 #define DCOLL_UNCHECKED DCOLL_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 

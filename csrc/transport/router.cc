@@ -121,6 +121,9 @@ class Router final : public Transport {
   }
   void doze(uint32_t ticket, microseconds limit) override { sleeps_on_->doze(ticket, limit); }
   bool alert(bool on) override { return sleeps_on_->alert(on) && !remote_used_; }
+  bool take_nudge() override { return sleeps_on_->take_nudge(); }
+  const void* doorbell() const override { return sleeps_on_->doorbell(); }
+  bool wakes_by_doorbell() const override { return sleeps_on_->wakes_by_doorbell() && !remote_used_; }
   void nudge() override { sleeps_on_->nudge(); }
 
   void check_peers() override {

@@ -111,9 +111,15 @@ class Transport {
 
   // The sleep of a thread with nothing to do: until wake(), or a peer's nudge() while alert(true) holds, or `limit`
   // passed. What peers do otherwise does not end it, so they need not pay for waking anybody. alert() returns false
-  // where peers cannot nudge. Needs no lock. As with wait(), look between prepare_wait() and doze().
+  // where peers cannot nudge. Needs no lock. As with wait(), look (take_nudge()) between prepare_wait() and doze().
   virtual void doze(uint32_t ticket, std::chrono::microseconds limit) = 0;
   virtual bool alert(bool on) = 0;
+  // Whether a peer has nudged since alert(true), or since this was last asked.
+  virtual bool take_nudge() { return false; }
+  // Several transports of a process may be woken by one doorbell: a wait() or doze() of any of them ends when a peer
+  // acts towards this rank over any other whose wakes_by_doorbell() holds, and tickets are of the doorbell. Null: none.
+  virtual const void* doorbell() const { return nullptr; }
+  virtual bool wakes_by_doorbell() const { return false; }
   // For a rank that waits in vain: ends the doze of each peer whose alert holds. Cheap where there is none. Needs no
   // lock.
   virtual void nudge() {}

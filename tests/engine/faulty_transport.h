@@ -71,6 +71,9 @@ class FaultyTransport final : public Transport {
   void wake() override { real_->wake(); }
   void doze(uint32_t ticket, std::chrono::microseconds limit) override { real_->doze(ticket, limit); }
   bool alert(bool on) override { return real_->alert(on); }
+  bool take_nudge() override { return real_->take_nudge(); }
+  const void* doorbell() const override { return real_->doorbell(); }
+  bool wakes_by_doorbell() const override { return real_->wakes_by_doorbell(); }
   void nudge() override { real_->nudge(); }
   void check_peers() override { real_->check_peers(); }
   void post_failure(const std::string& text) override { real_->post_failure(text); }

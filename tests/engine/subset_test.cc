@@ -2,7 +2,10 @@
 #include "engine/communicator/subset.h"
 
 #include <algorithm>
+#include <atomic>
+#include <filesystem>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -177,6 +180,39 @@ TEST(several_groups_at_once) {
     }
     for (CommPtr& comm : made) close(comm);
   });
+}
+
+// However many groups a rank is in, one thread brings on what nobody waits for.
+TEST(groups_share_a_background_thread) {
+  constexpr int kRanks = 3, kGroups = 12;
+  const auto num_threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator{});
+  };
+  std::atomic<int> all_done{0};
+  std::atomic<std::ptrdiff_t> most{0};
+  const std::ptrdiff_t before = num_threads();
+  on_ranks(kRanks, [&](const CommPtr& whole) {
+    std::vector<CommPtr> groups;
+    for (int i = 0; i < kGroups; ++i) groups.push_back(make_group(whole, {0, 1, 2}, nullptr));
+    for (size_t count : {size_t{10}, size_t{100'000}}) {
+      std::vector<std::vector<float>> data(kGroups, std::vector<float>(count, static_cast<float>(whole->rank())));
+      std::vector<std::shared_ptr<Operation>> operations(kGroups);
+      for (size_t i = 0; i < kGroups; ++i) {  // begun in another order on each rank
+        const size_t g = (i + 5 * static_cast<size_t>(whole->rank())) % kGroups;
+        void* memory = data[g].data();
+        operations[g] = groups[g]->submit({.kind = Kind::kAllReduce, .in = memory, .out = memory, .count = count});
+      }
+      for (size_t g = 0; g < kGroups; ++g) {
+        while (!operations[g]->done.load()) std::this_thread::yield();  // no wait()
+        for (const float got : data[g]) CHECK_EQ(got, 3.0f);
+      }
+    }
+    most.store(num_threads());
+    all_done.fetch_add(1);
+    while (all_done.load() < kRanks) std::this_thread::yield();
+    for (CommPtr& comm : groups) close(comm);
+  });
+  CHECK(most.load() - before <= 3 * kRanks);  // of each rank: the test's, the driver's, the stall report's
 }
 
 TEST(wrong_ranks_are_refused) {

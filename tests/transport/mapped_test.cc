@@ -293,6 +293,12 @@ TEST(wake_ends_a_wait_from_another_thread) {
   CHECK(std::chrono::steady_clock::now() - before < kHang);
   t.wait(t.prepare_wait(), std::chrono::microseconds(0));
   t.wait(t.prepare_wait(), std::chrono::microseconds(-5));
+  const auto begin = std::chrono::steady_clock::now();
+  constexpr auto kLimit = std::chrono::milliseconds(1100);  // more than a second: the kernel counts them apart
+  t.doze(t.prepare_wait(), kLimit);
+  CHECK(std::chrono::steady_clock::now() - begin >= kLimit);
+  CHECK(std::chrono::steady_clock::now() - begin < kHang);
+  t.doze(t.prepare_wait(), std::chrono::microseconds(-5));
 }
 
 TEST(a_nudge_ends_the_doze_of_a_rank_that_is_alert) {
@@ -306,7 +312,8 @@ TEST(a_nudge_ends_the_doze_of_a_rank_that_is_alert) {
   peer.nudge();
   peer.nudge();
   CHECK_EQ(dozer.prepare_wait(), before + 1);  // once
-  dozer.doze(dozer.prepare_wait(), kHang);     // it came before the ticket was drawn, and is not lost
+  CHECK(dozer.take_nudge());               // it came before the ticket was drawn, and is not lost
+  CHECK(!dozer.take_nudge());
   CHECK(dozer.alert(false));
   before = dozer.prepare_wait();
   peer.nudge();
@@ -325,7 +332,10 @@ TEST(a_nudge_ends_the_doze_of_a_rank_that_is_alert) {
   });
   for (int k = 1; k <= kTimes; ++k) {
     dozer.alert(true);
-    while (stage.load() != k) dozer.doze(dozer.prepare_wait(), kHang);
+    while (stage.load() != k) {
+      const uint32_t ticket = dozer.prepare_wait();
+      if (!dozer.take_nudge()) dozer.doze(ticket, kHang);
+    }
     dozer.alert(false);
     stage.store(-k);
   }

@@ -49,6 +49,10 @@ Communicator::Communicator(Members members, const Settings& settings)
       failure_flag_(members_.transport->failure_flag()),
       out_of_memory_(encode_failure(std::make_exception_ptr(std::bad_alloc()), members_.job_rank(members_.rank))) {
   members_.timeline = timeline_;
+  if (members_.driver == nullptr) {
+    const auto& cores = settings_.thread_affinity;
+    members_.driver = std::make_shared<Driver>(cores.empty() ? -1 : cores.front(), log_);
+  }
   fabric_.transport = members_.transport.get();
   fabric_.window = members_.window;
   fabric_.rank = members_.rank;
@@ -66,6 +70,7 @@ Communicator::Communicator(Members members, const Settings& settings)
     fabric_.connect_slots();
   if (!members_.memory_of_rank.empty()) connect_levels();
   listen_for_stalls();
+  members_.driver->attach(*this);
 }
 
 // Some ranks share memory, on several nodes.
@@ -193,7 +198,6 @@ bool Communicator::wait_for(Operation& operation, double timeout_s, Spin spin) {
 }
 
 double Communicator::longest_spin_s(Spin spin) const {
-  if (spin == Spin::kNever) return 0;
   const bool brief = spin == Spin::kBriefly || (settings_.spin_us < 0 && members_.transport->sleeps_well());
   return brief ? std::min(spin_s_, kBriefSpinS) : spin_s_;
 }
@@ -205,8 +209,6 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   double next_nudge_s = 0, next_watch_s = 0;
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
-    // In the background there is only something to do while nobody else drives.
-    if (spin == Spin::kNever && (waiters_.load() > 0 || !has_work() || !background_turn_.load())) return;
     const auto now = idle ? Clock::now() : idle_since;
     if (idle && now >= deadline) return;
     const double idle_s = idle ? seconds_between(idle_since, now) : 0;

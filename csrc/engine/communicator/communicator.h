@@ -3,7 +3,7 @@
 // Threads: any thread may submit and wait. Operations run one after the other in the order submitted, which must be the
 // same on every rank; those submitted by name have a sequence of their own (named_lane.h). Whoever waits drives: a
 // thread inside wait() polls the operations itself (spinning while its core is its own, yielding it between looks while
-// other ranks need it), and the background thread stands back; while nobody waits, the background thread drives and
+// other ranks need it), and the background thread (driver.h) stands back; while nobody waits, that one drives and
 // sleeps on a futex whenever there is nothing to do, so that it takes no time from the thread that computes.
 //
 // Failure: the first failure is kept for good. It is sent to every peer (so all ranks fail with the same cause), every
@@ -17,7 +17,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "engine/collective/run_collective.h"
+#include "engine/communicator/driver.h"
 #include "engine/communicator/named_lane.h"
 #include "engine/core/call.h"
 #include "engine/core/operation.h"
@@ -59,12 +59,13 @@ struct Members {
   int job_rank(int of) const { return job_ranks.empty() ? of : job_ranks[of]; }
   std::shared_ptr<Timeline> timeline{};    // of the process; null: a new one
   std::shared_ptr<Diagnosis> diagnosis{};  // of the process; null: this communicator makes it
+  std::shared_ptr<Driver> driver{};        // of the process; null: a new one
   bool may_listen = true;     // whether a thread of its own may call the transport at any time, under the lock
   bool own_core = true;       // no other rank needs the core this one runs on, so it may spin while it waits
   bool shared_cores = false;  // that is not so of every rank of the job
 };
 
-class Communicator final : public Watched, public Notes {
+class Communicator final : public Watched, public Notes, public Driven {
  public:
   // A forked child never destroys its copy: threads, sockets and memory in it are the parent's.
   static std::shared_ptr<Communicator> make(Members members, const Settings& settings);
@@ -112,7 +113,7 @@ class Communicator final : public Watched, public Notes {
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
   void wait(Operation& operation, double timeout_s = -1);
   // How a thread that drives waits: kBriefly is for one that is on the core of another thread, which computes.
-  enum class Spin { kAllowed, kBriefly, kNever };
+  enum class Spin { kAllowed, kBriefly };
   // The waiting alone: whether it is done.
   bool wait_for(Operation& operation, double timeout_s, Spin spin = Spin::kAllowed);
   // What wait() says when timeout_s has passed, naming who is missing.
@@ -120,6 +121,11 @@ class Communicator final : public Watched, public Notes {
 
   // Whether it is done. A caller that asks again and again brings it on.
   bool poll(Operation& operation);
+
+  // For the thread of the process's Driver.
+  Transport& sleeps_on() override { return *members_.transport; }
+  bool take_turn(bool in_turn, bool in_any_case) override;
+  Look look() override;
 
   // For the thread of the job's Diagnosis.
   uint64_t id() const override;
@@ -236,11 +242,9 @@ class Communicator final : public Watched, public Notes {
   // Whether the background thread goes on at once, or when a peer waits for it.
   enum class Wake { kNow, kByPeers };
   void hand_over(Wake wake);
-  bool make_thread() noexcept;
   void set_alert(bool on);
   void begin_here();
   void stand_back();
-  void stop_background();
   bool may_run_on_the_spot();
   int polls_on_the_spot() const;
   void pause_between_looks() const;
@@ -253,7 +257,6 @@ class Communicator final : public Watched, public Notes {
   void go_on_briefly(const std::shared_ptr<Operation>& operation, const PullNow& pull);
   template <typename Rest>
   auto entered(Rest&& rest);
-  void bind_background_thread() const;
   void say_farewell();
   void finish_names();
   void abandon_rest();
@@ -270,7 +273,6 @@ class Communicator final : public Watched, public Notes {
   bool has_work() const {
     return pending_.load() || points_busy_.load() || (members_.transport->connecting() && !failed_.load());
   }
-  void background();
   std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
   std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
 
@@ -310,14 +312,15 @@ class Communicator final : public Watched, public Notes {
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
-  // Peers that wait in vain wake the background thread: something is pending and nobody waits. See hand_over().
+  // Peers that wait in vain wake the driver: something is pending and nobody waits. See hand_over().
   std::atomic<bool> alert_{false};
   std::mutex alert_mutex_;               // held while alert_ and the transport's change together
   std::atomic<bool> peers_wake_{false};  // as alert() said
-  std::atomic<bool> background_wanted_{false};
-  // From its waking until somebody waits. Otherwise a background thread woken in the middle of things would take the
-  // next operation from the thread that is about to wait for it, and sleep on it, again and again.
-  std::atomic<bool> background_turn_{false};
+  std::atomic<bool> turn_wanted_{false};
+  // The driver's, from when it takes it until somebody waits. Otherwise a driver woken in the middle of things would
+  // take the next operation from the thread that is about to wait for it, and sleep on it, again and again.
+  std::atomic<bool> drivers_turn_{false};
+  bool driver_is_idle_ = false;  // its last look of this turn was in vain; the driver's own
   std::atomic<bool> pending_{false};
   std::atomic<bool> uses_names_{false};
   std::atomic<bool> uses_points_{false};
@@ -327,11 +330,6 @@ class Communicator final : public Watched, public Notes {
   // even if the others were so quick that it is done: whether a name may be used twice must not depend on who comes
   // first.
   std::atomic<bool> last_name_taken_{false};
-  std::atomic<bool> stop_{false};
-  std::atomic<bool> has_thread_{false};
-  // Started with the first operation nobody waits for. Without one, waits and poll() bring on everything.
-  std::thread thread_;
-  bool told_of_no_thread_ = false;
 };
 
 // What follows once peers have this rank's part, drive lock held: whatever keeps it from taking theirs fails the

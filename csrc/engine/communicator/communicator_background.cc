@@ -1,26 +1,16 @@
-// The background thread of a communicator, and when it is woken: as rarely as can be, for it shares its core with the
-// thread that submits and computes. Waking it and being interrupted by it costs that thread 40 us and more, which most
-// asynchronous operations are finished in.
+// What a communicator leaves to the background thread (driver.h), and when that is woken: as rarely as can be. Waking
+// it and being interrupted by it costs the thread that computes 40 us and more, which most asynchronous operations are
+// finished in.
 //
 // So a small operation is entered by the thread that submits it: its peers need nothing more of this rank for now, and
 // what is left to do comes with what they do. If the caller waits meanwhile, as it mostly does, it drives. If not, the
 // operation lies there until somebody needs it: a peer that waits in vain wakes the background thread
 // (Transport::nudge). What peers do wakes nobody, for a caller that is about to wait would be interrupted by it.
-#include <cstdio>
-#include <utility>
-
-#include "base/thread.h"
 #include "engine/communicator/communicator.h"
-#include "engine/communicator/cores.h"
 
 namespace dcoll {
-namespace {
 
-constexpr auto kIdleSleep = std::chrono::seconds(1);  // after this, what is pending is looked at in any case
-
-}  // namespace
-
-// Begins what is pending on this thread, and leaves the rest to the background thread, unless somebody waits.
+// Begins what is pending on this thread, and leaves the rest to the driver, unless somebody waits.
 void Communicator::begin_here() {
   if (!drive_mutex_.try_lock()) return hand_over(Wake::kNow);  // whoever drives may not have seen it
   bool moved = false;
@@ -30,32 +20,18 @@ void Communicator::begin_here() {
   hand_over(Wake::kByPeers);
 }
 
+// Without a thread, waits and poll() bring on everything.
 void Communicator::hand_over(Wake wake) {
-  if (!has_thread_ && !make_thread() && wake == Wake::kNow && drive_mutex_.try_lock()) {
+  if (!members_.driver->start() && wake == Wake::kNow && drive_mutex_.try_lock()) {
     bool moved = false;  // nobody else begins it
     step(moved);
     drive_mutex_.unlock();
   }
   set_alert(true);
   if (wake == Wake::kByPeers && peers_wake_) return;
-  background_wanted_.store(true);
-  members_.transport->wake();
-}
-
-// False where the system gives no thread; then whoever waits or polls drives, as ever, and it is tried again with the
-// next operation that nobody waits for.
-bool Communicator::make_thread() noexcept {
-  const std::lock_guard lock(inbox_mutex_);
-  if (has_thread_) return true;
-  try {
-    thread_ = std::thread([this] { background(); });
-    has_thread_ = true;
-  } catch (const std::exception& e) {
-    if (std::exchange(told_of_no_thread_, true)) return false;
-    std::fprintf(stderr, "[dcoll warning rank %d] %s (%s). %s Operations go on only while this rank waits for one.\n",
-                 members_.job_rank(members_.rank), kNoThread, e.what(), kMoreThreads);
-  }
-  return has_thread_;
+  turn_wanted_.store(true);
+  members_.driver->wake();
+  if (waiters_.load() > 0) members_.transport->wake();  // who drives now
 }
 
 // Whether it is done. Asking again and again brings it on, if nobody else does.
@@ -79,7 +55,7 @@ bool Communicator::poll(Operation& operation) {
 
 // Somebody else drives from now on.
 void Communicator::stand_back() {
-  background_turn_.store(false);
+  drivers_turn_.store(false);
   set_alert(false);
 }
 
@@ -91,36 +67,35 @@ void Communicator::set_alert(bool on) {
   alert_.store(on);
 }
 
-// DCOLL_THREAD_AFFINITY. Where the system does not let it, the thread stays where it is.
-void Communicator::bind_background_thread() const {
-  if (settings_.thread_affinity.empty()) return;
-  const int core = settings_.thread_affinity.front();
-  if (const std::string error = bind_this_thread(core); !error.empty()) {
-    log_(LogLevel::kWarning, "DCOLL_THREAD_AFFINITY: the background thread cannot be bound to core " +
-                                 std::to_string(core) + " (" + error + "); it may run on the cores of the rank");
+bool Communicator::take_turn(bool in_turn, bool in_any_case) {
+  const bool wanted = turn_wanted_.load(std::memory_order_relaxed) && turn_wanted_.exchange(false);
+  const bool nudged = members_.transport->take_nudge();
+  if (in_turn && drivers_turn_.load() && waiters_.load() == 0 && has_work()) return true;
+  if (!wanted && !nudged && !in_any_case) return false;
+  if (!has_work()) {
+    stand_back();                               // nothing to be nudged for
+    if (has_work()) hand_over(Wake::kByPeers);  // whoever submitted just now may have been alert before that
+    return false;
   }
+  if (waiters_.load() > 0) return false;
+  stand_back();
+  drivers_turn_.store(true);
+  driver_is_idle_ = false;
+  return true;
 }
 
-void Communicator::background() {
-  bind_background_thread();
-  while (!stop_) {
-    const uint32_t ticket = members_.transport->prepare_wait();
-    if (!background_wanted_.exchange(false) && !stop_) members_.transport->doze(ticket, kIdleSleep);
-    if (has_work() && waiters_.load() == 0) {
-      stand_back();
-      background_turn_.store(true);
-      drive(stop_, Spin::kNever, Clock::time_point::max());
-    } else if (!has_work()) {
-      stand_back();                               // nothing to be nudged for
-      if (has_work()) hand_over(Wake::kByPeers);  // whoever submitted just now may have been alert before that
-    }
+Driven::Look Communicator::look() {
+  if (driver_is_idle_) members_.transport->nudge();
+  const bool was_idle = driver_is_idle_;
+  bool moved = false, copying = false;
+  {
+    const std::lock_guard lock(drive_mutex_);
+    step(moved);
+    copying = was_idle && awaits_copies();
+    if (was_idle && !moved) watch(Clock::now());
   }
-}
-
-void Communicator::stop_background() {
-  stop_ = true;
-  members_.transport->wake();
-  if (thread_.joinable()) thread_.join();
+  driver_is_idle_ = !moved;
+  return {.again = moved || !was_idle, .copying = copying};
 }
 
 }  // namespace dcoll

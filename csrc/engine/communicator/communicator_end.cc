@@ -38,7 +38,7 @@ void Communicator::throw_forked() const {
 
 Communicator::~Communicator() {
   stop_listening();
-  stop_background();
+  members_.driver->detach(*this);
   if (!let_go_ && abandoned_ != nullptr) keep_for_good(std::move(abandoned_));
   while (abandoned_ != nullptr) abandoned_ = std::exchange(abandoned_->next_abandoned, nullptr);  // one by one
 }
@@ -61,7 +61,7 @@ void Communicator::close() {
   }
   abandon_rest();
   if (members_.job_ranks.empty() && members_.diagnosis != nullptr) members_.diagnosis->stop();
-  stop_background();
+  members_.driver->detach(*this);
 }
 
 // After the farewell nobody submits anything any more: handles that are still waited for must not wait for ever.

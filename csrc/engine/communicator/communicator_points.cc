@@ -92,7 +92,7 @@ void Communicator::throw_complaint(int peer) {
 
 // Drive lock held. Whether a message may go or come at once, behind those that were submitted before.
 bool Communicator::points_are_free() {
-  if (alert_.load(std::memory_order_relaxed)) background_turn_.store(false);
+  if (alert_.load(std::memory_order_relaxed)) drivers_turn_.store(false);
   entered([this] { take_inbox(); });
   return !failed_.load() && !closing_.load() && !heard_of_failure();
 }

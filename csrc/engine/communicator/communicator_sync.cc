@@ -15,7 +15,7 @@ bool Communicator::may_run_on_the_spot() {
     if (!points_busy_.load()) {
       stand_back();
     } else {
-      background_turn_.store(false);  // a peer may wake it for a message; it sleeps through what is done here
+      drivers_turn_.store(false);  // a peer may wake it for a message; it sleeps through what is done here
     }
   }
   return spin_s_ > 0 && !pending_.load() && !failed_.load() && !closing_.load() && !heard_of_failure();

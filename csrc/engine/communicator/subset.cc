@@ -63,6 +63,7 @@ Members Subset::describe() const {
   members.shared_cores = all.shared_cores;
   members.timeline = all.timeline;
   members.diagnosis = all.diagnosis;
+  members.driver = all.driver;
   members.may_listen = all.may_listen;
   for (const int rank : ranks_) members.job_ranks.push_back(all.job_rank(rank));
   members.processes = all.processes;

@@ -235,28 +235,27 @@ void MappedTransport::pop(int peer, int channel) {
 
 uint32_t MappedTransport::signals() const {
   const auto released = group_ != nullptr ? group_->released.load(std::memory_order_seq_cst) : 0;
-  return world_->header(rank()).doorbell.load(std::memory_order_seq_cst) + static_cast<uint32_t>(released);
+  return door().doorbell.load(std::memory_order_seq_cst) + static_cast<uint32_t>(released);
 }
 
 uint32_t MappedTransport::prepare_wait() { return signals(); }
 
 void MappedTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
-  RegionHeader& own = world_->header(rank());
   add_sleeper(1);
   // The doorbell first: one that rings between the two looks makes the futex return at once.
-  const uint32_t doorbell = own.doorbell.load(std::memory_order_seq_cst);
-  if (signals() == ticket) futex_wait(own.doorbell, doorbell, limit);
+  const uint32_t doorbell = door().doorbell.load(std::memory_order_seq_cst);
+  if (signals() == ticket) futex_wait(door().doorbell, doorbell, limit);
   remove_sleeper(1);
 }
 
 void MappedTransport::add_sleeper(uint32_t how) {
-  world_->header(rank()).sleepers.fetch_add(how, std::memory_order_seq_cst);
+  door().sleepers.fetch_add(how, std::memory_order_seq_cst);
   if (group_ != nullptr) group_->sleepers.fetch_add(1, std::memory_order_seq_cst);
 }
 
 void MappedTransport::remove_sleeper(uint32_t how) {
   if (group_ != nullptr) group_->sleepers.fetch_sub(1, std::memory_order_relaxed);
-  world_->header(rank()).sleepers.fetch_sub(how, std::memory_order_relaxed);
+  door().sleepers.fetch_sub(how, std::memory_order_relaxed);
 }
 
 int MappedTransport::OwnBell::descriptor() const {
@@ -273,11 +272,13 @@ bool MappedTransport::OwnBell::begin_wait(uint32_t ticket) {
 void MappedTransport::OwnBell::end_wait() { owner_.remove_sleeper(RegionHeader::kOnBell); }
 
 void MappedTransport::doze(uint32_t ticket, std::chrono::microseconds limit) {
-  RegionHeader& own = world_->header(rank());
-  const uint32_t doorbell = own.doorbell.load(std::memory_order_seq_cst);
+  const uint32_t doorbell = door().doorbell.load(std::memory_order_seq_cst);
+  if (signals() == ticket) futex_doze(door().doorbell, doorbell, limit);
+}
+
+bool MappedTransport::take_nudge() {
   uint32_t nudged = RegionHeader::kNudged;
-  if (own.alert.compare_exchange_strong(nudged, RegionHeader::kAlert, std::memory_order_seq_cst)) return;
-  if (signals() == ticket) futex_wait(own.doorbell, doorbell, limit);
+  return world_->header(rank()).alert.compare_exchange_strong(nudged, RegionHeader::kAlert, std::memory_order_seq_cst);
 }
 
 bool MappedTransport::alert(bool on) {

@@ -8,13 +8,13 @@
 // to the receiver after front() returned that message.
 //
 // Sleeping. Every action towards a rank (message, freed slot, board, failure, closing) ends with ring(): increment the
-// rank's doorbell, then look whether it has sleepers, and only then pay for the system call that wakes them. A sleeper
-// registers in `sleepers`, then looks whether the doorbell still equals its ticket, then sleeps on it. All four
-// accesses are seq_cst, so they have one total order (Dekker): either the sleeper sees the new doorbell, or the ringer
-// sees the sleeper. In the remaining window, between the sleeper's look and its falling asleep, the kernel compares the
-// doorbell again (futex). An action after the ticket was drawn therefore always ends the wait; one before it is visible
-// to the checks the caller makes between prepare_wait() and wait(), for drawing the ticket acquires what ringing
-// released.
+// rank's doorbell, the same one for all of its regions, then look whether it has sleepers, and only then pay for the
+// system call that wakes them. A sleeper registers in `sleepers`, then looks whether the doorbell still equals its
+// ticket, then sleeps on it. All four accesses are seq_cst, so they have one total order (Dekker): either the sleeper
+// sees the new doorbell, or the ringer sees the sleeper. In the remaining window, between the sleeper's look and its
+// falling asleep, the kernel compares the doorbell again (futex). An action after the ticket was drawn therefore always
+// ends the wait; one before it is visible to the checks the caller makes between prepare_wait() and wait(), for drawing
+// the ticket acquires what ringing released.
 //
 // Where there are arrival groups (window.h) a completed post is not rung to every rank: the last arriver stores each
 // group's `released` and looks whether the group has sleepers. So the ticket is the sum of the doorbell and of the own
@@ -28,8 +28,9 @@
 //
 // Dozing. A thread that dozes is no sleeper, so nothing above pays for it. Its rank is alert (RegionHeader::alert)
 // while something is left to that thread, and a peer that waits in vain nudges it: alert becomes nudged, then the
-// doorbell is rung, then it is woken. The dozer reads the doorbell, then takes back a nudge, then sleeps on the
-// doorbell it read. All are seq_cst: either it sees the nudge, or the kernel the new doorbell.
+// doorbell is rung, then it is woken. The dozer draws a ticket, then takes back a nudge of each of its transports with
+// this doorbell (take_nudge), then sleeps unless the doorbell differs from the ticket. All are seq_cst: either it sees
+// the nudge, or the new doorbell, or the kernel does.
 //
 // Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait(), wait(), doze(),
 // alert(), nudge(), and those of a listener, which may run at any time on any thread: they touch nothing but the words
@@ -110,6 +111,9 @@ class MappedTransport final : public Transport {
   void wake() override;
   void doze(uint32_t ticket, std::chrono::microseconds limit) override;
   bool alert(bool on) override;
+  bool take_nudge() override;
+  const void* doorbell() const override { return &door().doorbell; }
+  bool wakes_by_doorbell() const override { return group_ == nullptr; }
   void nudge() override;
 
   void check_peers() override;
@@ -166,6 +170,7 @@ class MappedTransport final : public Transport {
   void publish(int peer, Outgoing& out, size_t bytes);
   PostedRecv& posted_recv(size_t index, uint64_t message);
   std::string peer_name(int peer) const;
+  RegionHeader& door() const { return world_->regions[static_cast<size_t>(rank())]->door(); }
   uint32_t signals() const;
   void add_sleeper(uint32_t how);
   void remove_sleeper(uint32_t how);

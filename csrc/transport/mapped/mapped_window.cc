@@ -53,8 +53,9 @@ void MappedWindow::release_group(int group, uint64_t ticket) {
   to.released.store(ticket, std::memory_order_seq_cst);
   if (to.sleepers.load(std::memory_order_seq_cst) == 0) return;
   for (const int member : groups()[static_cast<size_t>(group)]) {
-    if (member == local_rank() || world_->header(member).sleepers.load(std::memory_order_seq_cst) == 0) continue;
-    world_->regions[static_cast<size_t>(member)]->ring();
+    const Region& region = *world_->regions[static_cast<size_t>(member)];
+    if (member == local_rank() || region.door().sleepers.load(std::memory_order_seq_cst) == 0) continue;
+    region.ring();
   }
 }
 

@@ -59,7 +59,7 @@ RegionLayout::RegionLayout(int size_in, const MappedOptions& options)
   region_bytes = arena_offset + arena_bytes;
 }
 
-Region::Region(int fd, size_t bytes) : bytes_(bytes) {
+Region::Region(int fd, size_t bytes) : bytes_(bytes), door_(*this) {
   const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (at == MAP_FAILED) {
@@ -71,8 +71,8 @@ Region::Region(int fd, size_t bytes) : bytes_(bytes) {
   madvise(at, bytes, MADV_DONTDUMP);
 }
 
-Region::Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner)
-    : base_(base), bytes_(bytes), owner_(std::move(owner)) {}
+Region::Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner, const Region& whole)
+    : base_(base), bytes_(bytes), owner_(std::move(owner)), door_(whole.door_) {}
 
 Region::~Region() {
   if (owner_ == nullptr) munmap(base_, bytes_);
@@ -88,17 +88,17 @@ void Region::initialize(int local_rank, int numa_node) const {
 }
 
 void Region::ring() const {
-  RegionHeader& to = header();
+  RegionHeader& to = door();
   to.doorbell.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t sleepers = to.sleepers.load(std::memory_order_seq_cst);
   if (sleepers == 0) return;
-  if (sleepers % RegionHeader::kOnBell != 0) futex_wake_all(to.doorbell);
-  if (sleepers >= RegionHeader::kOnBell) ring_bell(bell_.get());
+  if (sleepers % RegionHeader::kOnBell != 0) futex_wake_waiters(to.doorbell);
+  if (sleepers >= RegionHeader::kOnBell) ring_bell(bell().get());
 }
 
 void Region::wake() const {
   ring();
-  futex_wake_all(header().doorbell);
+  futex_wake_all(door().doorbell);
 }
 
 void Region::nudge() const {

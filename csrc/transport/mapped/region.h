@@ -50,9 +50,10 @@ struct RegionHeader {
   // itself away (release); at 0 (acquire) the owner may use the memory for another subset.
   std::atomic<uint32_t> users;
 
-  // Rung (incremented) by everybody who acted towards the owner; `sleepers` counts the threads of the owner that wait
-  // for it to change: by 1 those that sleep on the doorbell, by kOnBell those that sleep on the bell (bell.h). On one
-  // line, so that ringing takes one cache miss.
+  // Rung (incremented) by everybody who acted towards the owner, but for regions that lie in another one, where that
+  // one's is rung (Region::door); `sleepers` counts the threads of the owner that wait for it to change: by 1 those
+  // that sleep on the doorbell, by kOnBell those that sleep on the bell (bell.h). On one line, so that ringing takes
+  // one cache miss.
   static constexpr uint32_t kOnBell = 1 << 16;
   alignas(kLinePair) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
@@ -121,8 +122,8 @@ class Region {
  public:
   // Maps `bytes` of `fd`, or anonymous shared memory when fd is -1.
   Region(int fd, size_t bytes);
-  // Memory that `owner` keeps mapped.
-  Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner);
+  // Memory in `whole`, which `owner` keeps mapped. Its owner's threads sleep on the doorbell of the whole.
+  Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner, const Region& whole);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -131,16 +132,18 @@ class Region {
   void initialize(int local_rank, int numa_node) const;
   // Before anybody may ring: the owner's bell. Without one nobody sleeps on it.
   void set_bell(Fd bell) { bell_ = std::move(bell); }
-  const Fd& bell() const { return bell_; }
+  const Fd& bell() const { return door_.bell_; }
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }
   RegionHeader& header() const { return *reinterpret_cast<RegionHeader*>(base_); }
+  // Where the owner is rung for, whatever region of it is meant: one thread can sleep on all of them.
+  RegionHeader& door() const { return door_.header(); }
 
   // Memory order: what the caller wrote before ring() is visible to a thread of the owner whose prepare_wait() returned
   // the new value, and to one that such a wait() woke. See "Sleeping" in mapped.h.
   void ring() const;
-  // Wakes those that doze on the doorbell too. nudge(): if the owner is alert.
+  // Wakes those that doze on the doorbell too. nudge(): if the owner is alert, for this region.
   void wake() const;
   void nudge() const;
 
@@ -148,6 +151,7 @@ class Region {
   std::byte* base_;
   size_t bytes_;
   std::shared_ptr<const void> owner_;  // null: this object
+  const Region& door_;                 // itself, or what it lies in
   Fd bell_;
 };
 

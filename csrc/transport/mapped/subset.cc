@@ -89,7 +89,8 @@ SubsetRegion::SubsetRegion(std::shared_ptr<Window> whole, std::vector<int> membe
   const auto index = static_cast<size_t>(own - members.begin());
   auto block = std::make_shared<RegionBlock>(mapped, layout.region_bytes);
   const int numa_node = mapped->world().header(mapped->local_rank()).numa_node;
-  const Region region(block->data(), layout.region_bytes, block);
+  const Region& own_whole = *mapped->world().regions[static_cast<size_t>(mapped->local_rank())];
+  const Region region(block->data(), layout.region_bytes, block, own_whole);
   region.initialize(static_cast<int>(index), numa_node);
   region.header().users.store(static_cast<uint32_t>(members.size()), std::memory_order_relaxed);
   state_ = std::make_unique<State>(State{std::move(mapped), std::move(members), layout, index, std::move(block)});
@@ -97,7 +98,7 @@ SubsetRegion::SubsetRegion(std::shared_ptr<Window> whole, std::vector<int> membe
 
 SubsetRegion::~SubsetRegion() {
   if (state_->connected) return;
-  Region(state_->block->data(), state_->layout.region_bytes, state_->block).header().users.store(0);
+  reinterpret_cast<RegionHeader*>(state_->block->data())->users.store(0);
 }
 
 uint64_t SubsetRegion::offset() const { return state_->whole->offset_of(state_->block->data(), 1); }
@@ -117,10 +118,11 @@ Endpoint SubsetRegion::connect(const std::vector<uint64_t>& offsets, std::vector
                            " tells of, at offset " + std::to_string(offsets[i]) + ", lies outside the arena of " +
                            std::to_string(state.whole->arena_bytes()) + " bytes");
     }
-    std::shared_ptr<const void> owner = whole.regions.at(static_cast<size_t>(state.members[i]));
+    const std::shared_ptr<Region>& of_whole = whole.regions.at(static_cast<size_t>(state.members[i]));
+    std::shared_ptr<const void> owner = of_whole;
     if (i == state.own) owner = state.block;
     world.regions.push_back(
-        std::make_shared<Region>(state.whole->base(state.members[i]) + offsets[i], bytes, std::move(owner)));
+        std::make_shared<Region>(state.whole->base(state.members[i]) + offsets[i], bytes, std::move(owner), *of_whole));
   }
   if (whole.watch) world.watch = std::make_shared<SubsetWatch>(whole.watch, state.members);
   auto shared = complete_world(std::move(world));

@@ -26,6 +26,23 @@ inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chro
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &relative, nullptr, 0);
 }
 
+// The same, and futex_wake_waiters() does not end it.
+inline void futex_doze(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds limit) {
+  constexpr uint32_t kDozers = 2;
+  if (limit.count() <= 0) return;
+  timespec until{};
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  const auto ns = until.tv_nsec + limit.count() % 1'000'000 * 1000;
+  until = {until.tv_sec + static_cast<time_t>(limit.count() / 1'000'000 + ns / 1'000'000'000), ns % 1'000'000'000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_BITSET, expected, &until, nullptr, kDozers);
+}
+
+// Those of futex_wait(), which waits for every bit.
+inline void futex_wake_waiters(std::atomic<uint32_t>& word) {
+  constexpr uint32_t kWaiters = 1;
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, kWaiters);
+}
+
 inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
