@@ -59,7 +59,7 @@ RegionLayout::RegionLayout(int size_in, const MappedOptions& options)
   region_bytes = arena_offset + arena_bytes;
 }
 
-Region::Region(int fd, size_t bytes) : bytes_(bytes), door_(*this) {
+Region::Region(int fd, size_t bytes) : bytes_(bytes), whole_(*this) {
   const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (at == MAP_FAILED) {
@@ -67,12 +67,13 @@ Region::Region(int fd, size_t bytes) : bytes_(bytes), door_(*this) {
                          "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
   }
   base_ = static_cast<std::byte*>(at);
+  door_ = &header();
   // A core dump of one rank would otherwise hold every rank's gradients. Failure only makes dumps larger.
   madvise(at, bytes, MADV_DONTDUMP);
 }
 
 Region::Region(std::byte* base, size_t bytes, std::shared_ptr<const void> owner, const Region& whole)
-    : base_(base), bytes_(bytes), owner_(std::move(owner)), door_(whole.door_) {}
+    : base_(base), bytes_(bytes), owner_(std::move(owner)), whole_(whole.whole_), door_(whole.door_) {}
 
 Region::~Region() {
   if (owner_ == nullptr) munmap(base_, bytes_);

@@ -132,13 +132,13 @@ class Region {
   void initialize(int local_rank, int numa_node) const;
   // Before anybody may ring: the owner's bell. Without one nobody sleeps on it.
   void set_bell(Fd bell) { bell_ = std::move(bell); }
-  const Fd& bell() const { return door_.bell_; }
+  const Fd& bell() const { return whole_.bell_; }
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }
   RegionHeader& header() const { return *reinterpret_cast<RegionHeader*>(base_); }
   // Where the owner is rung for, whatever region of it is meant: one thread can sleep on all of them.
-  RegionHeader& door() const { return door_.header(); }
+  RegionHeader& door() const { return *door_; }
 
   // Memory order: what the caller wrote before ring() is visible to a thread of the owner whose prepare_wait() returned
   // the new value, and to one that such a wait() woke. See "Sleeping" in mapped.h.
@@ -151,7 +151,8 @@ class Region {
   std::byte* base_;
   size_t bytes_;
   std::shared_ptr<const void> owner_;  // null: this object
-  const Region& door_;                 // itself, or what it lies in
+  const Region& whole_;                // what it lies in, or itself
+  RegionHeader* door_;                 // of that
   Fd bell_;
 };
 
