@@ -1,8 +1,12 @@
 // Sleeping on a descriptor: rung for whoever is registered and for nobody else, and never lost; whether MPI's
-// descriptors are believed.
+// descriptors are believed. Dozing: until a nudge, which is not lost either.
 #include "transport/bell.h"
 
 #include <poll.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "support/check.h"
 #include "transport/mapped/local.h"
@@ -111,6 +115,58 @@ TEST(descriptors_that_announce_nothing_are_not_believed) {
   CHECK(!trust.earned());
   trust.message_found();
   CHECK(trust.earned());
+}
+
+TEST(a_nudge_ends_the_doze_of_a_rank_that_is_alert) {
+  auto ends = connect_local(3, kSmall);
+  Transport& dozer = *ends[0].transport;
+  Transport& peer = *ends[1].transport;
+  uint32_t before = dozer.prepare_wait();
+  peer.nudge();
+  CHECK_EQ(dozer.prepare_wait(), before);  // not alert
+  CHECK(dozer.alert(true));
+  peer.nudge();
+  peer.nudge();
+  CHECK_EQ(dozer.prepare_wait(), before + 1);  // once
+  CHECK(dozer.take_nudge());                   // it came before the ticket was drawn, and is not lost
+  CHECK(!dozer.take_nudge());
+  CHECK(dozer.alert(false));
+  before = dozer.prepare_wait();
+  peer.nudge();
+  CHECK_EQ(dozer.prepare_wait(), before);
+
+  std::atomic<int> stage{0};
+  constexpr int kTimes = 2000;
+  std::thread nudger([&] {
+    for (int k = 1; k <= kTimes; ++k) {
+      stage.store(k);
+      while (stage.load() == k) {
+        peer.nudge();
+        std::this_thread::yield();
+      }
+    }
+  });
+  for (int k = 1; k <= kTimes; ++k) {
+    dozer.alert(true);
+    while (stage.load() != k) {
+      const uint32_t ticket = dozer.prepare_wait();
+      if (!dozer.take_nudge()) dozer.doze(ticket, kHang);
+    }
+    dozer.alert(false);
+    stage.store(-k);
+  }
+  nudger.join();
+}
+
+TEST(a_doze_ends_at_its_limit) {
+  auto ends = connect_local(1, kSmall);
+  Transport& t = *ends[0].transport;
+  const auto begin = std::chrono::steady_clock::now();
+  constexpr auto kLimit = std::chrono::milliseconds(1100);  // more than a second: the kernel counts them apart
+  t.doze(t.prepare_wait(), kLimit);
+  CHECK(std::chrono::steady_clock::now() - begin >= kLimit);
+  CHECK(std::chrono::steady_clock::now() - begin < kHang);
+  t.doze(t.prepare_wait(), std::chrono::microseconds(-5));
 }
 
 TEST_MAIN

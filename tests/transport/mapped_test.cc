@@ -293,53 +293,6 @@ TEST(wake_ends_a_wait_from_another_thread) {
   CHECK(std::chrono::steady_clock::now() - before < kHang);
   t.wait(t.prepare_wait(), std::chrono::microseconds(0));
   t.wait(t.prepare_wait(), std::chrono::microseconds(-5));
-  const auto begin = std::chrono::steady_clock::now();
-  constexpr auto kLimit = std::chrono::milliseconds(1100);  // more than a second: the kernel counts them apart
-  t.doze(t.prepare_wait(), kLimit);
-  CHECK(std::chrono::steady_clock::now() - begin >= kLimit);
-  CHECK(std::chrono::steady_clock::now() - begin < kHang);
-  t.doze(t.prepare_wait(), std::chrono::microseconds(-5));
-}
-
-TEST(a_nudge_ends_the_doze_of_a_rank_that_is_alert) {
-  auto ends = connect_local(3, small(64, 2));
-  Transport& dozer = *ends[0].transport;
-  Transport& peer = *ends[1].transport;
-  uint32_t before = dozer.prepare_wait();
-  peer.nudge();
-  CHECK_EQ(dozer.prepare_wait(), before);  // not alert
-  CHECK(dozer.alert(true));
-  peer.nudge();
-  peer.nudge();
-  CHECK_EQ(dozer.prepare_wait(), before + 1);  // once
-  CHECK(dozer.take_nudge());               // it came before the ticket was drawn, and is not lost
-  CHECK(!dozer.take_nudge());
-  CHECK(dozer.alert(false));
-  before = dozer.prepare_wait();
-  peer.nudge();
-  CHECK_EQ(dozer.prepare_wait(), before);
-
-  std::atomic<int> stage{0};
-  constexpr int kTimes = 2000;
-  std::thread nudger([&] {
-    for (int k = 1; k <= kTimes; ++k) {
-      stage.store(k);
-      while (stage.load() == k) {
-        peer.nudge();
-        std::this_thread::yield();
-      }
-    }
-  });
-  for (int k = 1; k <= kTimes; ++k) {
-    dozer.alert(true);
-    while (stage.load() != k) {
-      const uint32_t ticket = dozer.prepare_wait();
-      if (!dozer.take_nudge()) dozer.doze(ticket, kHang);
-    }
-    dozer.alert(false);
-    stage.store(-k);
-  }
-  nudger.join();
 }
 
 TEST(first_failure_notice_wins) {
