@@ -27,6 +27,7 @@ namespace dcoll {
 class DCOLL_THREAD_ATTRIBUTE(capability("mutex")) Mutex {
  public:
   void lock() DCOLL_THREAD_ATTRIBUTE(acquire_capability()) { mutex_.lock(); }
+  bool try_lock() DCOLL_THREAD_ATTRIBUTE(try_acquire_capability(true)) { return mutex_.try_lock(); }
   void unlock() DCOLL_THREAD_ATTRIBUTE(release_capability()) { mutex_.unlock(); }
 
  private:
@@ -38,6 +39,8 @@ class DCOLL_THREAD_ATTRIBUTE(capability("mutex")) Mutex {
 class DCOLL_THREAD_ATTRIBUTE(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) DCOLL_THREAD_ATTRIBUTE(acquire_capability(mutex)) : mutex_(mutex) { mutex_.lock(); }
+  // Of one that this thread has locked: by try_lock().
+  MutexLock(Mutex& mutex, std::adopt_lock_t) DCOLL_REQUIRES(mutex) : mutex_(mutex) {}
   ~MutexLock() DCOLL_THREAD_ATTRIBUTE(release_capability()) { mutex_.unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

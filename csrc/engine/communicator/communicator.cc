@@ -111,7 +111,7 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   operation->phases.enter(Phase::kQueue);
   stage(*operation);
   {
-    const std::lock_guard lock(inbox_mutex_);
+    const MutexLock lock(inbox_mutex_);
     check_open();
     had_work = pending_.load();
     inbox_.push_back(operation);
@@ -148,7 +148,6 @@ void Communicator::stage(Operation& operation) {
                                                 members_.job_rank(members_.rank));
 }
 
-// Drive lock held.
 bool Communicator::awaits_copies() const {
   const auto awaits = [](const Queue& queue) {
     return !queue.empty() && queue.front()->staging != nullptr && queue.front()->staging->waits();
@@ -162,7 +161,7 @@ void Communicator::refuse(const std::string& why) {
 
 void Communicator::note_refused(const std::string& why) {
   if (fork_.in_child()) return;
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   take_inbox();
   const auto waiting = std::ranges::count(queue_, false, [](const auto& operation) { return operation->started; });
   fabric_.out_of_step.refuse(started_ + static_cast<uint64_t>(waiting) + 1, why);
@@ -227,7 +226,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
     const uint32_t ticket = sleepy ? members_.transport->prepare_wait() : 0;
     bool moved = false, copying = false;
     {
-      const std::lock_guard lock(drive_mutex_);
+      const MutexLock lock(drive_mutex_);
       step(moved);
       copying = sleepy && awaits_copies();
       if (idle && watches && !moved) {
@@ -255,7 +254,7 @@ void Communicator::drive(const std::atomic<bool>& done, Spin spin, Clock::time_p
   }
 }
 
-// One look at everything. Drive lock held. Throws nothing: failures end in the operations.
+// One look at everything. Throws nothing: failures end in the operations.
 void Communicator::step(bool& moved) noexcept {
   const bool listens = members_.size > 1 && !failed_.load(std::memory_order_relaxed);
   try {
@@ -264,7 +263,7 @@ void Communicator::step(bool& moved) noexcept {
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
-  const auto look = [this, &moved] {
+  const auto look = [this, &moved]() DCOLL_REQUIRES(drive_mutex_) {
     bool advanced = false;
     while (!queue_.empty() && advance_front(queue_, fabric_, advanced)) {
     }
@@ -290,7 +289,7 @@ void Communicator::take_inbox() {
   if (!pending_.load(std::memory_order_acquire)) return;
   if (failed_.load()) return end_inbox();
   {
-    const std::lock_guard lock(inbox_mutex_);
+    const MutexLock lock(inbox_mutex_);
     for (; !inbox_.empty(); inbox_.pop_front()) {  // without memory, what was not taken is still there
       const std::shared_ptr<Operation>& operation = inbox_.front();
       if (operation->by_name) {
@@ -370,13 +369,13 @@ void Communicator::finish(std::shared_ptr<Operation> operation, std::exception_p
 
 plan::Topology Communicator::topology() {
   check_process();
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   return fabric_.topology;
 }
 
 std::string Communicator::describe_path(const Call& call, bool mapped) {
   check_process();
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   const Path path = choose_path(fabric_, call);
   std::string text(path_text(path));
   if (path == Path::kNodeDirect) text += std::string(", form: ") + fabric_.all_reduce->form_of(call.bytes(), mapped);
@@ -385,13 +384,13 @@ std::string Communicator::describe_path(const Call& call, bool mapped) {
 
 std::optional<plan::Coding> Communicator::coding(kernels::Codec codec) {
   check_process();
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   return fabric_.codings[static_cast<size_t>(codec)];
 }
 
 std::string Communicator::constants_source() {
   check_process();
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   return fabric_.links.source;
 }
 

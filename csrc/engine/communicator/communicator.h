@@ -14,7 +14,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -24,6 +23,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/thread_safety.h"
 #include "engine/collective/run_collective.h"
 #include "engine/communicator/driver.h"
 #include "engine/communicator/named_lane.h"
@@ -159,11 +159,11 @@ class Communicator final : public Watched, public Notes, public Driven {
   int size() const { return members_.size; }
   // Whether a codec is ever used here (encodes() in choose_path.h), and whether ranks then encode for each other, each
   // a share of an operand.
-  bool shares_encoding() const { return fabric_.hierarchy != nullptr; }
-  bool encodes() const { return members_.size > 1 && (fabric_.board == nullptr || fabric_.compress_local); }
+  bool shares_encoding() const { return as_made().hierarchy != nullptr; }
+  bool encodes() const { return members_.size > 1 && (as_made().board == nullptr || settings_.compress_local); }
   const EncodedCosts& encoded_costs() const {
     check_process();
-    return fabric_.encoded_costs;
+    return as_made().encoded_costs;
   }
   int node() const { return members_.node_of_rank[members_.rank]; }
   int local_rank() const;
@@ -180,7 +180,7 @@ class Communicator final : public Watched, public Notes, public Driven {
     return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
   }
   // What of the memory of a packed operand no other rank reads: it may stay in Call::tensors.
-  TwoShot::Slice own_slice(const Call& call) const { return dcoll::own_slice(fabric_, call); }
+  TwoShot::Slice own_slice(const Call& call) const { return dcoll::own_slice(as_made(), call); }
   // What the cost model works with now, and where the numbers are from.
   plan::Topology topology();
   std::string constants_source();
@@ -188,99 +188,102 @@ class Communicator final : public Watched, public Notes, public Driven {
   std::optional<plan::Coding> coding(kernels::Codec codec);
   // How such a call goes, for people. mapped: its memory is, on all ranks.
   std::string describe_path(const Call& call, bool mapped);
-  std::shared_ptr<KnownLinks> known_links() const { return fabric_.links.of_the_job; }  // never another one
+  std::shared_ptr<KnownLinks> known_links() const { return as_made().links.of_the_job; }  // never another one
 
  private:
   Communicator(Members members, const Settings& settings);
   using Queue = std::deque<std::shared_ptr<Operation>>;
 
-  void connect_levels();
-  void check_open() const;
+  // For what of it never changes, or has a lock of its own.
+  const Fabric& as_made() const DCOLL_UNCHECKED { return fabric_; }
+  void connect_levels() DCOLL_UNCHECKED;  // by the constructor
+  void check_open() const DCOLL_REQUIRES(inbox_mutex_);
   [[noreturn]] void throw_forked() const;
   // Validates; and what messages call the root.
   void accept(Request& request) const;
   // Has an operation on memory of a device begin its copy.
   void stage(Operation& operation);
-  bool awaits_copies() const;
+  bool awaits_copies() const DCOLL_REQUIRES(drive_mutex_);
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);
   double longest_spin_s(Spin spin) const;
-  void step(bool& moved) noexcept;
-  void take_inbox();
-  bool advance_front(Queue& queue, Fabric& fabric, bool& moved);
-  void exchange_names(bool& moved);
-  void advance_names(bool& moved);
-  bool names_idle() const;
+  void step(bool& moved) noexcept DCOLL_REQUIRES(drive_mutex_);
+  void take_inbox() DCOLL_REQUIRES(drive_mutex_);
+  bool advance_front(Queue& queue, Fabric& fabric, bool& moved) DCOLL_REQUIRES(drive_mutex_);
+  void exchange_names(bool& moved) DCOLL_REQUIRES(drive_mutex_);
+  void advance_names(bool& moved) DCOLL_REQUIRES(drive_mutex_);
+  bool names_idle() const DCOLL_REQUIRES(drive_mutex_);
   void make_names();
-  void count_named_round();
+  void count_named_round() DCOLL_REQUIRES(drive_mutex_);
   void forget_name(const Operation& operation);
   void free_last_name() {
     if (last_name_taken_.load(std::memory_order_relaxed)) [[unlikely]]
       last_name_taken_.store(false, std::memory_order_relaxed);
   }
-  void update_pending();
-  double patience(const Operation& operation) const;
-  void watch_operation(Operation& running, Clock::time_point now);
-  void watch_names(Clock::time_point now);
-  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing);
+  void update_pending() DCOLL_REQUIRES(drive_mutex_);
+  double patience(const Operation& operation) const DCOLL_REQUIRES(drive_mutex_);
+  void watch_operation(Operation& running, Clock::time_point now) DCOLL_REQUIRES(drive_mutex_);
+  void watch_names(Clock::time_point now) DCOLL_REQUIRES(drive_mutex_);
+  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing) DCOLL_REQUIRES(drive_mutex_);
   [[noreturn]] void throw_stall(const std::string& what) const;
-  void watch_stall(Operation& operation, double idle, const std::vector<int>& missing);
-  std::shared_ptr<Operation> find(const Question& question) const;
-  std::vector<std::shared_ptr<Operation>> untold_names() const;
-  std::string last_operation() const;
-  bool given_up();
+  void watch_stall(Operation& operation, double idle, const std::vector<int>& missing) DCOLL_REQUIRES(drive_mutex_);
+  std::shared_ptr<Operation> find(const Question& question) const DCOLL_REQUIRES(drive_mutex_);
+  std::vector<std::shared_ptr<Operation>> untold_names() const DCOLL_REQUIRES(drive_mutex_);
+  std::string last_operation() const DCOLL_REQUIRES(drive_mutex_);
+  bool given_up() DCOLL_REQUIRES(drive_mutex_);
   bool heard_of_failure() const {
     return failure_flag_ != nullptr && failure_flag_->load(std::memory_order_relaxed) != 0;
   }
   void listen_for_stalls();
   void stop_listening();
-  void finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept;
-  void end_inbox();
-  void watch(Clock::time_point now);
-  void check_peers();
-  void fail_with(std::exception_ptr error, bool tell_peers) noexcept;
-  void tell_of_failure() noexcept;
+  void finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept DCOLL_REQUIRES(drive_mutex_);
+  void end_inbox() DCOLL_REQUIRES(drive_mutex_);
+  void watch(Clock::time_point now) DCOLL_REQUIRES(drive_mutex_);
+  void check_peers() DCOLL_REQUIRES(drive_mutex_);
+  void fail_with(std::exception_ptr error, bool tell_peers) noexcept DCOLL_REQUIRES(drive_mutex_);
+  void tell_of_failure() noexcept DCOLL_REQUIRES(drive_mutex_);
   // Whether the background thread goes on at once, or when a peer waits for it.
   enum class Wake { kNow, kByPeers };
   void hand_over(Wake wake);
   void set_alert(bool on);
   void begin_here();
   void stand_back();
-  bool may_run_on_the_spot();
+  bool may_run_on_the_spot() DCOLL_REQUIRES(drive_mutex_);
   int polls_on_the_spot() const;
   void pause_between_looks() const;
   template <typename Poll>
-  bool look_briefly(Poll&& poll) const;
-  std::shared_ptr<Operation> reduce_on_the_spot(const Call& call);
-  std::shared_ptr<Operation> pull_on_the_spot(const Call& call);
-  std::shared_ptr<Operation> pull_on_the_spot(std::shared_ptr<Operation> operation);
-  void go_on(const std::shared_ptr<Operation>& operation, Entry entry);
-  void go_on_briefly(const std::shared_ptr<Operation>& operation, const PullNow& pull);
+  bool look_briefly(Poll&& poll) const DCOLL_REQUIRES(drive_mutex_);
+  std::shared_ptr<Operation> reduce_on_the_spot(const Call& call) DCOLL_REQUIRES(drive_mutex_);
+  std::shared_ptr<Operation> pull_on_the_spot(const Call& call) DCOLL_REQUIRES(drive_mutex_);
+  std::shared_ptr<Operation> pull_on_the_spot(std::shared_ptr<Operation> operation) DCOLL_REQUIRES(drive_mutex_);
+  void go_on(const std::shared_ptr<Operation>& operation, Entry entry) DCOLL_REQUIRES(drive_mutex_);
+  void go_on_briefly(const std::shared_ptr<Operation>& operation, const PullNow& pull) DCOLL_REQUIRES(drive_mutex_);
   template <typename Rest>
-  auto entered(Rest&& rest);
+  auto entered(Rest&& rest) DCOLL_REQUIRES(drive_mutex_);
   void say_farewell();
   void finish_names();
   void abandon_rest();
   std::shared_ptr<Operation> point_operation(Request request) const;
   std::shared_ptr<Operation> submit_point(Request request, bool waits);
   void make_points();
-  void throw_complaint(int peer);
+  void throw_complaint(int peer) DCOLL_REQUIRES(drive_mutex_);
   bool recv_briefly(Request& request, int& source, std::shared_ptr<Operation>& rest);
-  bool points_are_free();
-  void advance_points(bool& moved);
-  void watch_points(Clock::time_point now);
+  bool points_are_free() DCOLL_REQUIRES(drive_mutex_);
+  void advance_points(bool& moved) DCOLL_REQUIRES(drive_mutex_);
+  void watch_points(Clock::time_point now) DCOLL_REQUIRES(drive_mutex_);
   std::vector<int> sources_of(const Request& request) const;
   // Whether a driver has anything to do.
   bool has_work() const {
     return pending_.load() || points_busy_.load() || (members_.transport->connecting() && !failed_.load());
   }
-  std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
-  std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const;
+  std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const
+      DCOLL_REQUIRES(drive_mutex_);
+  std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const
+      DCOLL_REQUIRES(drive_mutex_);
 
   const ForkGuard fork_;
   Members members_;
   Settings settings_;
   Log log_;
-  Fabric fabric_;
   double spin_s_;
   std::shared_ptr<Timeline> timeline_;
   int number_;                                       // in the timeline
@@ -290,31 +293,35 @@ class Communicator final : public Watched, public Notes, public Driven {
   Mutex lanes_mutex_;
   std::map<int, std::shared_ptr<StagingLane>> lanes_ DCOLL_GUARDED_BY(lanes_mutex_);  // of the devices used so far
 
-  std::mutex drive_mutex_;                    // held while polling: guards fabric_ and queue_
-  Queue queue_;                               // the front one is running
-  std::unique_ptr<NamedLane> names_;          // made when a name is first used
-  std::unique_ptr<PointToPoint> points_;      // made with the first message
-  Queue point_queue_;                         // what is on its way there
-  Queue named_queue_;                         // in the agreed order; the front one is running
-  uint64_t started_ = 0, named_started_ = 0;  // operations so far, of either order: the same on every rank
-  LastOperation last_;                        // of those
-  std::shared_ptr<Operation> abandoned_;      // failed, with what they had of their own: a list
-  bool let_go_ = true;                        // after a failure: the transport needs no operation's memory
-  Clock::time_point last_peer_check_;
-  Clock::time_point stall_told_;  // when the others were last told that this rank waits in vain
+  Mutex drive_mutex_;  // held while polling
+  Fabric fabric_ DCOLL_GUARDED_BY(drive_mutex_);
+  Queue queue_ DCOLL_GUARDED_BY(drive_mutex_);                           // the front one is running
+  std::unique_ptr<NamedLane> names_ DCOLL_GUARDED_BY(drive_mutex_);      // made when a name is first used
+  std::unique_ptr<PointToPoint> points_ DCOLL_GUARDED_BY(drive_mutex_);  // made with the first message
+  Queue point_queue_ DCOLL_GUARDED_BY(drive_mutex_);                     // what is on its way there
+  Queue named_queue_ DCOLL_GUARDED_BY(drive_mutex_);  // in the agreed order; the front one is running
+  // Operations so far, of either order: the same on every rank.
+  uint64_t started_ DCOLL_GUARDED_BY(drive_mutex_) = 0, named_started_ DCOLL_GUARDED_BY(drive_mutex_) = 0;
+  LastOperation last_ DCOLL_GUARDED_BY(drive_mutex_);  // of those
+  // Failed, with what they had of their own: a list.
+  std::shared_ptr<Operation> abandoned_ DCOLL_GUARDED_BY(drive_mutex_);
+  bool let_go_ DCOLL_GUARDED_BY(drive_mutex_) = true;  // after a failure: the transport needs no operation's memory
+  Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(drive_mutex_);
+  // When the others were last told that this rank waits in vain.
+  Clock::time_point stall_told_ DCOLL_GUARDED_BY(drive_mutex_);
 
-  mutable std::mutex inbox_mutex_;  // guards what follows; never held while polling, so submitting does not wait
-  Queue inbox_;
-  std::unordered_set<uint64_t> names_in_flight_;  // NamedLane::id_of
-  uint64_t last_name_ = 0;                        // the one submitted last, as in names_in_flight_
-  std::exception_ptr failure_;
-  std::string failure_text_;
+  mutable Mutex inbox_mutex_;  // never held while polling, so submitting does not wait
+  Queue inbox_ DCOLL_GUARDED_BY(inbox_mutex_);
+  std::unordered_set<uint64_t> names_in_flight_ DCOLL_GUARDED_BY(inbox_mutex_);  // NamedLane::id_of
+  uint64_t last_name_ DCOLL_GUARDED_BY(inbox_mutex_) = 0;  // the one submitted last, as in names_in_flight_
+  std::exception_ptr failure_;  // written once, before failed_, and read after it
+  std::string failure_text_ DCOLL_GUARDED_BY(inbox_mutex_);
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiters_{0};  // threads inside wait()/run(): the background thread stands back
   // Peers that wait in vain wake the driver: something is pending and nobody waits. See hand_over().
   std::atomic<bool> alert_{false};
-  std::mutex alert_mutex_;               // held while alert_ and the transport's change together
+  Mutex alert_mutex_;                    // held while alert_ and the transport's change together
   std::atomic<bool> peers_wake_{false};  // as alert() said
   std::atomic<bool> turn_wanted_{false};
   // The driver's, from when it takes it until somebody waits. Otherwise a driver woken in the middle of things would
@@ -324,7 +331,7 @@ class Communicator final : public Watched, public Notes, public Driven {
   std::atomic<bool> pending_{false};
   std::atomic<bool> uses_names_{false};
   std::atomic<bool> uses_points_{false};
-  uint64_t points_started_ = 0;           // submitted so far; inbox lock
+  uint64_t points_started_ DCOLL_GUARDED_BY(inbox_mutex_) = 0;  // submitted so far
   std::atomic<bool> points_busy_{false};  // PointToPoint::busy(): apart, as it keeps no collective from its fast path
   // Since last_name_ was submitted this rank has neither waited nor begun anything else. Its name is not free then,
   // even if the others were so quick that it is done: whether a name may be used twice must not depend on who comes
@@ -332,8 +339,8 @@ class Communicator final : public Watched, public Notes, public Driven {
   std::atomic<bool> last_name_taken_{false};
 };
 
-// What follows once peers have this rank's part, drive lock held: whatever keeps it from taking theirs fails the
-// communicator, or the next call would meet what is left of this one.
+// What follows once peers have this rank's part: whatever keeps it from taking theirs fails the communicator, or the
+// next call would meet what is left of this one.
 template <typename Rest>
 auto Communicator::entered(Rest&& rest) {
   try {

@@ -61,7 +61,7 @@ void Communicator::stand_back() {
 
 void Communicator::set_alert(bool on) {
   if (alert_.load() == on) return;
-  const std::lock_guard lock(alert_mutex_);
+  const MutexLock lock(alert_mutex_);
   if (alert_.load() == on) return;
   peers_wake_ = members_.transport->alert(on);
   alert_.store(on);
@@ -89,7 +89,7 @@ Driven::Look Communicator::look() {
   const bool was_idle = driver_is_idle_;
   bool moved = false, copying = false;
   {
-    const std::lock_guard lock(drive_mutex_);
+    const MutexLock lock(drive_mutex_);
     step(moved);
     copying = was_idle && awaits_copies();
     if (was_idle && !moved) watch(Clock::now());

@@ -7,13 +7,13 @@ namespace {
 
 // Never freed: a transport may still need memory of theirs. Takes no memory itself.
 void keep_for_good(std::shared_ptr<Operation> abandoned) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static union Kept {
     std::shared_ptr<Operation> first;
     Kept() : first() {}
     ~Kept() {}
   } kept;
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   Operation* last = abandoned.get();
   while (last->next_abandoned != nullptr) last = last->next_abandoned.get();
   last->next_abandoned = std::move(kept.first);
@@ -46,7 +46,7 @@ Communicator::~Communicator() {
 void Communicator::close() {
   if (fork_.in_child()) return;
   {
-    const std::lock_guard lock(inbox_mutex_);
+    const MutexLock lock(inbox_mutex_);
     if (closing_) return;
     closing_ = true;
   }
@@ -56,7 +56,7 @@ void Communicator::close() {
   } catch (const Error& e) {
     log_(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   } catch (const std::exception&) {  // no memory: the others must not wait for this rank
-    const std::lock_guard driving(drive_mutex_);
+    const MutexLock driving(drive_mutex_);
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
   abandon_rest();
@@ -72,7 +72,7 @@ void Communicator::abandon_rest() {
     const auto named = named_in_flight();
     if (!named.empty()) left = named.front();
   }
-  const std::lock_guard driving(drive_mutex_);
+  const MutexLock driving(drive_mutex_);
   std::string what = left != nullptr ? left->request.describe() : "";
   if (what.empty() && points_ != nullptr) {
     points_->for_each([&](const Operation& operation) { what = operation.request.describe(); });
@@ -90,7 +90,7 @@ void Communicator::say_farewell() {
   for (int tried = 1; members_.size > 1 && !failed_.load(); ++tried) {
     const auto farewell = std::make_shared<Operation>(Request{.kind = Kind::kShutdown});
     {
-      const std::lock_guard lock(inbox_mutex_);
+      const MutexLock lock(inbox_mutex_);
       inbox_.push_back(farewell);
       pending_.store(true, std::memory_order_release);
     }

@@ -15,11 +15,11 @@ constexpr auto kLetGo = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// Drive lock held. The first failure wins; it ends everything that is queued, here and (told_peers) everywhere.
+// The first failure wins; it ends everything that is queued, here and (told_peers) everywhere.
 // Whatever has to happen does without memory, which may be what is missing.
 void Communicator::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
   {
-    const std::lock_guard lock(inbox_mutex_);
+    const MutexLock lock(inbox_mutex_);
     if (failed_.load()) return;
     failure_ = error;
     try {
@@ -31,7 +31,7 @@ void Communicator::fail_with(std::exception_ptr error, bool tell_peers) noexcept
   }
   if (tell_peers && members_.size > 1) tell_of_failure();
   try {
-    log_(LogLevel::kDebug, "failed: " + failure_text_);
+    log_(LogLevel::kDebug, "failed: " + failure());
     // Before anybody has their memory back.
     let_go_ = members_.transport->let_go(kLetGo);
   } catch (const std::exception&) {
@@ -67,7 +67,7 @@ void Communicator::tell_of_failure() noexcept {
 
 void Communicator::fail(const std::string& text) {
   if (fork_.in_child()) return;
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   take_inbox();
   fail_with(std::make_exception_ptr(PeerError(text)), /*tell_peers=*/true);
   members_.transport->wake();
@@ -75,7 +75,7 @@ void Communicator::fail(const std::string& text) {
 
 std::string Communicator::failure() const {
   if (fork_.in_child()) return "";
-  const std::lock_guard lock(inbox_mutex_);
+  const MutexLock lock(inbox_mutex_);
   return failure_text_;
 }
 
@@ -84,7 +84,7 @@ void Communicator::end_inbox() {
   while (true) {
     std::shared_ptr<Operation> operation;
     {
-      const std::lock_guard lock(inbox_mutex_);
+      const MutexLock lock(inbox_mutex_);
       if (inbox_.empty()) return pending_.store(!queue_.empty() || !names_idle());
       operation = std::move(inbox_.front());
       inbox_.pop_front();

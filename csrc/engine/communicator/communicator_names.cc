@@ -16,7 +16,7 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   stage(*operation);
   make_names();
   {
-    const std::lock_guard lock(inbox_mutex_);
+    const MutexLock lock(inbox_mutex_);
     check_open();
     const uint64_t id = NamedLane::id_of(operation->request);
     if ((id == last_name_ && last_name_taken_.load()) || !names_in_flight_.insert(id).second) {
@@ -44,14 +44,14 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
 
 void Communicator::make_names() {
   if (uses_names_) return;
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   if (names_ == nullptr) names_ = std::make_unique<NamedLane>(fabric_);
   uses_names_ = true;
 }
 
 std::vector<std::shared_ptr<Operation>> Communicator::named_in_flight() {
   check_process();
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   take_inbox();
   std::vector<std::shared_ptr<Operation>> found;
   for (const auto& operation : named_queue_) {
@@ -67,8 +67,8 @@ std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
   make_names();
   auto operation = std::make_shared<Operation>(Request{.kind = Kind::kJoin});
   operation->note = note;
-  const std::lock_guard driving(drive_mutex_);
-  const std::lock_guard lock(inbox_mutex_);
+  const MutexLock driving(drive_mutex_);
+  const MutexLock lock(inbox_mutex_);
   check_open();
   inbox_.push_back(operation);
   try {
@@ -106,16 +106,15 @@ void Communicator::count_named_round() {
 bool Communicator::names_idle() const { return names_ == nullptr || (named_queue_.empty() && names_->idle()); }
 
 void Communicator::forget_name(const Operation& operation) {
-  const std::lock_guard lock(inbox_mutex_);
+  const MutexLock lock(inbox_mutex_);
   names_in_flight_.erase(NamedLane::id_of(operation.request));
 }
 
 void Communicator::update_pending() {
-  const std::lock_guard lock(inbox_mutex_);
+  const MutexLock lock(inbox_mutex_);
   pending_.store(!queue_.empty() || !inbox_.empty() || !names_idle());
 }
 
-// Drive lock held.
 void Communicator::exchange_names(bool& moved) {
   if (failed_.load(std::memory_order_acquire)) return;
   try {
@@ -133,7 +132,7 @@ void Communicator::advance_names(bool& moved) {
   if (queue_.empty()) update_pending();
 }
 
-// Drive lock held. Rank 0 knows who is missing; the others leave it a second to say so.
+// Rank 0 knows who is missing; the others leave it a second to say so.
 void Communicator::watch_names(Clock::time_point now) {
   const double limit = settings_.timeout_s + (members_.rank == 0 ? 0 : 1);
   for (const auto& [id, operation] : names_->waiting()) {

@@ -22,7 +22,7 @@ void check_peer(Kind kind, int peer, int size) {
 
 void Communicator::make_points() {
   if (uses_points_) return;
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   if (points_ == nullptr) {
     PointRanks ranks{.transport = members_.transport.get()};
     ranks.job_ranks = job_ranks();
@@ -35,7 +35,7 @@ void Communicator::make_points() {
     }
     if (members_.window != nullptr && members_.window->local_size() == local) ranks.window = members_.window;
     points_ = std::make_unique<PointToPoint>(
-        std::move(ranks), [this](auto operation, auto error) { finish(std::move(operation), std::move(error)); });
+        std::move(ranks), [this](auto operation, auto error) DCOLL_REQUIRES(drive_mutex_) { finish(std::move(operation), std::move(error)); });
   }
   uses_points_ = true;
 }
@@ -65,10 +65,13 @@ std::shared_ptr<Operation> Communicator::submit_point(Request request, bool wait
   check_process();
   make_points();
   free_last_name();
-  if (const std::unique_lock lock(drive_mutex_, std::try_to_lock); lock.owns_lock()) throw_complaint(request.root);
+  if (drive_mutex_.try_lock()) {
+    const MutexLock lock(drive_mutex_, std::adopt_lock);
+    throw_complaint(request.root);
+  }
   auto operation = point_operation(std::move(request));
   {
-    const std::lock_guard lock(inbox_mutex_);
+    const MutexLock lock(inbox_mutex_);
     check_open();
     operation->phases.number = kFirstPoint + ++points_started_;
     inbox_.push_back(operation);
@@ -83,17 +86,17 @@ std::shared_ptr<Operation> Communicator::submit_point(Request request, bool wait
   return operation;
 }
 
-// Drive lock held. Throws what became of an earlier message.
+// Throws what became of an earlier message.
 void Communicator::throw_complaint(int peer) {
   if (failed_.load()) return;
-  const std::string text = entered([&] { return points_->take_complaint(peer); });
+  const std::string text = entered([&]() DCOLL_REQUIRES(drive_mutex_) { return points_->take_complaint(peer); });
   if (!text.empty()) throw MismatchError(text);
 }
 
-// Drive lock held. Whether a message may go or come at once, behind those that were submitted before.
+// Whether a message may go or come at once, behind those that were submitted before.
 bool Communicator::points_are_free() {
   if (alert_.load(std::memory_order_relaxed)) drivers_turn_.store(false);
-  entered([this] { take_inbox(); });
+  entered([this]() DCOLL_REQUIRES(drive_mutex_) { take_inbox(); });
   return !failed_.load() && !closing_.load() && !heard_of_failure();
 }
 
@@ -103,10 +106,10 @@ std::shared_ptr<Operation> Communicator::send_or_submit(const void* data, size_t
   make_points();
   free_last_name();
   {
-    const std::lock_guard lock(drive_mutex_);
+    const MutexLock lock(drive_mutex_);
     if (points_are_free()) {
       throw_complaint(peer);
-      if (entered([&] { return points_->send_now(peer, tag, data, bytes); })) return nullptr;
+      if (entered([&]() DCOLL_REQUIRES(drive_mutex_) { return points_->send_now(peer, tag, data, bytes); })) return nullptr;
     }
   }
   return submit_point({.kind = Kind::kSend, .in = data, .count = bytes, .root = peer, .tag = tag}, /*waits=*/true);
@@ -119,7 +122,7 @@ std::shared_ptr<Operation> Communicator::recv_or_submit(void* data, size_t bytes
   free_last_name();
   Request request{.kind = Kind::kReceive, .out = data, .count = bytes, .root = peer, .tag = tag};
   // Over MPI a look costs so much that the lock is not held for many of them.
-  const bool looks = bytes <= Call::kSmallBytes && spin_s_ > 0 && (fabric_.board != nullptr || members_.size == 1);
+  const bool looks = bytes <= Call::kSmallBytes && spin_s_ > 0 && (as_made().board != nullptr || members_.size == 1);
   std::shared_ptr<Operation> rest;
   if (looks && recv_briefly(request, source, rest)) return rest;
   return submit_point(std::move(request), /*waits=*/true);
@@ -129,12 +132,12 @@ std::shared_ptr<Operation> Communicator::recv_or_submit(void* data, size_t bytes
 bool Communicator::recv_briefly(Request& request, int& source, std::shared_ptr<Operation>& rest) {
   PointToPoint::Now now;
   {
-    const std::lock_guard lock(drive_mutex_);
+    const MutexLock lock(drive_mutex_);
     if (!points_are_free()) return false;
     throw_complaint(request.root);
-    entered([&] {
+    entered([&]() DCOLL_REQUIRES(drive_mutex_) {
       points_->receive_now(request.root, request.tag, request.out, request.count, now);
-      look_briefly([&](bool& moved) {
+      look_briefly([&](bool& moved) DCOLL_REQUIRES(drive_mutex_) {
         if (!now.done) points_->advance(moved);
         return now.done;
       });
@@ -150,7 +153,6 @@ bool Communicator::recv_briefly(Request& request, int& source, std::shared_ptr<O
   return true;
 }
 
-// Drive lock held.
 void Communicator::advance_points(bool& moved) {
   if (failed_.load(std::memory_order_acquire)) return;
   try {

@@ -37,7 +37,7 @@ int64_t whole_seconds(double seconds) { return static_cast<int64_t>(seconds); }
 std::string Communicator::unfinished_text(const Operation& operation, double timeout_s) {
   std::vector<int> missing;
   {
-    const std::lock_guard lock(drive_mutex_);
+    const MutexLock lock(drive_mutex_);
     // What has not begun waits for what is before it.
     for (const auto& one : queue_) {
       if (missing.empty() && one->started && !one->done.load()) missing = one->task.waiting_for();
@@ -50,7 +50,6 @@ std::string Communicator::unfinished_text(const Operation& operation, double tim
          ". It goes on: wait again, or raise the timeout.";
 }
 
-// Drive lock held.
 void Communicator::watch_stall(Operation& operation, double idle, const std::vector<int>& missing) {
   if (settings_.stall_check_disable || idle <= settings_.stall_check_time_s || missing.empty()) return;
   const bool waits_for_the_end = operation.request.kind == Kind::kJoin || operation.request.kind == Kind::kShutdown;
@@ -116,8 +115,8 @@ std::vector<int> Communicator::job_ranks() const {
 }
 
 bool Communicator::take_notes(std::vector<Note>& notes) {
-  const std::unique_lock lock(drive_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;
+  if (!drive_mutex_.try_lock()) return false;
+  const MutexLock lock(drive_mutex_, std::adopt_lock);
   if (failed_.load()) return true;
   try {
     notes = members_.transport->take_notes();
@@ -128,7 +127,7 @@ bool Communicator::take_notes(std::vector<Note>& notes) {
 }
 
 void Communicator::post_note(int peer, const std::string& text) {
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   try {
     if (!failed_.load()) members_.transport->post_note(peer, text);
   } catch (...) {
@@ -136,7 +135,7 @@ void Communicator::post_note(int peer, const std::string& text) {
   }
 }
 
-// Drive lock held. What this rank has begun and not finished of either sequence, as far as it is what `question` is
+// What this rank has begun and not finished of either sequence, as far as it is what `question` is
 // about.
 std::shared_ptr<Operation> Communicator::find(const Question& question) const {
   if (!question.by_name) {
@@ -152,7 +151,7 @@ std::shared_ptr<Operation> Communicator::find(const Question& question) const {
 }
 
 uint64_t Communicator::answer(const Question& question, int asker, Answer& answer) {
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   const bool joined = !queue_.empty() && queue_.front()->request.kind == Kind::kJoin;
   if (const auto own = find(question)) {
     const bool told = own->stall_told.load(), own_report = own->stalled.load() && asker > members_.job_rank(rank());
@@ -172,7 +171,7 @@ uint64_t Communicator::answer(const Question& question, int asker, Answer& answe
   return 0;
 }
 
-// Drive lock held. Empty: none so far.
+// Empty: none so far.
 std::string Communicator::last_operation() const {
   if (!last_.any()) return "";
   Request last = last_.request();
@@ -181,7 +180,7 @@ std::string Communicator::last_operation() const {
 }
 
 std::optional<uint64_t> Communicator::waits_here(std::string& text) {
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   const Operation* running = !queue_.empty() ? queue_.front().get() : nullptr;
   if (running == nullptr && !named_queue_.empty()) running = named_queue_.front().get();
   if (running == nullptr && names_ != nullptr && !names_->waiting().empty()) {
@@ -201,7 +200,7 @@ std::optional<uint64_t> Communicator::waits_here(std::string& text) {
 }
 
 std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   if (failed_.load()) return std::nullopt;
   const auto due = [&](const Operation& operation) {
     if (!operation.stalled.load() || operation.stall_told.load() || operation.done.load()) return false;
@@ -229,7 +228,7 @@ std::optional<Stall> Communicator::find_stall(double stagger, bool& later) {
   return first;
 }
 
-// Drive lock held. Once one is due, those submitted soon after it are told of with it.
+// Once one is due, those submitted soon after it are told of with it.
 std::vector<std::shared_ptr<Operation>> Communicator::untold_names() const {
   std::vector<std::shared_ptr<Operation>> names;
   for (const auto& [id, operation] : names_->waiting()) {
@@ -242,7 +241,7 @@ std::vector<std::shared_ptr<Operation>> Communicator::untold_names() const {
 
 void Communicator::report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
                                 const std::vector<int>& silent) {
-  const std::lock_guard lock(drive_mutex_);
+  const MutexLock lock(drive_mutex_);
   if (operation.done.load()) return;
   // Nothing is finished here that the others did not take part in.
   const double seconds = seconds_between(operation.last_moved, Clock::now());

@@ -8,7 +8,6 @@
 
 namespace dcoll {
 
-// Drive lock held.
 bool Communicator::may_run_on_the_spot() {
   free_last_name();
   if (alert_.load(std::memory_order_relaxed) && !pending_.load()) {
@@ -24,7 +23,7 @@ bool Communicator::may_run_on_the_spot() {
 std::shared_ptr<Operation> Communicator::run_or_submit(const Call& call) {
   check_process();
   if (call.plainly_valid(members_.size)) {
-    const std::lock_guard lock(drive_mutex_);
+    const MutexLock lock(drive_mutex_);
     if (may_run_on_the_spot() && enters_inline(fabric_, call)) {
       return call.kind == Kind::kAllReduce ? reduce_on_the_spot(call) : pull_on_the_spot(call);
     }
@@ -36,7 +35,7 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   if (request.kind == Kind::kAllReduce) return run_or_submit(request.call());
   check_process();
   {
-    const std::lock_guard lock(drive_mutex_);
+    const MutexLock lock(drive_mutex_);
     if (may_run_on_the_spot() && enters_inline(fabric_, request.call())) {
       accept(request);
       return pull_on_the_spot(std::make_shared<Operation>(std::move(request)));
@@ -45,12 +44,11 @@ std::shared_ptr<Operation> Communicator::run_or_submit(Request request) {
   return submit(std::move(request), Start::kByWaiter);
 }
 
-// Drive lock held, as in what follows.
 std::shared_ptr<Operation> Communicator::reduce_on_the_spot(const Call& call) {
   Phases phases(timeline_->on());
   enter_all_reduce(fabric_, call, phases);
   phases.number = ++started_;
-  return entered([&]() -> std::shared_ptr<Operation> {
+  return entered([&]() DCOLL_REQUIRES(drive_mutex_) -> std::shared_ptr<Operation> {
     NodeAllReduce& all_reduce = *fabric_.all_reduce;
     const auto done = [&](bool& moved) { return all_reduce.poll(moved); };
     if (look_briefly(done) && all_reduce.outcome() == NodeAllReduce::Outcome::kDone) {
@@ -79,7 +77,7 @@ std::shared_ptr<Operation> Communicator::pull_on_the_spot(const Call& call) {
   ++started_;
   PullNow& pull = *fabric_.pull_now;
   pull.enter(call);
-  return entered([&]() -> std::shared_ptr<Operation> {
+  return entered([&]() DCOLL_REQUIRES(drive_mutex_) -> std::shared_ptr<Operation> {
     if (look_briefly([&](bool& moved) { return pull.poll(nullptr, moved); }) && pull.done()) {
       last_.note(call);
       return nullptr;
@@ -99,7 +97,7 @@ std::shared_ptr<Operation> Communicator::pull_on_the_spot(std::shared_ptr<Operat
   operation->phases.enter(Phase::kAgree);
   PullNow& pull = *fabric_.pull_now;
   pull.enter(operation->request.call());
-  return entered([&] {
+  return entered([&]() DCOLL_REQUIRES(drive_mutex_) {
     if (look_briefly([&](bool& moved) { return pull.poll(operation.get(), moved); }) && pull.done()) {
       last_.note(operation->request);
       if (operation->phases.on) [[unlikely]]
@@ -128,7 +126,7 @@ int Communicator::polls_on_the_spot() const { return members_.own_core ? 1000 : 
 // Nothing else is queued.
 void Communicator::go_on_briefly(const std::shared_ptr<Operation>& operation, const PullNow& pull) {
   go_on(operation, {.ticket = pull.ticket(), .taken = pull.taken()});
-  look_briefly([&](bool& moved) {
+  look_briefly([&](bool& moved) DCOLL_REQUIRES(drive_mutex_) {
     advance_front(queue_, fabric_, moved);
     return operation->done.load(std::memory_order_relaxed);
   });

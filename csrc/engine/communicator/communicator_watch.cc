@@ -19,7 +19,7 @@ double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
 }  // namespace
 
-// The watchdog, called when a look brought nothing and the driver is about to sleep. Drive lock held.
+// The watchdog, called when a look brought nothing and the driver is about to sleep.
 void Communicator::watch(Clock::time_point now) {
   const bool idle = queue_.empty() && names_idle();
   if ((idle || members_.size == 1) && !points_busy_.load()) return;
@@ -71,7 +71,7 @@ void Communicator::tell_of_waiting(const Operation& operation, Clock::time_point
 // Each message has a deadline of its own. That it waits is told here: the other rank has nothing in common with it that
 // it could be asked about.
 void Communicator::watch_points(Clock::time_point now) {
-  points_->for_each([&](Operation& operation) {
+  points_->for_each([&](Operation& operation) DCOLL_REQUIRES(drive_mutex_) {
     const double idle = seconds_between(operation.last_moved, now);
     const double limit = settings_.stall_shutdown_time_s;
     const std::vector<int> missing = sources_of(operation.request);
