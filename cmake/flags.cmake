@@ -18,4 +18,12 @@ else()
   # Hardening; a collective of 4 B takes 1 ns longer. The sanitizers find more, and do not go with fortified functions.
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong;-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
   add_link_options(LINKER:-z,relro,-z,now)
+  # A Call is some 250 bytes, zeroed for every collective: gcc's `rep stos` for that takes 12 ns of a call of 4 B.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set(_dcoll_strategy "vector_loop:512:noalign,libcall:-1:noalign")
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-mmemset-strategy=${_dcoll_strategy}>")
+  endif()
+  # Nobody replaces a function of a library of ours by one of his own: they call each other directly.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-semantic-interposition>")
+  add_link_options(LINKER:-Bsymbolic-functions)
 endif()

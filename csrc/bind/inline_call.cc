@@ -72,16 +72,15 @@ bool read_op(const InlineCall& self, PyObject* object, ReduceOp& op) {
   return false;
 }
 
-bool read_name(PyObject* object, std::string_view& name) {
-  if (absent(object)) return true;
+bool read_text(PyObject* object, std::string_view& text) {
   if (!PyUnicode_CheckExact(object)) return false;
   Py_ssize_t length = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(object, &length);  // kept by the string once it was asked for
-  if (text == nullptr) {
+  const char* bytes = PyUnicode_AsUTF8AndSize(object, &length);  // kept by the string once it was asked for
+  if (bytes == nullptr) {
     PyErr_Clear();
     return false;
   }
-  name = {text, static_cast<size_t>(length)};
+  text = {bytes, static_cast<size_t>(length)};
   return true;
 }
 
@@ -114,14 +113,13 @@ PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObje
   return note_if_refused(result, ranks.core);
 }
 
-PyObject* note_if_refused(PyObject* result, Communicator* core) {
-  if (result != nullptr || core == nullptr || !was_refused()) return result;
+void note_refused(Communicator& core) {
+  if (!was_refused()) return;
   const py::error_scope kept;
   const std::string text = std::string(reinterpret_cast<PyTypeObject*>(kept.type)->tp_name) + ": " +
                            (kept.value != nullptr ? std::string(py::str(kept.value)) : "");
   const py::gil_scoped_release unlocked;
-  core->note_refused(text);
-  return result;
+  core.note_refused(text);
 }
 
 namespace {

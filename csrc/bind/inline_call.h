@@ -69,7 +69,8 @@ inline bool absent(PyObject* object) { return object == nullptr || object == Py_
 // False: not of the usual type. No Python error is set.
 bool read_factor(PyObject* object, double& factor);
 bool read_op(const InlineCall& self, PyObject* object, ReduceOp& op);
-bool read_name(PyObject* object, std::string_view& name);
+bool read_text(PyObject* object, std::string_view& text);
+inline bool read_name(PyObject* object, std::string_view& name) { return absent(object) || read_text(object, name); }
 
 // After the core's run_or_submit: waits for what it returned. False: a Python error is set; `memory` is what the core
 // reads and writes.
@@ -91,7 +92,11 @@ inline bool run_call(Communicator& core, const Call& call, size_t bytes, std::in
 // Hands a call to the Python function it stands for.
 PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names);
 // After a call that may have failed: where it did before the other ranks heard of it, `core` keeps the reason for them.
-PyObject* note_if_refused(PyObject* result, Communicator* core);
+void note_refused(Communicator& core);
+inline PyObject* note_if_refused(PyObject* result, Communicator* core) {
+  if (result == nullptr && core != nullptr) note_refused(*core);
+  return result;
+}
 
 PyObject* call_all_reduce(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);
 PyObject* call_collective(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);

@@ -40,21 +40,28 @@ const Kernels* best() {
   return &generic_kernels();
 }
 
-// A local static, so that kernels called from another file's static initialiser find it ready.
-std::atomic<const Kernels*>& current() {
-  static std::atomic<const Kernels*> kernels{best()};
-  return kernels;
+// Null until somebody asks, which may be another file's static initialiser.
+constinit std::atomic<const Kernels*> current{nullptr};
+
+// Not inline: the first call comes here.
+const Kernels& choose() {
+  const Kernels* none = nullptr;
+  current.compare_exchange_strong(none, best());  // unless set_isa() was first
+  return *current.load();
 }
 
 }  // namespace
 
-const Kernels& active_kernels() { return *current().load(std::memory_order_relaxed); }
+const Kernels& active_kernels() {
+  const Kernels* kernels = current.load(std::memory_order_relaxed);
+  return kernels != nullptr ? *kernels : choose();
+}
 
 std::string_view active_isa() { return active_kernels().isa; }
 
 bool set_isa(std::string_view isa) {
   const Kernels* kernels = find(isa);
-  if (kernels) current().store(kernels, std::memory_order_relaxed);
+  if (kernels) current.store(kernels, std::memory_order_relaxed);
   return kernels != nullptr;
 }
 

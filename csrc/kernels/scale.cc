@@ -46,9 +46,8 @@ Scale prepare_scale(DType dtype, double scale) {
   return {true, scale, 1};
 }
 
-void check_operator(DType dtype, ReduceOp op, double scale) {
+void check_rare_operator(DType dtype, ReduceOp op, double scale) {
   if (op == ReduceOp::kAdasum) throw ArgumentError("adasum combines vectors: see kernels/adaptive_sum.h");
-  if (!is_bitwise(op)) return;
   if (is_floating(dtype)) {
     throw ArgumentError(std::string(op_name(op)) + " combines the bits of integers or bool (got " +
                         std::string(dtype_name(dtype)) + ")");

@@ -10,7 +10,12 @@ namespace dcoll::kernels {
 // finite.
 Scale prepare_scale(DType dtype, double scale);
 
-// Whether the operator takes the dtype and the scale; ArgumentError if not.
-void check_operator(DType dtype, ReduceOp op, double scale);
+// Throws ArgumentError when the operator does not take the dtype or the scale. Of those that combine bits, and Adasum.
+void check_rare_operator(DType dtype, ReduceOp op, double scale);
+// Of all.
+inline void check_operator(DType dtype, ReduceOp op, double scale) {
+  if (op == ReduceOp::kAdasum || is_bitwise(op)) [[unlikely]]
+    check_rare_operator(dtype, op, scale);
+}
 
 }  // namespace dcoll::kernels

@@ -24,8 +24,8 @@ std::string_view path_text(Path path) {
   return "?";
 }
 
-bool encodes(const Fabric& f, const Call& call) {
-  if (!call.encoding || call.dtype != DType::kFloat32 || f.size == 1) return false;
+bool uses_codec(const Fabric& f, const Call& call) {
+  if (call.dtype != DType::kFloat32 || f.size == 1) return false;
   if (call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) return false;
   if (f.compress_local) return true;
   if (f.board != nullptr || call.is_small()) return false;

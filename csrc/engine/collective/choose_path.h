@@ -25,7 +25,8 @@ std::string_view path_text(Path path);
 // Whether the messages of an all-reduce carry its codec's form: float32 that is summed, of more than
 // Call::kSmallBytes, between nodes; with DCOLL_COMPRESS_LOCAL all float32 that is summed. Of Encoding::if_it_pays: once
 // it is known that it does. With the drive lock held, but where all ranks share memory.
-bool encodes(const Fabric& fabric, const Call& call);
+bool uses_codec(const Fabric& fabric, const Call& call);  // which has one
+inline bool encodes(const Fabric& fabric, const Call& call) { return call.encoding && uses_codec(fabric, call); }
 
 // The same on every rank for calls with equal fingerprints.
 Path choose_path(const Fabric& fabric, const Call& call);

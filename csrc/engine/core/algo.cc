@@ -30,7 +30,7 @@ Algo::Algo(std::string_view text) {
     for (size_t i = 0; i < schedules().size(); ++i) {
       if (schedules()[i]->name == text) id_ = static_cast<uint8_t>(kFirstNamed + i);
     }
-    direct_ = text == "direct";
+    if (text == "direct") id_ |= kDirect;
   }
   if (id_ != 0) return;
   throw ArgumentError("allreduce: no algorithm '" + std::string(text) + "'; allowed are auto, " +
@@ -38,14 +38,13 @@ Algo::Algo(std::string_view text) {
 }
 
 Algo Algo::of_id(uint8_t id) {
-  if (id >= kFirstNamed + schedules().size()) return {};
-  if (id >= kFirstNamed) return schedules()[id - kFirstNamed]->name;
   Algo algo;
   algo.id_ = id;
-  return algo;
+  if (id < kFirstNamed) return algo;
+  return algo.number() < schedules().size() ? Algo(schedules()[algo.number()]->name) : Algo();
 }
 
-const plan::Algorithm* Algo::named() const { return id_ < kFirstNamed ? nullptr : schedules()[id_ - kFirstNamed]; }
+const plan::Algorithm* Algo::named() const { return id_ < kFirstNamed ? nullptr : schedules()[number()]; }
 
 std::string_view Algo::name() const {
   if (id_ >= kFirstNamed) return named()->name;

@@ -1,6 +1,7 @@
 // Which algorithm an all-reduce is asked to take. The text of algo= or DCOLL_ALGO is read once, where it comes in.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -26,9 +27,9 @@ class Algo {
   // On two levels: the engine chooses, or was told so.
   bool takes_levels() const { return id_ == kAuto || id_ == kHierarchical; }
   // Where memory is shared: what reads the peers' memory rather than messages.
-  bool takes_direct() const { return takes_levels() || direct_; }
+  bool takes_direct() const { return takes_levels() || (id_ & kDirect) != 0; }
   // Every rank reduces all operands, which it was sent.
-  bool is_one_to_all() const { return is_auto() || direct_; }
+  bool is_one_to_all() const { return is_auto() || (id_ & kDirect) != 0; }
   // A schedule by name; null: the cost model chooses.
   const plan::Algorithm* named() const;
 
@@ -39,8 +40,9 @@ class Algo {
 
  private:
   static constexpr uint8_t kAuto = 1, kHierarchical = 2, kFirstNamed = 3;
-  uint8_t id_ = 0;
-  bool direct_ = false;  // the schedule of that name
+  static constexpr uint8_t kDirect = 0x80;  // beside the number of the schedule of that name
+  size_t number() const { return static_cast<size_t>(id_ & ~kDirect) - kFirstNamed; }  // of a schedule
+  uint8_t id_ = 0;  // one byte, for it is asked before every call of a few bytes
 };
 
 }  // namespace dcoll

@@ -32,7 +32,7 @@ std::string_view kind_name(Kind kind) {
   return "?";
 }
 
-bool Call::plainly_valid(int size) const {
+bool Call::looks_valid(int size) const {
   const auto reduction_is = [this] {
     return op != ReduceOp::kAdasum && !is_bitwise(op) && can_scale(dtype, prescale) && can_scale(dtype, postscale) &&
            (dtype != DType::kBool || op != ReduceOp::kAverage);
@@ -63,16 +63,16 @@ bool Call::plainly_valid(int size) const {
 uint64_t Call::reduction_fingerprint() const {
   Fingerprint print;
   print.add(static_cast<uint64_t>(Kind::kAllReduce) | device_bit() | static_cast<uint64_t>(dtype) << 8 |
-            static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(encoding.codec) << 20 | uint64_t{algo.id()} << 24 |
-            uint64_t{name.size()} << 32 | uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 |
-            uint64_t{packed} << 63);
-  print.add(count);
+                static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(encoding.codec) << 20 |
+                uint64_t{algo.id()} << 24 | uint64_t{name.size()} << 32 |
+                uint64_t{compared(dims) ? dims.size() & 0x7f : 0} << 56 | uint64_t{packed} << 63,
+            count);
   if (compared(dims)) add_dims(print, dims);
   if (!name.empty()) print.add(name);
   if (prescale != 1.0 || postscale != 1.0) {
     print.add(std::bit_cast<uint64_t>(prescale)).add(std::bit_cast<uint64_t>(postscale));
   }
-  if (encoding.ratio != 0 || encoding.if_it_pays || encoding.stochastic) {
+  if (encoding) {
     print.add(std::bit_cast<uint32_t>(encoding.ratio) | uint64_t{encoding.if_it_pays} << 32 |
               uint64_t{encoding.stochastic} << 33 | static_cast<uint64_t>(encoding.exchange) << 34);
   }
