@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "kernels/adaptive_sum.h"
 #include "kernels/reduce.h"
@@ -132,7 +133,12 @@ struct Level {
   Piece kept, given;
 };
 
-Task run(Fabric& f, const Request& r) {
+}  // namespace
+
+Task move_by_adasum(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  op.phases.enter(Phase::kMove);
+  op.phases.name_algorithm("adasum");
   if (r.prescale != 1.0) {
     kernels::scale(r.out, r.in, r.count, r.dtype, r.prescale);
   } else if (r.in != r.out && r.count > 0) {
@@ -168,15 +174,6 @@ Task run(Fabric& f, const Request& r) {
     co_await back;
   }
   if (r.postscale != 1.0) kernels::scale(r.out, r.out, r.count, r.dtype, r.postscale);
-}
-
-}  // namespace
-
-Adasum::Adasum(Fabric& fabric, const Request& request) : task_(run(fabric, request)) {}
-
-void Adasum::waiting_for(std::vector<int>& ranks) const {
-  const std::vector<int> missing = task_.waiting_for();
-  ranks.insert(ranks.end(), missing.begin(), missing.end());
 }
 
 }  // namespace dcoll

@@ -20,24 +20,13 @@
 // A vector of zeros (a tensor this rank does not use) is neutral: the other one is taken as it is.
 #pragma once
 
-#include <cstddef>
-#include <vector>
-
 #include "engine/collective/fabric.h"
 #include "engine/core/operation.h"
 #include "engine/core/task.h"
 
 namespace dcoll {
 
-class Adasum final : public Pollable {
- public:
-  // `request` is valid for this fabric's number of ranks and lives as long as this.
-  Adasum(Fabric& fabric, const Request& request);
-  bool poll(bool& moved) override { return task_.advance(moved); }
-  void waiting_for(std::vector<int>& ranks) const override;
-
- private:
-  Task task_;
-};
+// Of an operation that is valid for this fabric's number of ranks.
+Task move_by_adasum(Fabric& fabric, Operation& operation);
 
 }  // namespace dcoll

@@ -138,14 +138,13 @@ DataPhase data_phase(Fabric& f, Operation& op) {
 // Of a ragged collective: how many rows come from whom.
 Task exchange_counts(Fabric& f, Operation& op) {
   const Request& r = op.request;
-  op.counts.resize(static_cast<size_t>(f.size));
   if (r.kind == Kind::kAllGather) {
-    const auto rows = static_cast<int64_t>(r.count);
-    RecordExchange sizes(f, &rows, sizeof rows);
+    RecordExchange sizes(f, static_cast<int64_t>(r.count));
     co_await sizes.executor;
-    std::memcpy(op.counts.data(), sizes.all.data(), sizes.all.size());
+    op.counts = sizes.all;
     co_return;
   }
+  op.counts.resize(static_cast<size_t>(f.size));
   const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
   const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
   Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, "pairwise", 0),

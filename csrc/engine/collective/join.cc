@@ -1,5 +1,6 @@
 #include "engine/collective/join.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -115,19 +116,11 @@ Task run_join(Fabric& f, Operation& op) {
     if (op.rounds++ + op.named_rounds == 0 && f.log != nullptr) (*f.log)(LogLevel::kInfo, op.note);
   }
   // The last to join is the one that took part in the fewest.
-  const uint64_t rounds = op.rounds + op.named_rounds;
-  RecordExchange all_rounds(f, &rounds, sizeof rounds);
+  RecordExchange all_rounds(f, op.rounds + op.named_rounds);
   if (f.size > 1) co_await all_rounds.executor;
-  int64_t last = 0;
-  uint64_t fewest = std::numeric_limits<uint64_t>::max();
-  for (int rank = 0; rank < f.size && f.size > 1; ++rank) {
-    uint64_t theirs;
-    std::memcpy(&theirs, all_rounds.all.data() + static_cast<size_t>(rank) * sizeof theirs, sizeof theirs);
-    if (theirs > fewest) continue;
-    fewest = theirs;
-    last = rank;
-  }
-  op.counts = {last};
+  // Of several, the one with the highest number; alone, rank 0, whose record is a zero.
+  const auto fewest = std::min_element(all_rounds.all.rbegin(), all_rounds.all.rend());
+  op.counts = {all_rounds.all.rend() - fewest - 1};
 }
 
 }  // namespace dcoll

@@ -17,25 +17,19 @@ void copy_text(const std::string& text, char* to, size_t bytes) {
   std::memcpy(to, text.data(), std::min(text.size(), bytes - 1));
 }
 
-}  // namespace
-
-RecordExchange::RecordExchange(Fabric& fabric, const void* mine, size_t bytes)
-    : own(static_cast<const std::byte*>(mine), static_cast<const std::byte*>(mine) + bytes),
-      all(bytes * fabric.size),
-      executor(*fabric.transport, fabric.schedule(plan::Collective::kAllGather, "ring", 0),
-               {.input = own.data(),
-                .output = all.data(),
-                .input_layout = Layout::even(bytes, 1),
-                .output_layout = Layout::even(bytes * fabric.size, fabric.size)},
-               fabric.slice_bytes) {}
-
-Called Called::of(const Request& r) {
+// What this rank called.
+Called own_call(Fabric& fabric, const Operation& operation) {
+  const Request& r = operation.request;
   Called call;
   // Rather the name's end is left out than what follows it.
   Request described = r;
-  described.name = shortened(r.name, kWords / 2);
-  copy_text(shortened(described.describe(), kWords - 1), call.words, kWords);
-  call.standing.call = r.fingerprint();
+  described.name = shortened(r.name, Called::kWords / 2);
+  copy_text(shortened(described.describe(), Called::kWords - 1), call.words, Called::kWords);
+  call.job_rank = fabric.job_rank;
+  call.standing = fabric.out_of_step.standing(operation.phases.number, r.fingerprint());
+  copy_text(shortened(fabric.out_of_step.reason(), Called::kWords - 1), call.reason, Called::kWords);
+  call.standing.gives_way = !r.refusal.empty();
+  call.standing.joined = r.kind == Kind::kJoin;
   call.count = r.count;
   call.algo = r.algo.id();
   call.encoding = r.encoding;
@@ -47,39 +41,9 @@ Called Called::of(const Request& r) {
   return call;
 }
 
-Request Called::stand_in() const {
-  return {.kind = kind,
-          .count = count,
-          .dtype = dtype,
-          .op = op,
-          .prescale = prescale,
-          .postscale = postscale,
-          .algo = Algo::of_id(algo),
-          .encoding = encoding,
-          .stands_for = fingerprint()};
-}
-
-Mismatch::Mismatch(Fabric& fabric, const Operation& operation)
-    : size_(fabric.size), records_([&]() -> RecordExchange {
-        Called mine = Called::of(operation.request);
-        mine.job_rank = fabric.job_rank;
-        mine.standing = fabric.out_of_step.standing(operation.phases.number, mine.fingerprint());
-        mine.standing.gives_way = !operation.request.refusal.empty();
-        mine.standing.joined = mine.kind == Kind::kJoin;
-        copy_text(shortened(fabric.out_of_step.reason(), Called::kWords - 1), mine.reason, Called::kWords);
-        return RecordExchange(fabric, &mine, sizeof mine);
-      }()) {}
-
-Called Mismatch::call_of(int rank) const {
-  Called call;
-  std::memcpy(&call, records_.all.data() + static_cast<size_t>(rank) * sizeof call, sizeof call);
-  return call;
-}
-
-std::string Mismatch::text() const {
+std::string text_of(const std::vector<Called>& calls) {
   std::map<std::pair<std::string, uint64_t>, std::vector<int>> callers;  // words may be cut where calls still agree
-  for (int rank = 0; rank < size_; ++rank) {
-    const Called call = call_of(rank);
+  for (const Called& call : calls) {
     std::string words = call.words;
     if (call.reason[0] != '\0') words += " after a call there was refused (" + std::string(call.reason) + ")";
     callers[{words, call.fingerprint()}].push_back(call.job_rank);
@@ -96,54 +60,21 @@ std::string Mismatch::text() const {
   return text;
 }
 
-Task Mismatch::resolve(Fabric& fabric, Operation& operation) const {
-  const bool in_join = operation.request.kind == Kind::kJoin;
-  std::vector<int> joined;
-  int example = -1;  // a rank that has not joined
-  bool alike = true;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (call_of(rank).kind == Kind::kJoin) {
-      joined.push_back(rank);
-    } else if (example < 0) {
-      example = rank;
-    } else {
-      alike = alike && call_of(rank).fingerprint() == call_of(example).fingerprint();
-    }
-  }
-  const Called call = call_of(example);
-  const bool all_reduce = call.kind == Kind::kAllReduce && has_neutral(call);
-  if (!joined.empty() && alike && all_reduce) {
-    return in_join ? contribute_nothing(fabric, call) : run_collective(fabric, operation);
-  }
-  if (in_join) return nothing_to_do();  // the others' error, not this rank's
-  if (!joined.empty() && alike) {
-    throw JoinedError("The ranks cannot do this while some have joined: " + text() +
-                      ". A rank that joined contributes to allreduce alone, but not with op=Adasum, nor to a product "
-                      "of integers with a prescale factor. Nothing was moved "
-                      "and the job can go on; "
-                      "call the others before dcoll.join(), or after it.");
-  }
-  if (!operation.by_name) return resolve_in_order(fabric, operation);
-  throw MismatchError("The ranks called different collectives: " + text() +
-                      ". Nothing was moved and the job can go on; every rank must ask for the same under one name.");
-}
-
 // The ranks were in step, and called the same collective of as many elements: rather one call whose root, dtype or
 // operator depends on the rank than different calls, one of which some rank has yet to make.
-bool Mismatch::differs_in_arguments() const {
-  const Called first = call_of(0);
-  for (int rank = 0; rank < size_; ++rank) {
-    const Called call = call_of(rank);
+bool differ_in_arguments(const std::vector<Called>& calls) {
+  const Called& first = calls.front();
+  for (const Called& call : calls) {
     if (call.kind != first.kind || call.count != first.count || call.standing.num_failed > 0) return false;
   }
   return true;
 }
 
-Task Mismatch::resolve_in_order(Fabric& fabric, Operation& operation) const {
+Task resolve_in_order(Fabric& fabric, Operation& operation, const std::vector<Called>& calls) {
   std::vector<Standing> standings;
-  for (int rank = 0; rank < size_; ++rank) standings.push_back(call_of(rank).standing);
+  for (const Called& call : calls) standings.push_back(call.standing);
   const std::vector<Verdict> verdicts = line_up(standings);
-  if (differs_in_arguments()) {
+  if (differ_in_arguments(calls)) {
     for (Standing& standing : standings) standing.call = 0;  // not to be recognized
   }
   const auto self = static_cast<size_t>(fabric.rank);
@@ -157,14 +88,58 @@ Task Mismatch::resolve_in_order(Fabric& fabric, Operation& operation) const {
       break;
   }
   std::vector<int> ahead;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (verdicts[static_cast<size_t>(rank)] == Verdict::kTryAgain) ahead.push_back(call_of(rank).job_rank);
+  for (size_t rank = 0; rank < calls.size(); ++rank) {
+    if (verdicts[rank] == Verdict::kTryAgain) ahead.push_back(calls[rank].job_rank);
   }
   throw MismatchError(
-      "The ranks called different collectives: " + text() + ". Nothing was moved and the job can go on; " +
+      "The ranks called different collectives: " + text_of(calls) + ". Nothing was moved and the job can go on; " +
       (ahead.empty()
            ? "every rank must make the same calls in the same order."
            : ranks_text(ahead) + " skipped a call that this rank made. " + "With this error they are in step again."));
+}
+
+// How the operation goes on here.
+Task resolve(Fabric& fabric, Operation& operation, const std::vector<Called>& calls) {
+  const bool in_join = operation.request.kind == Kind::kJoin;
+  const auto has_joined = [](const Called& call) { return call.kind == Kind::kJoin; };
+  const auto example = std::ranges::find_if_not(calls, has_joined);
+  const bool any_joined = std::ranges::any_of(calls, has_joined);
+  const bool alike = std::ranges::all_of(
+      calls, [&](const Called& call) { return has_joined(call) || call.fingerprint() == example->fingerprint(); });
+  if (any_joined && alike && example->kind == Kind::kAllReduce && has_neutral(*example)) {
+    return in_join ? contribute_nothing(fabric, *example) : run_collective(fabric, operation);
+  }
+  if (in_join) return nothing_to_do();  // the others' error, not this rank's
+  if (any_joined && alike) {
+    throw JoinedError("The ranks cannot do this while some have joined: " + text_of(calls) +
+                      ". A rank that joined contributes to allreduce alone, but not with op=Adasum, nor to a product "
+                      "of integers with a prescale factor. Nothing was moved and the job can go on; call the others "
+                      "before dcoll.join(), or after it.");
+  }
+  if (!operation.by_name) return resolve_in_order(fabric, operation, calls);
+  throw MismatchError("The ranks called different collectives: " + text_of(calls) +
+                      ". Nothing was moved and the job can go on; every rank must ask for the same under one name.");
+}
+
+}  // namespace
+
+Request Called::stand_in() const {
+  return {.kind = kind,
+          .count = count,
+          .dtype = dtype,
+          .op = op,
+          .prescale = prescale,
+          .postscale = postscale,
+          .algo = Algo::of_id(algo),
+          .encoding = encoding,
+          .stands_for = fingerprint()};
+}
+
+Task resolve_mismatch(Fabric& fabric, Operation& operation) {
+  RecordExchange calls(fabric, own_call(fabric, operation));
+  co_await calls.executor;
+  Nested rest(resolve(fabric, operation, calls.all));
+  co_await rest;
 }
 
 }  // namespace dcoll

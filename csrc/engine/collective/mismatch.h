@@ -16,18 +16,30 @@
 
 namespace dcoll {
 
-// An exchange of one fixed-size record per rank, as ring all-gather over the ordinary transport: for what is rarely
-// needed (sizes of ragged collectives between nodes, the report of a mismatch).
+// An exchange of one record per rank, as ring all-gather over the ordinary transport: for what is rarely needed (sizes
+// of ragged collectives between nodes, the report of a mismatch).
+template <typename Record>
 struct RecordExchange {
-  RecordExchange(Fabric& fabric, const void* mine, size_t bytes);
-  std::vector<std::byte> own, all;
+  RecordExchange(Fabric& f, const Record& mine)
+      : own(mine),
+        all(static_cast<size_t>(f.size)),
+        executor(*f.transport, f.schedule(plan::Collective::kAllGather, "ring", 0),
+                 {.input = reinterpret_cast<const std::byte*>(&own),
+                  .output = reinterpret_cast<std::byte*>(all.data()),
+                  .input_layout = Layout::even(sizeof(Record), 1),
+                  .output_layout = Layout::even(sizeof(Record) * all.size(), all.size())},
+                 f.slice_bytes) {}
+  RecordExchange(const RecordExchange&) = delete;
+  RecordExchange& operator=(const RecordExchange&) = delete;
+
+  const Record own;
+  std::vector<Record> all;  // once the executor is done
   Executor executor;
 };
 
 // What one rank called, as it travels: the words for a message, and what a joined rank needs to take part.
 struct Called {
   static constexpr size_t kWords = 256;
-  static Called of(const Request& request);
   uint64_t fingerprint() const { return standing.call; }
   Request stand_in() const;  // an all-reduce of the same fingerprint, without memory
 
@@ -44,22 +56,9 @@ struct Called {
   ReduceOp op = ReduceOp::kSum;
 };
 
-class Mismatch {
- public:
-  Mismatch(Fabric& fabric, const Operation& operation);
-  Executor& exchange() { return records_.executor; }
-  // Once exchanged: how the operation goes on here. Throws MismatchError, or JoinedError where it is only that ranks
-  // have joined and this collective cannot go on without them.
-  Task resolve(Fabric& fabric, Operation& operation) const;
-
- private:
-  Called call_of(int rank) const;
-  std::string text() const;
-  bool differs_in_arguments() const;
-  Task resolve_in_order(Fabric& fabric, Operation& operation) const;
-
-  int size_;
-  RecordExchange records_;
-};
+// After a handshake in which ranks showed different fingerprints: tells them apart, and goes on as this rank has to.
+// Throws MismatchError, or JoinedError where it is only that ranks have joined and this collective cannot go on without
+// them.
+Task resolve_mismatch(Fabric& fabric, Operation& operation);
 
 }  // namespace dcoll

@@ -5,38 +5,15 @@
 
 #include "engine/collective/adasum.h"
 #include "engine/collective/by_schedule.h"
-#include "engine/collective/choose_path.h"
 #include "engine/collective/join.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
-#include "engine/collective/rider.h"
 #include "engine/core/staging.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/levels/hierarchical_all_reduce.h"
 
 namespace dcoll {
 namespace {
-
-void set_job(ReduceJob& job, const Call& call, int size) {
-  job.in = static_cast<const std::byte*>(call.in);
-  job.out = static_cast<std::byte*>(call.out);
-  job.count = call.count;
-  job.dtype = call.dtype;
-  job.op = call.op;
-  job.prescale = call.prescale;
-  job.postscale = final_scale(call.op, call.postscale, size);
-  job.tensors = call.tensors;
-  job.into_tensors = call.into_tensors;
-}
-
-// Shows the others the all-reduce, with the operand where it is small or staged. Inside a node nothing is encoded.
-void enter(NodeAllReduce& all_reduce, const Call& call, int size, uint64_t fingerprint, Phases& phases) {
-  set_job(all_reduce.job(), call, size);
-  all_reduce.job().timed = phases.on;
-  phases.enter(Phase::kPack);
-  all_reduce.enter(fingerprint);
-  phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
-}
 
 // In `job` where it is used; else says once why not.
 void note_codec(Fabric& f, const Call& call, ReduceJob& job, EncodedCost& cost) {
@@ -106,12 +83,6 @@ Task move_on_two_levels(Fabric& f, Operation& op, ReduceJob job, uint64_t ticket
 
 }  // namespace
 
-void note_agreement(const NodeAllReduce& all_reduce, Phases& phases) {
-  if (!phases.on) return;
-  phases.enter_at(Phase::kMove, all_reduce.agreed_ns());
-  phases.name_algorithm(all_reduce.form());
-}
-
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const Call call = r.call();
@@ -125,52 +96,14 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     Nested learnt(learn_slots(f));
     co_await learnt;
   }
-  if (entry.taken) {
-    BoardWait everybody(*f.board, entry.ticket);
-    co_await everybody;
-    co_return;
-  }
-
-  // Everybody shows what it called. For a direct all-reduce that is also the first barrier, often the only one.
-  uint64_t ticket = entry.ticket;
-  bool equal = true;
-  if (path == Path::kNodeDirect) {
-    if (!entry.all_reduce) enter(*f.all_reduce, call, f.size, r.fingerprint(), op.phases);
-    co_await *f.all_reduce;
-    note_agreement(*f.all_reduce, op.phases);
-    equal = f.all_reduce->outcome() == NodeAllReduce::Outcome::kDone;
-  } else if (f.size > 1 && f.board != nullptr) {
-    if (ticket == 0) {
-      ticket = path == Path::kPull ? Pull::enter(*f.board, *f.pull_slots, call)
-                                   : f.board->post({r.fingerprint(), Window::kUnmapped, Window::kUnmapped, r.count});
-    }
-    BoardWait everybody(*f.board, ticket);
-    co_await everybody;
-    equal = f.board->fingerprints_equal(ticket);
-  } else if (f.hierarchy != nullptr) {
-    HierarchicalAgreement everybody(*f.hierarchy, r.fingerprint(), path == Path::kTwoLevels ? &job : nullptr);
-    co_await everybody;
-    if (everybody.reduced()) {  // it rode along with the agreement
-      op.phases.name_algorithm("hierarchical");
-      op.phases.enter(Phase::kMove);
-      co_return;
-    }
-    equal = everybody.equal();
-    ticket = everybody.ticket();
-  } else if (f.size > 1) {
-    const Rider rider(call, path, f.size, f.slice_bytes);
-    Dissemination everybody(*f.transport, r.fingerprint(), rider.operand());
-    co_await everybody;
-    equal = everybody.equal();
-    if (equal) rider.arrive(everybody, op);
-  }
-  if (!equal) {
-    Mismatch calls(f, op);
-    co_await calls.exchange();
-    Nested rest(calls.resolve(f, op));
+  Handshake handshake(f, op, call, path, entry, path == Path::kTwoLevels ? &job : nullptr);
+  if (Pollable* everybody = handshake.everybody()) co_await *everybody;
+  if (!handshake.agreed()) {
+    Nested rest(resolve_mismatch(f, op));
     co_await rest;
     co_return;
   }
+  if (handshake.done()) co_return;
 
   const int64_t begin_ns = call.encoding ? now_ns() : 0;
   switch (path) {
@@ -186,21 +119,19 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       break;
     case Path::kPull: {
       op.phases.enter(Phase::kMove);
-      Pull pull(*f.board, *f.pull_slots, op, ticket);
+      Pull pull(*f.board, *f.pull_slots, op, handshake.ticket());
       op.phases.name_algorithm(pull.form());
       co_await pull;
       break;
     }
     case Path::kTwoLevels: {
-      Nested levels(move_on_two_levels(f, op, job, ticket));
+      Nested levels(move_on_two_levels(f, op, job, handshake.ticket()));
       co_await levels;
       break;
     }
     case Path::kAdasum: {
-      op.phases.enter(Phase::kMove);
-      op.phases.name_algorithm("adasum");
-      Adasum adasum(f, r);
-      co_await adasum;
+      Nested pairs(move_by_adasum(f, op));
+      co_await pairs;
       break;
     }
     case Path::kSchedule: {
@@ -240,21 +171,6 @@ Task start_collective(Fabric& fabric, Operation& operation) {
   if (operation.staging != nullptr) return through_host(fabric, operation);
   return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
                                                        : run_collective(fabric, operation);
-}
-
-bool enters_inline(const Fabric& fabric, const Call& call) {
-  if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
-  const Path path = choose_path(fabric, call);
-  return path == Path::kNodeDirect || path == Path::kPull || call.kind == Kind::kBarrier;
-}
-
-TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {
-  if (fabric.board == nullptr || choose_path(fabric, call) != Path::kNodeDirect) return {};
-  return fabric.all_reduce->own_slice(call);
-}
-
-void enter_all_reduce(Fabric& fabric, const Call& call, Phases& phases) {
-  enter(*fabric.all_reduce, call, fabric.size, call.fingerprint(), phases);
 }
 
 }  // namespace dcoll
