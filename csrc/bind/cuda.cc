@@ -7,12 +7,8 @@
 
 #include "bind/kernel_args.h"
 #if DCOLL_CUDA
-#include "kernels/cast_cuda.h"
-#include "kernels/codec_cuda.h"
+#include "kernels/cuda.h"
 #include "kernels/cuda_status.h"
-#include "kernels/pack_cuda.h"
-#include "kernels/reduce_cuda.h"
-#include "kernels/topk_cuda.h"
 #endif
 
 namespace py = pybind11;

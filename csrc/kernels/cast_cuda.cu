@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "kernels/cast_cuda.h"
+#include "kernels/cuda.h"
 #include "kernels/cuda_status.h"
 #include "kernels/elements.cuh"
 
@@ -50,40 +50,22 @@ void launch(void* dst, const void* src, size_t count, cudaStream_t stream) {
                         packs);
 }
 
-[[noreturn]] void refuse(DType dtype) {
-  throw ArgumentError("cannot cast " + std::string(dtype_name(dtype)) +
-                      ": cast converts between float16, bfloat16, float32 and float64");
-}
-
-template <class S>
-void launch_from(void* dst, DType dst_type, const void* src, size_t count, cudaStream_t stream) {
-  switch (dst_type) {
-    case DType::kFloat16:
-      return launch<__half, S>(dst, src, count, stream);
-    case DType::kBFloat16:
-      return launch<__nv_bfloat16, S>(dst, src, count, stream);
-    case DType::kFloat32:
-      return launch<float, S>(dst, src, count, stream);
-    case DType::kFloat64:
-      return launch<double, S>(dst, src, count, stream);
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kInt32:
-    case DType::kInt64:
-    case DType::kBool:
-    case DType::kInt16:
-    case DType::kUInt16:
-    case DType::kUInt32:
-    case DType::kUInt64:
-      refuse(dst_type);
-  }
+// use.operator()<T>() with the type of a floating dtype.
+template <class Use>
+void with_float(DType dtype, const Use& use) {
+  if (dtype == DType::kFloat16) return use.template operator()<__half>();
+  if (dtype == DType::kBFloat16) return use.template operator()<__nv_bfloat16>();
+  if (dtype == DType::kFloat32) return use.template operator()<float>();
+  use.template operator()<double>();
 }
 
 }  // namespace
 
 void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t count, void* stream) {
   for (const DType dtype : {src_type, dst_type}) {
-    if (!is_floating(dtype)) refuse(dtype);
+    if (is_floating(dtype)) continue;
+    throw ArgumentError("cannot cast " + std::string(dtype_name(dtype)) +
+                        ": cast converts between float16, bfloat16, float32 and float64");
   }
   if (count == 0) return;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
@@ -92,26 +74,8 @@ void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t cou
     check(cudaMemcpyAsync(dst, src, count * dtype_bytes(src_type), cudaMemcpyDefault, cuda_stream), "copying");
     return;
   }
-  switch (src_type) {
-    case DType::kFloat16:
-      return launch_from<__half>(dst, dst_type, src, count, cuda_stream);
-    case DType::kBFloat16:
-      return launch_from<__nv_bfloat16>(dst, dst_type, src, count, cuda_stream);
-    case DType::kFloat32:
-      return launch_from<float>(dst, dst_type, src, count, cuda_stream);
-    case DType::kFloat64:
-      return launch_from<double>(dst, dst_type, src, count, cuda_stream);
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kInt32:
-    case DType::kInt64:
-    case DType::kBool:
-    case DType::kInt16:
-    case DType::kUInt16:
-    case DType::kUInt32:
-    case DType::kUInt64:
-      refuse(src_type);
-  }
+  with_float(src_type,
+             [&]<class S>() { with_float(dst_type, [&]<class D>() { launch<D, S>(dst, src, count, cuda_stream); }); });
 }
 
 }  // namespace dcoll::kernels::cuda

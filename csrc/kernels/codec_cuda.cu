@@ -12,10 +12,9 @@
 #include <string>
 
 #include "base/error.h"
-#include "kernels/codec_cuda.h"
+#include "kernels/cuda.h"
 #include "kernels/elements.cuh"
 #include "kernels/float_bits.cuh"
-#include "kernels/reduce_cuda.h"
 #include "kernels/scale.h"
 #include "kernels/warp.cuh"
 

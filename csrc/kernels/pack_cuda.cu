@@ -7,9 +7,9 @@
 // more than the copying for the small tensors this is about.
 #include <cuda_runtime.h>
 
+#include "kernels/cuda.h"
 #include "kernels/cuda_status.h"
 #include "kernels/elements.cuh"
-#include "kernels/pack_cuda.h"
 
 namespace dcoll::kernels::cuda {
 namespace {

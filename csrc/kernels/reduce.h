@@ -1,4 +1,4 @@
-// Element-wise reduction on the CPU; reduce_cuda.h is its twin with the same contract plus a stream.
+// Element-wise reduction on the CPU; its twin in cuda.h has the same contract plus a stream.
 //
 // Contract, for all kernels here:
 //   - `count` elements; 0 is allowed, and then no pointer is touched. No alignment beyond the element's own is assumed.

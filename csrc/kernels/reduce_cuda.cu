@@ -14,9 +14,9 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "kernels/cuda.h"
 #include "kernels/cuda_status.h"
 #include "kernels/elements.cuh"
-#include "kernels/reduce_cuda.h"
 #include "kernels/scale.h"
 
 namespace dcoll::kernels::cuda {

@@ -12,10 +12,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/cuda.h"
 #include "kernels/elements.cuh"
 #include "kernels/float_bits.cuh"
 #include "kernels/scale.h"
-#include "kernels/topk_cuda.h"
 #include "kernels/topk_work.cuh"
 #include "kernels/warp.cuh"
 

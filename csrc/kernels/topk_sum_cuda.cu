@@ -8,11 +8,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/cuda.h"
 #include "kernels/elements.cuh"
 #include "kernels/float_bits.cuh"
-#include "kernels/reduce_cuda.h"
 #include "kernels/scale.h"
-#include "kernels/topk_cuda.h"
 #include "kernels/warp.cuh"
 
 namespace dcoll::kernels::cuda {
