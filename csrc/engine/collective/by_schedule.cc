@@ -262,23 +262,18 @@ Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
   const bool encoded = encodes(f, r.call());
   const bool chooses = r.encoding.codec == Codec::kTopK && r.encoding.exchange == kernels::Exchange::kPredicted;
-  if ((!encoded || chooses) && wants_constants(f, r.call())) {
-    Nested learnt(learn_constants(f, r.call()));
-    co_await learnt;
-  }
+  if ((!encoded || chooses) && wants_constants(f, r.call())) co_await learn_constants(f, r.call());
   if (encoded) {
     op.phases.enter(Phase::kMove);
     op.phases.name_algorithm(kernels::codec_name(r.encoding.codec));
-    Nested messages(move_encoded(f, op, cost));
-    co_await messages;
+    co_await move_encoded(f, op, cost);
     co_return;
   }
   // Schedules work in the output.
   if (r.kind == Kind::kBroadcast && f.rank == r.root && r.in != r.out && r.count > 0) std::memcpy(r.out, r.in, r.count);
   const bool ragged = r.kind == Kind::kAllGather || r.kind == Kind::kAllToAll;
   if (ragged && op.counts.empty()) {  // else they came with the handshake
-    Nested counts(exchange_counts(f, op));
-    co_await counts;
+    co_await exchange_counts(f, op);
   }
   op.phases.enter(Phase::kPack);
   DataPhase phase = data_phase(f, op);

@@ -103,15 +103,13 @@ Task contribute_nothing(Fabric& f, Called call) {
   if (!is_zero(call.op)) fill_neutral(memory->data(), call);
   Operation operation(call.stand_in());
   operation.request.in = operation.request.out = memory->data();
-  Nested all_reduce(run_collective(f, operation));
-  co_await all_reduce;
+  co_await run_collective(f, operation);
 }
 
 Task run_join(Fabric& f, Operation& op) {
   while (f.size > 1) {
     Operation round({.kind = Kind::kJoin, .count = kOneRound});
-    Nested one(run_collective(f, round));
-    co_await one;
+    co_await run_collective(f, round);
     if (!round.counts.empty()) break;
     if (op.rounds++ + op.named_rounds == 0 && f.log != nullptr) (*f.log)(LogLevel::kInfo, op.note);
   }

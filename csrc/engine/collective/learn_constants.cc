@@ -1,7 +1,7 @@
 #include "engine/collective/learn_constants.h"
 
 #include <algorithm>
-#include <cstring>
+#include <span>
 #include <vector>
 
 #include "base/clock.h"
@@ -36,11 +36,7 @@ Task measure_handshake(Fabric& f, double& us) {
 // Rank 0's numbers for everybody.
 Task learn_coding(Fabric& f, CalibrationSite site, kernels::Encoding encoding) {
   plan::Coding coding = measure_coding(encoding);
-  std::vector<std::byte> record(sizeof coding);
-  std::memcpy(record.data(), &coding, sizeof coding);
-  Nested told(tell_everybody(site, record));
-  co_await told;
-  std::memcpy(static_cast<void*>(&coding), record.data(), sizeof coding);
+  co_await tell_everybody(site, std::as_writable_bytes(std::span(&coding, 1)));
   f.codings[static_cast<size_t>(encoding.codec)] = coding;
 }
 
@@ -64,11 +60,7 @@ Task learn_links(Fabric& f, CalibrationSite site) {
     if (const auto cached = links.cache.load(complaint)) known = {kInTheCache, *cached};
     if (!complaint.empty()) links.log(LogLevel::kWarning, complaint);
   }
-  std::vector<std::byte> record(sizeof known);
-  std::memcpy(record.data(), &known, sizeof known);
-  Nested told(tell_everybody(site, record));
-  co_await told;
-  std::memcpy(static_cast<void*>(&known), record.data(), sizeof known);
+  co_await tell_everybody(site, std::as_writable_bytes(std::span(&known, 1)));
   if (known.found == kOfTheJob) {
     links.source = "the job's";
   } else if (known.found == kInTheCache) {
@@ -78,10 +70,8 @@ Task learn_links(Fabric& f, CalibrationSite site) {
   } else {
     const auto begin = Clock::now();
     known.constants = f.topology;
-    Nested agreed(measure_handshake(f, known.constants.handshake_us));
-    co_await agreed;
-    Nested measured(measure_constants(site, known.constants));
-    co_await measured;
+    co_await measure_handshake(f, known.constants.handshake_us);
+    co_await measure_constants(site, known.constants);
     links.source = "measured in ";
     links.source += std::to_string(static_cast<int>(1e3 * seconds_between(begin, Clock::now()))) + " ms";
     complaint.clear();
@@ -104,14 +94,8 @@ Task learn_constants(Fabric& f, Call call) {
   const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
                              f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
   const bool coding = wants_coding(f, call);
-  if (f.links.use != LinkConstants::Use::kBuiltIn && !f.links.learnt) {
-    Nested learnt(learn_links(f, site));
-    co_await learnt;
-  }
-  if (coding) {
-    Nested learnt(learn_coding(f, site, call.encoding));
-    co_await learnt;
-  }
+  if (f.links.use != LinkConstants::Use::kBuiltIn && !f.links.learnt) co_await learn_links(f, site);
+  if (coding) co_await learn_coding(f, site, call.encoding);
 }
 
 }  // namespace dcoll

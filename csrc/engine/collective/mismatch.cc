@@ -138,8 +138,7 @@ Request Called::stand_in() const {
 Task resolve_mismatch(Fabric& fabric, Operation& operation) {
   RecordExchange calls(fabric, own_call(fabric, operation));
   co_await calls.executor;
-  Nested rest(resolve(fabric, operation, calls.all));
-  co_await rest;
+  co_await resolve(fabric, operation, calls.all);
 }
 
 }  // namespace dcoll

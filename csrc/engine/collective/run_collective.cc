@@ -69,8 +69,7 @@ Task learn_slots(Fabric& f) {
 // anew.
 Task move_on_two_levels(Fabric& f, Operation& op, ReduceJob job, uint64_t ticket) {
   if (wants_constants(f, op.request.call())) {
-    Nested learnt(learn_constants(f, op.request.call()));
-    co_await learnt;
+    co_await learn_constants(f, op.request.call());
     HierarchicalAgreement everybody(*f.hierarchy, op.request.fingerprint(), &job);
     co_await everybody;
     ticket = everybody.ticket();
@@ -92,15 +91,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   EncodedCost cost;
   if (call.encoding) note_codec(f, call, job, cost);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
-  if (f.slots_posted != 0) {
-    Nested learnt(learn_slots(f));
-    co_await learnt;
-  }
+  if (f.slots_posted != 0) co_await learn_slots(f);
   Handshake handshake(f, op, call, path, entry, path == Path::kTwoLevels ? &job : nullptr);
   if (Pollable* everybody = handshake.everybody()) co_await *everybody;
   if (!handshake.agreed()) {
-    Nested rest(resolve_mismatch(f, op));
-    co_await rest;
+    co_await resolve_mismatch(f, op);
     co_return;
   }
   if (handshake.done()) co_return;
@@ -124,21 +119,15 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       co_await pull;
       break;
     }
-    case Path::kTwoLevels: {
-      Nested levels(move_on_two_levels(f, op, job, handshake.ticket()));
-      co_await levels;
+    case Path::kTwoLevels:
+      co_await move_on_two_levels(f, op, job, handshake.ticket());
       break;
-    }
-    case Path::kAdasum: {
-      Nested pairs(move_by_adasum(f, op));
-      co_await pairs;
+    case Path::kAdasum:
+      co_await move_by_adasum(f, op);
       break;
-    }
-    case Path::kSchedule: {
-      Nested messages(move_by_schedule(f, op, cost));
-      co_await messages;
+    case Path::kSchedule:
+      co_await move_by_schedule(f, op, cost);
       break;
-    }
   }
   if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
 }
@@ -159,8 +148,7 @@ class Arrival final : public Pollable {
 Task through_host(Fabric& f, Operation& operation) {
   Arrival arrival(*operation.staging);
   co_await arrival;
-  Nested collective(run_collective(f, operation));
-  co_await collective;
+  co_await run_collective(f, operation);
   operation.staging->send_back();
 }
 

@@ -47,6 +47,10 @@ class Task {
       void await_resume() {}
     };
     Awaiter await_transform(Pollable& pollable) { return Awaiter{pollable}; }
+
+    // co_await task: a task within a collective, until that is finished.
+    struct TaskAwaiter;
+    TaskAwaiter await_transform(Task task);
   };
 
   Task() = default;
@@ -86,7 +90,7 @@ class Task {
   std::coroutine_handle<promise_type> handle_;
 };
 
-// A task within a collective: co_await Nested.
+// A task that somebody polls.
 class Nested final : public Pollable {
  public:
   explicit Nested(Task task) : task_(std::move(task)) {}
@@ -100,5 +104,19 @@ class Nested final : public Pollable {
  private:
   Task task_;
 };
+
+struct Task::promise_type::TaskAwaiter {
+  Nested nested;
+  bool await_ready() {
+    bool moved = false;
+    return nested.poll(moved);
+  }
+  void await_suspend(std::coroutine_handle<promise_type> self) { self.promise().awaited = &nested; }
+  void await_resume() {}
+};
+
+inline Task::promise_type::TaskAwaiter Task::promise_type::await_transform(Task task) {
+  return {Nested(std::move(task))};
+}
 
 }  // namespace dcoll

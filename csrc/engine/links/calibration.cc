@@ -159,23 +159,19 @@ Task agree_on(Pair& pair, uint64_t& word) {
 Task streams(Pair& pair) {
   uint64_t count = kFirstStream;
   for (;;) {
-    Nested whole(stream(pair, pair.slice_bytes, count, pair.first_us));
-    co_await whole;
+    co_await stream(pair, pair.slice_bytes, count, pair.first_us);
     pair.streamed_bytes = static_cast<double>(count * pair.slice_bytes);
     uint64_t next = pair.leads && pair.first_us * kStreamGrowth < kStreamUs ? count * kStreamGrowth : 0;
-    Nested told(agree_on(pair, next));
-    co_await told;
+    co_await agree_on(pair, next);
     if (next == 0) break;
     count = next;
   }
   std::vector<double> times;
   const auto begin = Clock::now();
   for (uint64_t more = 1; more != 0;) {
-    Nested whole(stream(pair, pair.slice_bytes, count, times.emplace_back()));
-    co_await whole;
+    co_await stream(pair, pair.slice_bytes, count, times.emplace_back());
     more = pair.leads && microseconds_since(begin) < pair.repeat_for_us ? 1 : 0;
-    Nested told(agree_on(pair, more));
-    co_await told;
+    co_await agree_on(pair, more);
   }
   pair.again_us = quantile(std::move(times), 0.25);
 }
@@ -183,19 +179,13 @@ Task streams(Pair& pair) {
 Task measure_pair(Pair& pair) {
   double unused = 0;
   // The first messages make the connection, and long ones widen its window.
-  Nested warm(ping_pong(pair, kShort, 2, unused));
-  co_await warm;
-  Nested warm_long(ping_pong(pair, pair.long_bytes, 2, unused));
-  co_await warm_long;
-  Nested rates(streams(pair));
-  co_await rates;
-  Nested brief(ping_pong(pair, kShort, kPings, pair.short_us));
-  co_await brief;
-  Nested whole(ping_pong(pair, pair.long_bytes, kLongPings, pair.long_us));
-  co_await whole;
+  co_await ping_pong(pair, kShort, 2, unused);
+  co_await ping_pong(pair, pair.long_bytes, 2, unused);
+  co_await streams(pair);
+  co_await ping_pong(pair, kShort, kPings, pair.short_us);
+  co_await ping_pong(pair, pair.long_bytes, kLongPings, pair.long_us);
   double time_us = 0;
-  Nested many(stream(pair, kShort, kShortStream, time_us));
-  co_await many;
+  co_await stream(pair, kShort, kShortStream, time_us);
   pair.per_message_us = time_us / kShortStream;
 }
 
@@ -310,7 +300,7 @@ Task crowd(CalibrationSite site, std::vector<int> senders, plan::LinkModel& link
 
 }  // namespace
 
-Task tell_everybody(CalibrationSite site, std::vector<std::byte>& data) {
+Task tell_everybody(CalibrationSite site, std::span<std::byte> data) {
   const Layout layout = Layout::even(data.size(), site.broadcast->input_chunks);
   Executor executor(*site.transport, site.broadcast,
                     {.input = data.data(), .output = data.data(), .input_layout = layout, .output_layout = layout},
@@ -329,8 +319,7 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
   const std::vector<int>& local = nodes.at(site.topology->node_of_rank[rank]);
   if (const int peer = partner(local, rank); peer >= 0) {
     Pair pair(site, peer, kAgainInMemoryUs);
-    Nested measured(measure_pair(pair));
-    co_await measured;
+    co_await measure_pair(pair);
     plan::LinkModel link = link_of(pair, result.memory);
     // The CPU copies: there is no reserve, and a message's way is the copy.
     link.burst_bytes = 0;
@@ -339,26 +328,19 @@ Task measure_constants(CalibrationSite site, plan::Constants& result) {
   }
   if (const int peer = partner(firsts, rank); peer >= 0) {
     Pair pair(site, peer, kAgainUs);
-    Nested measured(measure_pair(pair));
-    co_await measured;
+    co_await measure_pair(pair);
     result.network = link_of(pair, result.network);
   }
   if (firsts.size() > 1 && std::find(firsts.begin(), firsts.end(), rank) != firsts.end()) {
-    Nested round(hops(site, firsts, result.network));
-    co_await round;
+    co_await hops(site, firsts, result.network);
   }
   if (firsts.size() > 2) {
     const std::vector<int> senders(firsts.begin() + 1, firsts.begin() + std::min<size_t>(firsts.size(), 1 + kCrowd));
     if (rank == 0 || std::find(senders.begin(), senders.end(), rank) != senders.end()) {
-      Nested crowded(crowd(site, senders, result.network));
-      co_await crowded;
+      co_await crowd(site, senders, result.network);
     }
   }
-  std::vector<std::byte> record(sizeof result);
-  std::memcpy(record.data(), &result, sizeof result);
-  Nested told(tell_everybody(site, record));
-  co_await told;
-  std::memcpy(static_cast<void*>(&result), record.data(), sizeof result);
+  co_await tell_everybody(site, std::as_writable_bytes(std::span(&result, 1)));
 }
 
 }  // namespace dcoll

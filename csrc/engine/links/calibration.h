@@ -11,8 +11,9 @@
 // Before that all ranks make some handshakes (learn_constants): what they cost on shared cores follows from no link.
 #pragma once
 
+#include <cstddef>
 #include <memory>
-#include <vector>
+#include <span>
 
 #include "engine/core/task.h"
 #include "plan/schedule.h"
@@ -32,6 +33,6 @@ struct CalibrationSite {
 Task measure_constants(CalibrationSite site, plan::Constants& result);
 
 // Rank 0's `data` for everybody.
-Task tell_everybody(CalibrationSite site, std::vector<std::byte>& data);
+Task tell_everybody(CalibrationSite site, std::span<std::byte> data);
 
 }  // namespace dcoll

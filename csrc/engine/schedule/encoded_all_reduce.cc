@@ -118,6 +118,28 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
                        "is damaged. Run the same dcoll version on every rank, and check the network");
 }
 
+// Everybody's selections, of so many bytes each, one behind the other in `all`, where this rank's is already.
+Executor gather_selections(GroupTransport& transport, const EncodedJob& job, std::byte* all, size_t bytes) {
+  const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
+  return Executor(transport, job.to_everybody,
+                  {.input = all + own * bytes,
+                   .output = all,
+                   .input_layout = Layout::of({bytes}),
+                   .output_layout = Layout::of(std::vector<size_t>(size, bytes))},
+                  job.slice_bytes, job.lanes);
+}
+
+// Of k elements each, as they were gathered.
+void add_up_selections(const GroupTransport& transport, const EncodedJob& job, const std::byte* all, size_t bytes,
+                       size_t k) {
+  std::vector<const void*> messages;
+  for (int i = 0; i < transport.size(); ++i) messages.push_back(all + static_cast<size_t>(i) * bytes);
+  const Stopwatch adding(job.cost->decode_ns);
+  const size_t damaged = kernels::sum_top(job.data, messages, job.count, k, job.scale);
+  adding.stop();
+  if (damaged < messages.size()) throw_damaged(transport, damaged);
+}
+
 // How many elements of the selection come from whom.
 Task tell_elements(GroupTransport& transport, const EncodedJob& job, const std::vector<size_t>& ours,
                    std::vector<size_t>& theirs, size_t most) {
@@ -148,8 +170,7 @@ Task greatest_by_owners(GroupTransport& transport, EncodedJob job, const std::by
   const kernels::SplitTop split = kernels::split_top(selected, job.count, k, size);
   splitting.stop();
   std::vector<size_t> theirs;
-  Nested told(tell_elements(transport, job, split.elements, theirs, k));
-  co_await told;
+  co_await tell_elements(transport, job, split.elements, theirs, k);
   const Layout wire = bytes_of(split.elements), arriving = bytes_of(theirs);
   const std::shared_ptr<Memory> arrived = Memory::uninitialized(arriving.total());
   Executor to_owners(
@@ -160,37 +181,25 @@ Task greatest_by_owners(GroupTransport& transport, EncodedJob job, const std::by
 
   const size_t most = (k + size - 1) / size, bytes = kernels::top_bytes(job.count, most);
   const std::shared_ptr<Memory> sums = Memory::uninitialized(size * bytes);
-  std::vector<const void*> parts, messages;
-  for (size_t i = 0; i < size; ++i) {
-    parts.push_back(arrived->data() + arriving.chunk(i).begin);
-    messages.push_back(sums->data() + i * bytes);
-  }
+  std::vector<const void*> parts;
+  for (size_t i = 0; i < size; ++i) parts.push_back(arrived->data() + arriving.chunk(i).begin);
   const Stopwatch merging(job.cost->decode_ns);
-  size_t damaged = kernels::merge_top(sums->data() + own * bytes, parts, theirs, job.count, most, job.feedback.error);
+  const size_t damaged =
+      kernels::merge_top(sums->data() + own * bytes, parts, theirs, job.count, most, job.feedback.error);
   merging.stop();
   if (damaged < size) throw_damaged(transport, damaged);
   job.cost->elements += job.count;
   job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
   job.cost->wire_bytes += (size - 1) * sizeof(uint64_t) + wire.total() - wire.chunk(own).len + (size - 1) * bytes;
-  Executor to_everybody(transport, job.to_everybody,
-                        {.input = sums->data() + own * bytes,
-                         .output = sums->data(),
-                         .input_layout = Layout::of({bytes}),
-                         .output_layout = Layout::of(std::vector<size_t>(size, bytes))},
-                        job.slice_bytes, job.lanes);
+  Executor to_everybody = gather_selections(transport, job, sums->data(), bytes);
   co_await to_everybody;
-  const Stopwatch adding(job.cost->decode_ns);
-  damaged = kernels::sum_top(job.data, messages, job.count, most, job.scale);
-  adding.stop();
-  if (damaged < size) throw_damaged(transport, damaged);
+  add_up_selections(transport, job, sums->data(), bytes, most);
 }
 
 Task of_greatest(GroupTransport& transport, EncodedJob job) {
   const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
   const size_t k = kernels::top_count(job.count, job.encoding.ratio), bytes = kernels::top_bytes(job.count, k);
   const std::shared_ptr<Memory> selected = Memory::uninitialized(size * bytes);
-  std::vector<const void*> messages;
-  for (size_t i = 0; i < size; ++i) messages.push_back(selected->data() + i * bytes);
   const Stopwatch encoding(job.cost->encode_ns);
   kernels::encode_top(selected->data() + own * bytes, job.operand, job.count, k, job.feedback);
   encoding.stop();
@@ -198,33 +207,24 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
   co_await portion;
 
   if (job.encoding.exchange != kernels::Exchange::kOwners && size * bytes > 2 * job.count * sizeof(float)) {
-    kernels::sum_top(job.data, {&messages[own], 1}, job.count, k);
+    const void* chosen = selected->data() + own * bytes;
+    kernels::sum_top(job.data, {&chosen, 1}, job.count, k);
     job.operand = job.data;
     job.encoding = {.codec = kernels::Codec::kFloat32};
     job.feedback = {};
-    Nested buffer(by_owners(transport, job));
-    co_await buffer;
+    co_await by_owners(transport, job);
     co_return;
   }
   if (job.by_owners) {
-    Nested owners(greatest_by_owners(transport, job, selected->data() + own * bytes, k));
-    co_await owners;
+    co_await greatest_by_owners(transport, job, selected->data() + own * bytes, k);
     co_return;
   }
   job.cost->elements += job.count;
   job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
   job.cost->wire_bytes += (size - 1) * bytes;
-  Executor to_everybody(transport, job.to_everybody,
-                        {.input = selected->data() + own * bytes,
-                         .output = selected->data(),
-                         .input_layout = Layout::of({bytes}),
-                         .output_layout = Layout::of(std::vector<size_t>(size, bytes))},
-                        job.slice_bytes, job.lanes);
+  Executor to_everybody = gather_selections(transport, job, selected->data(), bytes);
   co_await to_everybody;
-  const Stopwatch adding(job.cost->decode_ns);
-  const size_t damaged = kernels::sum_top(job.data, messages, job.count, k, job.scale);
-  adding.stop();
-  if (damaged < size) throw_damaged(transport, damaged);
+  add_up_selections(transport, job, selected->data(), bytes, k);
 }
 
 }  // namespace
