@@ -1,28 +1,16 @@
 #include "base/log.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
+
+#include "base/types.h"
 
 namespace dcoll {
 namespace {
 
-const char* label(LogLevel level) {
-  switch (level) {
-    case LogLevel::kTrace:
-      return "trace";
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kError:
-      return "error";
-    case LogLevel::kFatal:
-      return "fatal";
-  }
-  return "?";
-}
+constexpr auto kLabels = std::to_array<std::string_view>({"trace", "debug", "info", "warning", "error", "fatal"});
+static_assert(static_cast<size_t>(LogLevel::kFatal) + 1 == kLabels.size());
 
 // " 21:05:33.123456", of the day and the zone of this machine.
 std::string time_of_day() {
@@ -38,16 +26,14 @@ std::string time_of_day() {
 }  // namespace
 
 LogLevel log_level_from(std::string_view name) {
-  for (LogLevel level : {LogLevel::kTrace, LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
-    if (name == label(level)) return level;
-  }
-  return LogLevel::kFatal;
+  const auto found = std::ranges::find(kLabels, name);
+  return found == kLabels.end() ? LogLevel::kFatal : static_cast<LogLevel>(found - kLabels.begin());
 }
 
 void Log::operator()(LogLevel severity, const std::string& text) const {
   if (severity < level) return;
   // One write per line, so that lines of several ranks do not mix.
-  const std::string line = "[dcoll " + std::string(label(severity)) + " rank " + std::to_string(rank) +
+  const std::string line = "[dcoll " + std::string(name_in(kLabels, severity)) + " rank " + std::to_string(rank) +
                            (hide_time ? "" : time_of_day()) + "] " + text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

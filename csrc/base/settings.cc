@@ -1,7 +1,6 @@
 #include "base/settings.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
@@ -121,21 +120,6 @@ std::string choice(std::string_view name) {
 
 bool flag(std::string_view name) { return integer(name, 0, 1) != 0; }
 
-// "2,6": whole numbers.
-std::vector<int> cores(std::string_view name) {
-  std::vector<int> found;
-  std::stringstream words{text(name)};
-  for (std::string word; std::getline(words, word, ',');) {
-    int core = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), core);
-    if (error != std::errc() || end != word.data() + word.size() || core < 0 || core > 1 << 20) {
-      reject(name, text(name));
-    }
-    found.push_back(core);
-  }
-  return found;
-}
-
 }  // namespace
 
 std::string setting_text(std::string_view name) {
@@ -170,7 +154,7 @@ Settings Settings::from_env() {
   s.stall_check_disable = flag("DCOLL_STALL_CHECK_DISABLE");
   s.timeline = text("DCOLL_TIMELINE");
   s.timeline_mark_cycles = flag("DCOLL_TIMELINE_MARK_CYCLES");
-  s.thread_affinity = cores("DCOLL_THREAD_AFFINITY");
+  s.thread_affinity = numbers("DCOLL_THREAD_AFFINITY");
   s.log_level = choice("DCOLL_LOG_LEVEL");
   s.log_hide_time = flag("DCOLL_LOG_HIDE_TIME");
   s.compress_local = flag("DCOLL_COMPRESS_LOCAL");

@@ -1,6 +1,7 @@
 // The vocabulary every layer shares: element types, reduction operators, and the sizes that follow from them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -71,7 +72,16 @@ constexpr bool is_floating(DType dtype) {
 // Whether they combine bits, so that all that matters of a dtype is its size.
 constexpr bool is_bitwise(ReduceOp op) { return op >= ReduceOp::kBitAnd; }
 
+// An enumerator's name, from a table in the order of its type; "?" of a number that is none.
+template <typename Enum, size_t kCount>
+constexpr std::string_view name_in(const std::array<std::string_view, kCount>& names, Enum value) {
+  const auto at = static_cast<size_t>(value);
+  return at < kCount ? names[at] : "?";
+}
 std::string_view dtype_name(DType dtype);
 std::string_view op_name(ReduceOp op);
+
+// `value` up to the next multiple of `unit`.
+constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace dcoll

@@ -1,5 +1,7 @@
 #include "plan/describe.h"
 
+#include "base/types.h"
+
 namespace dcoll::plan {
 namespace {
 
@@ -13,39 +15,16 @@ std::string place(BufferId buffer, uint32_t chunk, uint32_t count) {
 }  // namespace
 
 std::string_view step_op_name(StepOp op) {
-  switch (op) {
-    case StepOp::kSend:
-      return "send";
-    case StepOp::kRecv:
-      return "recv";
-    case StepOp::kRecvSend:
-      return "recv_send";
-    case StepOp::kRecvReduce:
-      return "recv_reduce";
-    case StepOp::kRecvReduceSend:
-      return "recv_reduce_send";
-    case StepOp::kCopy:
-      return "copy";
-    case StepOp::kReduce:
-      return "reduce";
-  }
-  return "";  // unreachable: every enumerator is handled above
+  static constexpr auto kNames = std::to_array<std::string_view>(
+      {"send", "recv", "recv_send", "recv_reduce", "recv_reduce_send", "copy", "reduce"});
+  static_assert(static_cast<size_t>(StepOp::kReduce) + 1 == kNames.size());
+  return name_in(kNames, op);
 }
 
 std::string_view buffer_name(BufferId buffer) {
-  switch (buffer) {
-    case BufferId::kNone:
-      return "none";
-    case BufferId::kInput:
-      return "in";
-    case BufferId::kOutput:
-      return "out";
-    case BufferId::kScratch:
-      return "scratch";
-    case BufferId::kWork:
-      return "work";
-  }
-  return "";  // unreachable: every enumerator is handled above
+  static constexpr auto kNames = std::to_array<std::string_view>({"none", "in", "out", "scratch", "work"});
+  static_assert(static_cast<size_t>(BufferId::kWork) + 1 == kNames.size());
+  return name_in(kNames, buffer);
 }
 
 std::string describe(const Step& step) {

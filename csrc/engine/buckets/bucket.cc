@@ -13,9 +13,7 @@
 namespace dcoll {
 namespace {
 
-constexpr size_t align(size_t bytes) {
-  return (bytes + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment;
-}
+constexpr size_t align(size_t bytes) { return round_up(bytes, Memory::kAlignment); }
 
 // 0 or 1 in a floating dtype. Written for each parameter in every step, so by its bits rather than by a cast.
 void write_flag(std::byte* flag, DType dtype, bool value) {

@@ -13,8 +13,6 @@ namespace {
 // kept for the next group is shared memory of the node.
 constexpr size_t kMostKeptBytes = size_t{16} << 20;
 
-constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
 // "8 x 3 float32", or without the rows, where ranks may differ in them.
 std::string text_of(const RowTensor& tensor, bool with_rows) {
   const std::string elems = compared(tensor.row_dims) ? dims_text(tensor.row_dims) : std::to_string(tensor.row_elems);

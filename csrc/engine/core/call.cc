@@ -7,29 +7,11 @@
 namespace dcoll {
 
 std::string_view kind_name(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "allreduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kAllGather:
-      return "allgather";
-    case Kind::kReduceScatter:
-      return "reducescatter";
-    case Kind::kAllToAll:
-      return "alltoall";
-    case Kind::kSend:
-      return "send";
-    case Kind::kReceive:
-      return "recv";
-    case Kind::kBarrier:
-      return "barrier";
-    case Kind::kShutdown:
-      return "shutdown";
-    case Kind::kJoin:
-      return "join";
-  }
-  return "?";
+  static constexpr auto kNames =
+      std::to_array<std::string_view>({"allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "send",
+                                       "recv", "barrier", "shutdown", "join"});
+  static_assert(static_cast<size_t>(Kind::kJoin) + 1 == kNames.size());
+  return name_in(kNames, kind);
 }
 
 bool Call::looks_valid(int size) const {

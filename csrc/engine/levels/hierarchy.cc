@@ -4,6 +4,7 @@
 #include <bit>
 #include <new>
 
+#include "base/types.h"
 #include "plan/algorithms.h"
 #include "plan/hierarchical.h"
 
@@ -11,7 +12,6 @@ namespace dcoll {
 namespace {
 
 constexpr size_t kLine = Memory::kAlignment;
-constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 constexpr size_t kSharedBytes = round_up(sizeof(NodeShared), 4096);
 
 size_t piece_bytes_for(const NodeMap& map, size_t slice_bytes, bool little_memory) {

@@ -11,8 +11,6 @@
 namespace dcoll {
 namespace {
 
-constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -85,27 +83,15 @@ Contribution::Contribution(const Call& call, int rank, int size)
       dtype_(call.dtype),
       prescale_(call.kind == Kind::kReduceScatter ? call.prescale : 1.0),
       row_bytes_(call.row_bytes()) {
-  switch (call.kind) {
-    case Kind::kBroadcast:
-      row_bytes_ = 1;
-      rows_each_ = rank == call.root ? call.count : 0;
-      break;
-    case Kind::kAllGather:
-      rows_each_ = call.count;
-      break;
-    case Kind::kAllToAll:
-    case Kind::kReduceScatter:
-      blocks_ = static_cast<size_t>(size);
-      rows_each_ = call.count / blocks_;
-      longer_blocks_ = call.count % blocks_;
-      break;
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
+  if (call.kind == Kind::kBroadcast) {
+    row_bytes_ = 1;
+    rows_each_ = rank == call.root ? call.count : 0;
+  } else if (call.kind == Kind::kAllGather) {
+    rows_each_ = call.count;
+  } else {
+    blocks_ = static_cast<size_t>(size);
+    rows_each_ = call.count / blocks_;
+    longer_blocks_ = call.count % blocks_;
   }
   if (!shares_evenly(call)) {
     ends_.reserve(blocks_);
@@ -145,24 +131,6 @@ void Contribution::lay_out_inline(std::byte* at) const {
   }
 }
 
-bool Pull::suits(Kind kind) {
-  switch (kind) {
-    case Kind::kBroadcast:
-    case Kind::kAllGather:
-    case Kind::kReduceScatter:
-    case Kind::kAllToAll:
-      return true;
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
-  }
-  return false;
-}
-
 // What a post says: `value` is the number of bytes (broadcast) or rows (all-gather) of this rank, or the longest block
 // of an all-to-all; offset_in is where the operand can be read in place; offset_out, of an all-to-all, the rows of
 // every block, where they are equal. All ranks read from it, by the same rules, where a contribution lies.
@@ -199,24 +167,9 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const Call& call) {
 }
 
 bool Pull::is_inline(const Call& call, int size, bool even, uint64_t longest) {
-  switch (call.kind) {
-    case Kind::kBroadcast:
-      return call.count <= Board::kInlineBytes;
-    case Kind::kAllGather:
-      return longest <= Board::kInlineBytes;
-    case Kind::kReduceScatter:
-      return call.count * call.row_bytes() <= Board::kInlineBytes;
-    case Kind::kAllToAll:
-      return even && longest <= Board::kInlineBytes / static_cast<size_t>(size);
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
-  }
-  return false;
+  if (call.kind == Kind::kAllGather) return longest <= Board::kInlineBytes;
+  if (call.kind == Kind::kAllToAll) return even && longest <= Board::kInlineBytes / static_cast<size_t>(size);
+  return call.count * (call.kind == Kind::kBroadcast ? 1 : call.row_bytes()) <= Board::kInlineBytes;
 }
 
 Pull::Blocks::Blocks(const Board& board, const PullSlots& slots, const Call& call, const Contribution& mine,
@@ -326,33 +279,21 @@ void Pull::read_posts() {
 }
 
 void Pull::place_sources() {
-  const Request& r = operation_.request;
   placed_ = true;
-  switch (r.kind) {
-    case Kind::kBroadcast:
-      sources_[0].to = static_cast<std::byte*>(r.out);
-      break;
-    case Kind::kReduceScatter:
-      operands_.resize(sources_.size());
-      return;  // in the order of ranks
-    case Kind::kAllGather:
-    case Kind::kAllToAll: {
-      operation_.counts.clear();
-      for (const Source& source : sources_) operation_.counts.push_back(static_cast<int64_t>(source.block.rows));
-      std::byte* to = place_output();
-      for (Source& source : sources_) {
-        source.to = to;
-        to += source.block.bytes;
-      }
-      break;
+  if (call_.kind == Kind::kReduceScatter) {
+    operands_.resize(sources_.size());
+    return;  // in the order of ranks
+  }
+  if (call_.kind == Kind::kBroadcast) {
+    sources_[0].to = static_cast<std::byte*>(call_.out);
+  } else {
+    operation_.counts.clear();
+    for (const Source& source : sources_) operation_.counts.push_back(static_cast<int64_t>(source.block.rows));
+    std::byte* to = place_output();
+    for (Source& source : sources_) {
+      source.to = to;
+      to += source.block.bytes;
     }
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
   }
   // Peers are taken in the order of their distance, so that no rank is everybody's first.
   if (sources_.size() > 1) std::rotate(sources_.begin(), sources_.begin() + board_.rank(), sources_.end());

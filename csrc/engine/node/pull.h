@@ -150,8 +150,6 @@ class Pull final : public Pollable {
   // In a post's offset_in: an address in the rank's own memory. No address and no offset has this bit.
   static constexpr uint64_t kForeign = uint64_t{1} << 63;
 
-  static bool suits(Kind kind);
-
   // Enters: lays out what fits into the slot and posts. Returns the number of the post.
   static uint64_t enter(Board& board, PullSlots& slots, const Call& call);
 

@@ -65,24 +65,9 @@ bool PullNow::take(Operation* operation) {
     for (const Pull::Block& block : blocks_) form = Pull::form_with(block, form);
     operation->phases.name_algorithm(form);
   }
-  switch (call_.kind) {
-    case Kind::kBroadcast:
-      copy_block(blocks_[0], call_.root, static_cast<std::byte*>(call_.out));
-      break;
-    case Kind::kAllGather:
-    case Kind::kAllToAll:
-      return gather(operation);
-    case Kind::kReduceScatter:
-      reduce();
-      break;
-    case Kind::kBarrier:
-    case Kind::kAllReduce:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
-  }
+  if (call_.kind == Kind::kAllGather || call_.kind == Kind::kAllToAll) return gather(operation);
+  if (call_.kind == Kind::kBroadcast) copy_block(blocks_[0], call_.root, static_cast<std::byte*>(call_.out));
+  if (call_.kind == Kind::kReduceScatter) reduce();
   return true;
 }
 

@@ -69,7 +69,6 @@ class PointToPoint {
   bool busy() const { return open_ > 0 || unsent_ > 0; }
   // A small message that this rank sent to the peer met a receive of another length; "": none did. Says each once.
   std::string take_complaint(int peer);
-  bool has_complaints() const { return complaints_ > 0; }
   // What is under way.
   void for_each(const std::function<void(Operation&)>& look) const;
   // Finishes all of it with this error. Needs no memory.

@@ -39,19 +39,9 @@ std::string quoted(std::string_view text) {
 }
 
 std::string_view phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::kQueue:
-      return "queue";
-    case Phase::kAgree:
-      return "negotiation";
-    case Phase::kPack:
-      return "pack";
-    case Phase::kMove:
-      return "move";
-    case Phase::kUnpack:
-      return "unpack";
-  }
-  return "?";
+  static constexpr auto kNames = std::to_array<std::string_view>({"queue", "negotiation", "pack", "move", "unpack"});
+  static_assert(static_cast<size_t>(Phase::kUnpack) + 1 == kNames.size());
+  return name_in(kNames, phase);
 }
 
 // Microseconds, to the nanosecond.

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "base/types.h"
 #include "transport/endpoint.h"
 #include "transport/os/fd.h"
 #include "transport/transport.h"
@@ -112,8 +113,6 @@ struct RegionLayout {
 size_t arena_bytes_of_each(size_t wanted, size_t local_ranks);
 
 size_t page_bytes();
-// `value` up to the next multiple of `unit`.
-constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 // "what: No such file or directory"
 std::string errno_text(const std::string& what, int error);
 
