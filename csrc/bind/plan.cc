@@ -24,16 +24,6 @@ namespace {
 namespace py = pybind11;
 using namespace dcoll;
 
-const plan::Algorithm& algorithm_named(const std::string& collective_text, const std::string& name) {
-  const plan::Collective collective = plan::parse_collective(collective_text);
-  const plan::Algorithm* algorithm = plan::find_algorithm(collective, name);
-  if (algorithm == nullptr) {
-    throw ArgumentError("no algorithm for " + collective_text + " is called '" + name + "': use one of " +
-                        plan::algorithm_names(collective));
-  }
-  return *algorithm;
-}
-
 py::dict to_dict(const plan::Step& step, uint32_t send_channel) {
   py::dict dict;
   dict["op"] = std::string(plan::step_op_name(step.op));
@@ -51,7 +41,7 @@ py::dict to_dict(const plan::Step& step, uint32_t send_channel) {
 }
 
 py::list build(const std::string& collective, const std::string& algo, uint32_t n, uint32_t rank, uint32_t root) {
-  const plan::Schedule schedule = algorithm_named(collective, algo).build(n, rank, root);
+  const plan::Schedule schedule = plan::algorithm_named(plan::parse_collective(collective), algo).build(n, rank, root);
   py::list channels;
   for (uint32_t c = 0; c < schedule.channels.size(); ++c) {
     const plan::Channel& channel = schedule.channels[c];
@@ -64,13 +54,9 @@ py::list build(const std::string& collective, const std::string& algo, uint32_t 
 
 std::string verify(const std::string& collective, const std::string& algo, uint32_t n, uint32_t slot_depth,
                    uint32_t rounds, bool in_place, uint32_t root) {
-  const plan::Algorithm& algorithm = algorithm_named(collective, algo);
-  plan::VerifyOptions options;
-  options.slot_depth = slot_depth;
-  options.rounds = rounds;
-  options.in_place = in_place;
-  options.root = root;
-  py::gil_scoped_release unlocked;
+  const plan::Algorithm& algorithm = plan::algorithm_named(plan::parse_collective(collective), algo);
+  const plan::VerifyOptions options{.slot_depth = slot_depth, .rounds = rounds, .in_place = in_place, .root = root};
+  const py::gil_scoped_release unlocked;
   return plan::verify(plan::build_all(algorithm, n, root), algorithm.collective, options).message;
 }
 

@@ -28,11 +28,7 @@ py::dict simulate(const std::string& collective, const std::string& algo, bool h
                   double gamma_us_per_byte, double compression, double encode_us_per_byte, double decode_us_per_byte,
                   uint64_t slice_bytes, uint32_t lanes) {
   const plan::Collective kind = plan::parse_collective(collective);
-  const plan::Algorithm* algorithm = plan::find_algorithm(kind, algo);
-  if (algorithm == nullptr) {
-    throw ArgumentError("no algorithm for " + collective + " is called '" + algo + "': use one of " +
-                        plan::algorithm_names(kind));
-  }
+  const plan::Algorithm& algorithm = plan::algorithm_named(kind, algo);
   if (hierarchical && kind != plan::Collective::kAllReduce) {
     throw ArgumentError("hierarchical is an all_reduce, got " + collective);
   }
@@ -55,8 +51,8 @@ py::dict simulate(const std::string& collective, const std::string& algo, bool h
   plan::Simulated result;
   {
     py::gil_scoped_release unlocked;
-    result = hierarchical ? plan::simulate_hierarchical(*algorithm, cluster, bytes, options)
-                          : plan::simulate(*algorithm, cluster, bytes, options);
+    result = hierarchical ? plan::simulate_hierarchical(algorithm, cluster, bytes, options)
+                          : plan::simulate(algorithm, cluster, bytes, options);
   }
   py::dict dict;
   dict["us"] = result.us;

@@ -61,5 +61,7 @@ const Algorithm* find_algorithm(Collective collective, std::string_view name);  
 std::vector<Schedule> build_all(const Algorithm& algorithm, uint32_t n, uint32_t root = 0);
 // The names for a collective, "ring, tree, direct", for error messages.
 std::string algorithm_names(Collective collective);
+// Throws ArgumentError listing them when there is none of that name.
+const Algorithm& algorithm_named(Collective collective, std::string_view name);
 
 }  // namespace dcoll::plan

@@ -13,21 +13,6 @@ namespace dcoll::plan {
 namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
-// Once the pipeline is full every further round adds the same time: beyond kManyRounds per lane, it is the difference
-// between that many and kFewRounds, both simulated.
-constexpr uint32_t kFewRounds = 2, kManyRounds = 5;
-
-// One direction of a node's link: a token bucket, kept as the moment at which its reserve will be whole again (GCRA).
-struct Direction {
-  double whole_at = 0.0;
-
-  // When a message that could pass at `now` begins to.
-  double pass(double now, double cost_us, double reserve_us) {
-    const double begin = std::max(now, whole_at - reserve_us);
-    whole_at = std::max(whole_at, now) + cost_us;
-    return begin;
-  }
-};
 
 double chunks_of(const Schedule& schedule) { return std::max(schedule.input_chunks, schedule.output_chunks); }
 
@@ -212,11 +197,7 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
   const double message_bytes = chunk_bytes / static_cast<double>(rounds);
   auto simulate = [&](uint32_t some) { return Simulation(all_ranks, message_bytes, some, lanes, topology).run(); };
   const double link_us = busiest_link_chunks(all_ranks, topology) * chunk_bytes * topology.network.beta_us_per_byte;
-  const uint32_t few_rounds = kFewRounds * lanes, many_rounds = kManyRounds * lanes;
-  if (rounds <= many_rounds) return std::max(link_us, before_us + simulate(static_cast<uint32_t>(rounds)));
-  const double many = simulate(many_rounds);
-  const double pace = (many - simulate(few_rounds)) / (many_rounds - few_rounds);
-  return std::max(link_us, before_us + many + static_cast<double>(rounds - many_rounds) * pace);
+  return std::max(link_us, before_us + extrapolate(rounds, lanes, simulate));
 }
 
 double sent_share(const Schedule& schedule) {

@@ -2,6 +2,7 @@
 // cost follows from it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -24,5 +25,30 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
 
 // What one rank posts to others, in units of the buffer: 2(n-1)/n for a ring all-reduce.
 double sent_share(const Schedule& schedule);
+
+// ---- what simulations share (cost.cc, simulate.cc) ----
+
+// One direction of a link: a token bucket, kept as the moment at which its reserve will be whole again (GCRA).
+struct Direction {
+  double whole_at = 0.0;
+
+  // When a message that could pass at `now` begins to.
+  double pass(double now, double cost_us, double reserve_us) {
+    const double begin = std::max(now, whole_at - reserve_us);
+    whole_at = std::max(whole_at, now) + cost_us;
+    return begin;
+  }
+};
+
+// run(rounds), a number of microseconds. Once the pipeline is full every further round adds the same time: beyond five
+// per lane, it is the difference between that many and two, both run.
+template <typename Run>
+double extrapolate(uint64_t rounds, uint32_t lanes, const Run& run) {
+  const uint32_t few = 2 * lanes, many = 5 * lanes;
+  if (rounds <= many) return run(static_cast<uint32_t>(rounds));
+  const double at_many = run(many);
+  const double pace = (at_many - run(few)) / (many - few);
+  return at_many + static_cast<double>(rounds - many) * pace;
+}
 
 }  // namespace dcoll::plan

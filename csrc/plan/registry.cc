@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
+#include "base/types.h"
 #include "plan/algorithms.h"
 
 namespace dcoll::plan {
@@ -8,7 +10,9 @@ namespace {
 
 using enum Collective;
 
-constexpr std::array kCollectives = {kAllReduce, kReduceScatter, kAllGather, kBroadcast, kAllToAll};
+constexpr auto kCollectives =
+    std::to_array<std::string_view>({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"});
+static_assert(static_cast<size_t>(kAllToAll) + 1 == kCollectives.size());
 
 // Two channels: while one waits for its neighbour, the other reduces. The others keep one chunk per rank, so that a
 // chunk is what a rank owns.
@@ -51,28 +55,13 @@ constexpr std::array kAlgorithms = {
 
 }  // namespace
 
-std::string_view collective_name(Collective collective) {
-  switch (collective) {
-    case kAllReduce:
-      return "all_reduce";
-    case kReduceScatter:
-      return "reduce_scatter";
-    case kAllGather:
-      return "all_gather";
-    case kBroadcast:
-      return "broadcast";
-    case kAllToAll:
-      return "all_to_all";
-  }
-  return "";  // unreachable: every enumerator is handled above
-}
+std::string_view collective_name(Collective collective) { return name_in(kCollectives, collective); }
 
 Collective parse_collective(std::string_view name) {
+  const auto found = std::ranges::find(kCollectives, name);
+  if (found != kCollectives.end()) return static_cast<Collective>(found - kCollectives.begin());
   std::string known;
-  for (const Collective collective : kCollectives) {
-    if (collective_name(collective) == name) return collective;
-    known += (known.empty() ? "" : ", ") + std::string(collective_name(collective));
-  }
+  for (const std::string_view one : kCollectives) known += (known.empty() ? "" : ", ") + std::string(one);
   throw ArgumentError("no collective is called '" + std::string(name) + "': use one of " + known);
 }
 
@@ -85,19 +74,25 @@ const Algorithm* find_algorithm(Collective collective, std::string_view name) {
   return nullptr;
 }
 
-std::vector<Schedule> build_all(const Algorithm& algorithm, uint32_t n, uint32_t root) {
-  std::vector<Schedule> schedules;
-  schedules.reserve(n);
-  for (uint32_t rank = 0; rank < n; ++rank) schedules.push_back(algorithm.build(n, rank, root));
-  return schedules;
-}
-
 std::string algorithm_names(Collective collective) {
   std::string names;
   for (const Algorithm& algorithm : kAlgorithms) {
     if (algorithm.collective == collective) names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
   }
   return names;
+}
+
+const Algorithm& algorithm_named(Collective collective, std::string_view name) {
+  if (const Algorithm* found = find_algorithm(collective, name)) return *found;
+  throw ArgumentError("no algorithm for " + std::string(collective_name(collective)) + " is called '" +
+                      std::string(name) + "': use one of " + algorithm_names(collective));
+}
+
+std::vector<Schedule> build_all(const Algorithm& algorithm, uint32_t n, uint32_t root) {
+  std::vector<Schedule> schedules;
+  schedules.reserve(n);
+  for (uint32_t rank = 0; rank < n; ++rank) schedules.push_back(algorithm.build(n, rank, root));
+  return schedules;
 }
 
 }  // namespace dcoll::plan

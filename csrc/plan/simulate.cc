@@ -10,17 +10,6 @@ namespace dcoll::plan {
 namespace {
 
 constexpr uint32_t kNone = ~uint32_t{0};
-constexpr uint32_t kFewRounds = 2, kManyRounds = 5;  // as in cost.cc
-
-// One direction of a link: a token bucket, kept as the moment at which its reserve will be whole again (as in cost.cc).
-struct Direction {
-  double whole_at = 0.0;
-  double pass(double now, double cost_us, double reserve_us) {
-    const double begin = std::max(now, whole_at - reserve_us);
-    whole_at = std::max(whole_at, now) + cost_us;
-    return begin;
-  }
-};
 
 // The schedules of all ranks, or one that stands for all. `rank` steps through schedule(rank); peers of a stand-in are
 // shifted to the rank.
@@ -297,15 +286,6 @@ void check(const Cluster& c) {
   require(c.compression >= 1, "compression is " + std::to_string(c.compression) + ": a ratio of at least 1");
 }
 
-// Rounds are simulated while they are few; further ones cost what one does once the pipeline is full (cost.h).
-template <typename Run>
-double extrapolate(uint64_t rounds, uint32_t lanes, Run run) {
-  const uint32_t few = kFewRounds * lanes, many = kManyRounds * lanes;
-  if (rounds <= many) return run(static_cast<uint32_t>(rounds));
-  const double at_many = run(many), at_few = run(few);
-  return at_many + static_cast<double>(rounds - many) * (at_many - at_few) / (many - few);
-}
-
 Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, double bytes, double flows_per_card,
                          const SimulateOptions& options) {
   check(cluster);
@@ -356,10 +336,8 @@ const Algorithm& known(Collective collective, std::string_view name) { return *f
 }  // namespace
 
 Topology Cluster::topology() const {
-  Topology topology = constants;
-  topology.num_ranks = num_ranks();
-  topology.node_of_rank.resize(num_ranks());
-  for (uint32_t r = 0; r < num_ranks(); ++r) topology.node_of_rank[r] = r / ranks_per_node;
+  Topology topology = Topology::blocks(num_ranks(), ranks_per_node);
+  static_cast<Constants&>(topology) = constants;
   return topology;
 }
 

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstdio>
 
-#include "base/error.h"
 #include "base/hash.h"
 #include "kernels/topk.h"
 #include "plan/select.h"
@@ -17,13 +16,9 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
   for (const Cached& entry : cache_) {
     if (entry.collective == collective && entry.algorithm == algorithm && entry.root == root) return entry.schedule;
   }
-  const plan::Algorithm* found = plan::find_algorithm(collective, algorithm);
-  if (found == nullptr) {
-    throw ArgumentError("No algorithm '" + algorithm + "' for this collective; allowed are " +
-                        plan::algorithm_names(collective) + ".");
-  }
   auto built = std::make_shared<const plan::Schedule>(
-      found->build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
+      plan::algorithm_named(collective, algorithm)
+          .build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
   cache_.push_back({collective, algorithm, root, built});
   return built;
 }
