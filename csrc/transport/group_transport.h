@@ -1,6 +1,7 @@
 // Some ranks of a communicator as a communicator of their own: a view of its transport that numbers peers by their
 // place in the group and channels from `first_channel` on. So schedules built for the group run over it unchanged, and
-// two schedules on different channels run side by side. The control channel is the whole communicator's.
+// two schedules on different channels run side by side. The control channel is the whole communicator's, unless another
+// is named.
 #pragma once
 
 #include <utility>
@@ -13,8 +14,13 @@ namespace dcoll {
 class GroupTransport final : public Transport {
  public:
   // `ranks`: of the group, as `whole` numbers them; `own`: the place of this rank among them.
-  GroupTransport(Transport& whole, std::vector<int> ranks, int own, int first_channel = 0)
-      : whole_(whole), ranks_(std::move(ranks)), own_(own), first_channel_(first_channel) {}
+  GroupTransport(Transport& whole, std::vector<int> ranks, int own, int first_channel = 0,
+                 int control_channel = kControlChannel)
+      : whole_(whole),
+        ranks_(std::move(ranks)),
+        own_(own),
+        first_channel_(first_channel),
+        control_channel_(control_channel) {}
 
   int rank_of(int peer) const { return ranks_[peer]; }
 
@@ -56,12 +62,12 @@ class GroupTransport final : public Transport {
   std::string poll_failure() override { return whole_.poll_failure(); }
 
  private:
-  int shifted(int channel) const { return channel == kControlChannel ? channel : channel + first_channel_; }
+  int shifted(int channel) const { return channel == kControlChannel ? control_channel_ : channel + first_channel_; }
 
   Transport& whole_;
   const std::vector<int> ranks_;
   const int own_;
-  const int first_channel_;
+  const int first_channel_, control_channel_;
 };
 
 }  // namespace dcoll

@@ -1,54 +1,13 @@
 #include "transport/lane.h"
 
+#include <numeric>
 #include <utility>
+#include <vector>
+
+#include "transport/group_transport.h"
 
 namespace dcoll {
 namespace {
-
-constexpr int shifted(int channel) { return kLaneChannels + channel; }
-
-class LaneTransport final : public Transport {
- public:
-  explicit LaneTransport(Transport& main) : main_(main) {}
-
-  int rank() const override { return main_.rank(); }
-  int size() const override { return main_.size(); }
-  const char* name() const override { return main_.name(); }
-  size_t max_message_bytes() const override { return main_.max_message_bytes(); }
-
-  bool post_send(int peer, int channel, const void* data, size_t bytes) override {
-    return main_.post_send(peer, shifted(channel), data, bytes);
-  }
-  std::byte* acquire_send(int peer, int channel, size_t bytes) override {
-    return main_.acquire_send(peer, shifted(channel), bytes);
-  }
-  void commit_send(int peer, int channel) override { main_.commit_send(peer, shifted(channel)); }
-  uint64_t posted(int peer, int channel) const override { return main_.posted(peer, shifted(channel)); }
-  uint64_t sent(int peer, int channel) override { return main_.sent(peer, shifted(channel)); }
-  bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
-    return main_.post_recv(peer, shifted(channel), dst, bytes);
-  }
-  bool post_recv_up_to(int peer, int channel, size_t bytes) override {
-    return main_.post_recv_up_to(peer, shifted(channel), bytes);
-  }
-  size_t front_bytes(int peer, int channel) const override { return main_.front_bytes(peer, shifted(channel)); }
-  const std::byte* front(int peer, int channel) override { return main_.front(peer, shifted(channel)); }
-  void pop(int peer, int channel) override { main_.pop(peer, shifted(channel)); }
-
-  void progress() override { main_.progress(); }
-  uint32_t prepare_wait() override { return main_.prepare_wait(); }
-  void wait(uint32_t ticket, std::chrono::microseconds limit) override { main_.wait(ticket, limit); }
-  void wake() override { main_.wake(); }
-  void doze(uint32_t ticket, std::chrono::microseconds limit) override { main_.doze(ticket, limit); }
-  bool alert(bool on) override { return main_.alert(on); }
-  void nudge() override { main_.nudge(); }
-  void check_peers() override { main_.check_peers(); }
-  void post_failure(const std::string& text) override { main_.post_failure(text); }
-  std::string poll_failure() override { return main_.poll_failure(); }
-
- private:
-  Transport& main_;
-};
 
 class LaneWindow final : public Window {
  public:
@@ -75,7 +34,12 @@ class LaneWindow final : public Window {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_lane(Transport& main) { return std::make_unique<LaneTransport>(main); }
+std::unique_ptr<Transport> make_lane(Transport& main) {
+  std::vector<int> everybody(static_cast<size_t>(main.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return std::make_unique<GroupTransport>(main, std::move(everybody), main.rank(), kLaneChannels,
+                                          kLaneChannels + kControlChannel);
+}
 std::shared_ptr<Window> make_lane(std::shared_ptr<Window> main) {
   return std::make_shared<LaneWindow>(std::move(main));
 }
