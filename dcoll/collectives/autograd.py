@@ -12,7 +12,7 @@ import torch
 from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.job.process_sets import ProcessSet, communicator_of
-from dcoll.ops import Average, ReduceOp, Sum
+from dcoll.ops import Average, Sum
 
 Apply = Callable[..., Any]
 
@@ -20,10 +20,8 @@ Apply = Callable[..., Any]
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
-        process_set, op, name, prescale, postscale, algo, codec = ctx.options = options
-        out: torch.Tensor = on_communicator.allreduce_sync(
-            communicator_of(process_set), tensor, op, name, prescale, postscale, algo, codec
-        )
+        process_set, *rest = ctx.options = options
+        out: torch.Tensor = on_communicator.allreduce_sync(communicator_of(process_set), tensor, *rest)
         return out
 
     @staticmethod
@@ -108,36 +106,35 @@ class _AllToAll(torch.autograd.Function):
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
-        process_set, op, name, prescale, postscale = ctx.options = options
-        out: torch.Tensor = on_communicator.reducescatter_sync(
-            communicator_of(process_set), tensor, op, name, prescale, postscale
-        )
+        process_set, *rest = ctx.options = options
+        out: torch.Tensor = on_communicator.reducescatter_sync(communicator_of(process_set), tensor, *rest)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        process_set, op, _, prescale, postscale = ctx.options
-        comm = communicator_of(process_set)
-        factor = prescale * postscale * (comm.size if op is Sum else 1)
-        mine = grads[0] if factor == 1 else grads[0] * factor
+        comm, (mine,) = _scaled(ctx, grads)
         return on_communicator.allgather_sync(comm, mine, "gradient of reducescatter"), None, None, None, None, None
 
 
 class _GroupedReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        process_set, op, name, prescale, postscale = ctx.options = arguments[:5]
-        tensors = list(arguments[5:])
-        return tuple(grouped.reducescatter_sync(communicator_of(process_set), tensors, op, name, prescale, postscale))
+        process_set, *options = ctx.options = arguments[:5]
+        return tuple(grouped.reducescatter_sync(communicator_of(process_set), list(arguments[5:]), *options))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        process_set, op, _, prescale, postscale = ctx.options
-        comm = communicator_of(process_set)
-        factor = prescale * postscale * (comm.size if op is Sum else 1)
-        mine = list(grads) if factor == 1 else [grad * factor for grad in grads]
+        comm, mine = _scaled(ctx, grads)
         whole = grouped.allgather_sync(comm, mine, "gradient of grouped_reducescatter")
         return (None, None, None, None, None, *whole)
+
+
+def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[_C.Communicator, list[torch.Tensor]]:
+    """The communicator of a reduce-scatter, and what this rank brings to its gradient."""
+    process_set, op, _, prescale, postscale = ctx.options
+    comm = communicator_of(process_set)
+    factor = prescale * postscale * (comm.size if op is Sum else 1)
+    return comm, list(grads) if factor == 1 else [grad * factor for grad in grads]
 
 
 def _average(comm: _C.Communicator, grad: torch.Tensor) -> torch.Tensor:
@@ -152,31 +149,17 @@ def _rows_of_all(comm: _C.Communicator, rows: int) -> list[int]:
     return found
 
 
-def allreduce(
-    tensor: torch.Tensor,
-    process_set: ProcessSet,
-    op: ReduceOp,
-    name: str,
-    prescale: float,
-    postscale: float,
-    algo: str,
-    codec: str,
-) -> Any:
+# *options: those of on_communicator.allreduce_sync() and the like, behind the tensor.
+
+
+def allreduce(tensor: torch.Tensor, process_set: ProcessSet, *options: Any) -> Any:
     """The gradient is reduced like the tensor was."""
-    return _apply(_AllReduce)(tensor, process_set, op, name, prescale, postscale, algo, codec)
+    return _apply(_AllReduce)(tensor, process_set, *options)
 
 
-def grouped_allreduce(
-    tensors: list[torch.Tensor],
-    process_set: ProcessSet,
-    op: ReduceOp,
-    name: str,
-    prescale: float,
-    postscale: float,
-    codec: str,
-) -> list[Any]:
+def grouped_allreduce(tensors: list[torch.Tensor], process_set: ProcessSet, *options: Any) -> list[Any]:
     """The gradients are reduced like the tensors were."""
-    return list(_apply(_GroupedAllReduce)(process_set, op, name, prescale, postscale, codec, *tensors))
+    return list(_apply(_GroupedAllReduce)(process_set, *options, *tensors))
 
 
 def allgather(tensor: torch.Tensor, process_set: ProcessSet, name: str) -> Any:
@@ -200,19 +183,15 @@ def alltoall(tensor: torch.Tensor, process_set: ProcessSet, splits: list[int], n
     return _apply(_AllToAll)(tensor, process_set, splits, name)
 
 
-def reducescatter(
-    tensor: torch.Tensor, process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
-) -> Any:
+def reducescatter(tensor: torch.Tensor, process_set: ProcessSet, *options: Any) -> Any:
     """The gradient is what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
-    return _apply(_ReduceScatter)(tensor, process_set, op, name, prescale, postscale)
+    return _apply(_ReduceScatter)(tensor, process_set, *options)
 
 
-def grouped_reducescatter(
-    tensors: list[torch.Tensor], process_set: ProcessSet, op: ReduceOp, name: str, prescale: float, postscale: float
-) -> list[Any]:
+def grouped_reducescatter(tensors: list[torch.Tensor], process_set: ProcessSet, *options: Any) -> list[Any]:
     """The gradients are what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
     listed = _with_rows(tensors, "grouped_reducescatter")
-    return list(_apply(_GroupedReduceScatter)(process_set, op, name, prescale, postscale, *listed))
+    return list(_apply(_GroupedReduceScatter)(process_set, *options, *listed))
 
 
 def _with_rows(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:

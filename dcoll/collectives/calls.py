@@ -193,8 +193,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[T]:
     """As grouped_allreduce(), overwriting the tensors, which are returned."""
-    comm = _comm(process_set)
-    return grouped.allreduce_sync_(comm, tensors, _op(average, op), name or "", prescale_factor, postscale_factor)
+    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    return grouped.allreduce_sync(_comm(process_set), tensors, *options, in_place=True)
 
 
 def grouped_allreduce_async(

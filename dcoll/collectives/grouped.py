@@ -97,16 +97,17 @@ def reduce_plain(
     return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, graded, codec)
 
 
-def _reduce_now(
+def allreduce_sync(
     comm: _C.Communicator,
     tensors: Any,
     op: ReduceOp,
     name: str,
     prescale: float,
     postscale: float,
-    codec: str,
-    in_place: bool,
+    codec: str = "",
+    in_place: bool = False,
 ) -> list[Any]:
+    """All tensors reduced as one."""
     _checked(op)
     listed = list_of(tensors, "grouped_allreduce")
     out: list[Any] | None = _C.grouped_allreduce_sync(
@@ -115,20 +116,6 @@ def _reduce_now(
     if out is None:
         return start_allreduce(comm, listed, op, name, prescale, postscale, in_place, codec).wait()  # type: ignore[no-any-return]
     return out
-
-
-def allreduce_sync(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, codec: str = ""
-) -> list[Any]:
-    """All tensors reduced as one. The results are new."""
-    return _reduce_now(comm, tensors, op, name, prescale, postscale, codec, in_place=False)
-
-
-def allreduce_sync_(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
-) -> list[Any]:
-    """All tensors reduced as one, in place."""
-    return _reduce_now(comm, tensors, op, name, prescale, postscale, "", in_place=True)
 
 
 def start_allreduce(
@@ -177,7 +164,7 @@ def _run_rows(run: Callable[[list[Any]], Any], listed: list[Any], what: str) -> 
     return dense, run(described)
 
 
-def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
+def _unpacked(dense: list[Any], core: Any) -> list[Any]:
     """New tensors with the results of a finished group of rows."""
     one_of_each = {type(tensor): tensor for tensor in dense}
     makers = {of: (KINDS.get(of) or kind_of(tensor)).new_empty for of, tensor in one_of_each.items()}
@@ -191,14 +178,18 @@ def _unpacked(core: Any, dense: list[Any]) -> list[Any]:
     return results
 
 
+def _handle_of(started: tuple[list[Any], Any]) -> Handle:
+    dense, core = started
+    return Handle(core, None, lambda _: _unpacked(dense, core), None)
+
+
 def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
     """Each of the tensors gathered, by one operation."""
     listed = list_of(tensors, "grouped_allgather")
     done = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), listed, "grouped_allgather")
     if done is None:
         return start_allgather(comm, listed, name).wait()  # type: ignore[no-any-return]
-    dense, core = done
-    return _unpacked(core, dense)
+    return _unpacked(*done)
 
 
 def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Handle:
@@ -207,8 +198,7 @@ def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Hand
     started = _run_rows(lambda given: _C.grouped_allgather(comm, given, name), listed, "grouped_allgather")
     if started is None:
         return _together([on_communicator.allgather(comm, t, f"{name}[{i}]") for i, t in enumerate(listed)])
-    dense, core = started
-    return Handle(core, None, lambda _: _unpacked(core, dense), None)
+    return _handle_of(started)
 
 
 def reducescatter_sync(
@@ -217,15 +207,13 @@ def reducescatter_sync(
     """This rank's shares of each of the tensors, by one operation per dtype."""
     _checked(op)
     listed = list_of(tensors, "grouped_reducescatter")
-
-    def run(given: list[Any]) -> Any:
-        return _C.grouped_reducescatter_sync(comm, given, op, name, prescale, postscale)
-
-    done = _run_rows(run, listed, "grouped_reducescatter")
+    options = (op, name, prescale, postscale)
+    done = _run_rows(
+        lambda given: _C.grouped_reducescatter_sync(comm, given, *options), listed, "grouped_reducescatter"
+    )
     if done is None:
-        return start_reducescatter(comm, listed, op, name, prescale, postscale).wait()  # type: ignore[no-any-return]
-    dense, core = done
-    return _unpacked(core, dense)
+        return start_reducescatter(comm, listed, *options).wait()  # type: ignore[no-any-return]
+    return _unpacked(*done)
 
 
 def start_reducescatter(
@@ -234,13 +222,9 @@ def start_reducescatter(
     """A handle whose result is the list of this rank's shares. The tensors are copied at once."""
     _checked(op)
     listed = list_of(tensors, "grouped_reducescatter")
-
-    def run(given: list[Any]) -> Any:
-        return _C.grouped_reducescatter(comm, given, op, name, prescale, postscale)
-
-    started = _run_rows(run, listed, "grouped_reducescatter")
+    options = (op, name, prescale, postscale)
+    started = _run_rows(lambda given: _C.grouped_reducescatter(comm, given, *options), listed, "grouped_reducescatter")
     if started is None:
         one = on_communicator.reducescatter
         return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale) for i, t in enumerate(listed)])
-    dense, core = started
-    return Handle(core, None, lambda _: _unpacked(core, dense), None)
+    return _handle_of(started)

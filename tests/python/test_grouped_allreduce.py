@@ -63,7 +63,7 @@ def test_results_are_those_of_single_operations(n: int) -> None:
         late = grouped.start_allreduce(comm, mine, *options, in_place=False)
         if comm.rank == n - 1:
             time.sleep(0.01)  # the others go on in the background, or on the ordinary way
-        assert grouped.allreduce_sync_(comm, mine, *options) is not None
+        assert grouped.allreduce_sync(comm, mine, *options, in_place=True) is not None
         same(mine, want)
         same(late.wait(60), want)
         same(plain, want)
@@ -120,7 +120,7 @@ def test_what_the_core_leaves_to_python() -> None:
         assert not results[1].requires_grad
         assert grouped.reduce_plain(comm, [torch.ones(4, 4).t()], Sum, "", 1.0, 1.0) is None
         group = [torch.ones(700), torch.ones(5)]
-        grouped.allreduce_sync_(comm, group, Sum, "", 1.0, 1.0)
+        grouped.allreduce_sync(comm, group, Sum, "", 1.0, 1.0, in_place=True)
         assert [tensor._version for tensor in group] == [1, 1]
         nine = torch.ones((1,) * 8 + (600,))  # more dimensions than are read
         assert grouped.reduce_plain(comm, [nine], Sum, "", 1.0, 1.0) is None
@@ -133,11 +133,11 @@ def test_a_group_that_fails_changes_nothing() -> None:
     def body(comm: _C.Communicator) -> None:
         mine = [torch.full((1000 + 8 * (comm.rank == 1),), 3.0), torch.full((900,), 4.0)]
         with pytest.raises(MismatchError, match="2 tensors: 1008 float32, 900 float32"):
-            grouped.allreduce_sync_(comm, mine, Sum, "g", 1.0, 1.0)
+            grouped.allreduce_sync(comm, mine, Sum, "g", 1.0, 1.0, in_place=True)
         assert mine[0].eq(3).all()
         assert mine[1].eq(4).all()
         mine[0].resize_(1000)
-        grouped.allreduce_sync_(comm, mine, Sum, "g", 1.0, 1.0)
+        grouped.allreduce_sync(comm, mine, Sum, "g", 1.0, 1.0, in_place=True)
         assert mine[0].eq(9).all()
         assert mine[1].eq(12).all()
 

@@ -21,13 +21,13 @@ def never(*_args: Any, **_kwargs: Any) -> None:
 
 
 def reduction(in_place: bool) -> Call:
-    return lambda comm, x: _C.InlineAllReduce(never, OPS, in_place, comm)(x, op=Sum)
+    return lambda comm, x: _C.InlineCall(never, "allreduce", OPS, in_place, comm)(x, op=Sum)
 
 
 def inline(kind: str, in_place: bool = False) -> Call:
     def call(comm: _C.Communicator, x: Any) -> Any:
         wanted: dict[str, Any] = {"broadcast": {"root_rank": 0}, "reducescatter": {"op": Sum}}
-        made = _C.InlineCollective(never, kind, OPS, in_place, comm, None, on_communicator.wrap_rows)
+        made = _C.InlineCall(never, kind, OPS, in_place, comm, None, on_communicator.wrap_rows)
         return made(x, **wanted.get(kind, {}))
 
     return call
@@ -53,7 +53,7 @@ WHOLE: dict[str, Call] = {  # what compares all dimensions
     "broadcast": lambda comm, x: on_communicator.broadcast(comm, x, 0, "").wait(),
     "broadcast_": lambda comm, x: on_communicator.broadcast_(comm, x, 0, "").wait(),
     "group": lambda comm, x: grouped.allreduce_sync(comm, [x, x], *SUM),
-    "group in place": lambda comm, x: grouped.allreduce_sync_(comm, [x], *SUM),
+    "group in place": lambda comm, x: grouped.allreduce_sync(comm, [x], *SUM, in_place=True),
     "group, later": lambda comm, x: grouped.start_allreduce(comm, [x] * 5, *SUM, in_place=False).wait(),
 }
 ROWS: dict[str, Call] = {  # what compares all but the first
@@ -114,7 +114,7 @@ def test_one_dimension_and_none_are_alike() -> None:
                 if comm.rank == 0 or len(shape) > 8:  # more are the Python function's business
                     assert (on_communicator.allreduce_sync(comm, x, Sum, "", 1.0, 1.0) == 2).all()
                 else:
-                    assert (_C.InlineAllReduce(never, OPS, False, comm)(x, op=Sum) == 2).all()
+                    assert (_C.InlineCall(never, "allreduce", OPS, False, comm)(x, op=Sum) == 2).all()
         x = torch.ones(()) if comm.rank == 0 else torch.ones(1)
         assert on_communicator.allreduce_sync(comm, x, Sum, "", 1.0, 1.0) == 2
         rows = torch.ones(comm.rank, 2, 3)  # the first dimension of rows may differ
