@@ -58,9 +58,6 @@ def timeline_on(comm: Communicator) -> bool: ...
 def timeline_span(comm: Communicator, track: str, name: str, begin_ns: int, end_ns: int, nbytes: int = 0) -> None:
     """A span of one's own; times as of time.monotonic_ns()."""
 
-def algorithms() -> list[tuple[str, str, str]]:
-    """The registry: (collective, name, reason)."""
-
 @final
 class Buffer:
     """Memory owned by the core: supports the (writable) buffer protocol as flat bytes; freed when collected."""
@@ -96,12 +93,92 @@ class Handle:
     source: int
     """Of a receive: the rank in this communicator that sent the message."""
 
-@final
-class Communicator:
-    """An ordered set of ranks. Collectives are matched by the order of calls, which must be the same on every rank."""
+class _Starts:
+    """What starts collectives, in a Communicator and in its `by_name`."""
 
     rank: int
     size: int
+    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
+    # part of what ranks compare; "" is fine. So are dims, of the tensor, and row_dims, of what follows its first.
+    def allreduce(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        count: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        algo: str = "",
+        dims: Sequence[int] = (),
+        codec: str = "",
+    ) -> Handle: ...
+    def adasum(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        elements: Sequence[int],
+        dtype: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Handle:
+        """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
+    def broadcast(
+        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
+    ) -> Handle: ...
+    def allgather(
+        self,
+        in_ptr: int,
+        rows: int,
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
+    ) -> Handle:
+        """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts.
+
+        A result of exactly out_bytes goes to out_ptr, and there is no Handle.output."""
+    def reducescatter(
+        self,
+        in_ptr: int,
+        out_ptr: int,
+        rows: int,
+        row_elems: int,
+        dtype: int,
+        op: int,
+        name: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        row_dims: Sequence[int] = (),
+    ) -> Handle:
+        """rows of row_elems elements are reduced; each rank keeps rows // size, the first rows % size one more."""
+    def alltoall(
+        self,
+        in_ptr: int,
+        splits: Sequence[int],
+        row_bytes: int,
+        dtype: int,
+        name: str = "",
+        out_ptr: int = 0,
+        out_bytes: int = 0,
+        row_dims: Sequence[int] = (),
+    ) -> Handle:
+        """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
+    def barrier(self, name: str = "") -> Handle: ...
+
+@final
+class ByName(_Starts):
+    """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank starts
+    them."""
+
+@final
+class Communicator(_Starts):
+    """An ordered set of ranks. Collectives are matched by the order of calls, which must be the same on every rank."""
+
     local_rank: int
     local_size: int
     node: int
@@ -123,22 +200,7 @@ class Communicator:
     def describe_path(self, collective: str, bytes: int, dtype: int, op: int, mapped: bool) -> str:
         """How such a call goes, for people. mapped: its memory is, on all ranks. collective: as in plan.select()."""
 
-    # Pointers are addresses; count is in elements. in_ptr == out_ptr is in place. `name` is for messages and
-    # part of what ranks compare; "" is fine. So are dims, of the tensor, and row_dims, of what follows its first.
-    def allreduce(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        count: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        algo: str = "",
-        dims: Sequence[int] = (),
-        codec: str = "",
-    ) -> Handle: ...
+    # Each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def allreduce_sync(
         self,
         in_ptr: int,
@@ -152,40 +214,10 @@ class Communicator:
         algo: str = "",
         dims: Sequence[int] = (),
         codec: str = "",
-    ) -> None:
-        """As allreduce(...).wait(), run on the calling thread when nothing is queued before it."""
-    def adasum(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        elements: Sequence[int],
-        dtype: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> Handle:
-        """allreduce with op ADASUM of several tensors that lie one behind the other, each with factors of its own."""
-    # As above, each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
-    def broadcast(
-        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
-    ) -> Handle: ...
+    ) -> None: ...
     def broadcast_sync(
         self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
     ) -> None: ...
-    def allgather(
-        self,
-        in_ptr: int,
-        rows: int,
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-    ) -> Handle:
-        """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts.
-
-        A result of exactly out_bytes goes to out_ptr, and there is no Handle.output."""
     def allgather_sync(
         self,
         in_ptr: int,
@@ -198,20 +230,6 @@ class Communicator:
         row_dims: Sequence[int] = (),
     ) -> tuple[Buffer | None, list[int]]:
         """The output (None: it went to out_ptr) and the counts."""
-    def reducescatter(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        rows: int,
-        row_elems: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        row_dims: Sequence[int] = (),
-    ) -> Handle:
-        """rows of row_elems elements are reduced; each rank keeps rows // size, the first rows % size one more."""
     def reducescatter_sync(
         self,
         in_ptr: int,
@@ -225,18 +243,6 @@ class Communicator:
         postscale: float = 1.0,
         row_dims: Sequence[int] = (),
     ) -> None: ...
-    def alltoall(
-        self,
-        in_ptr: int,
-        splits: Sequence[int],
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-    ) -> Handle:
-        """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def alltoall_sync(
         self,
         in_ptr: int,
@@ -249,7 +255,6 @@ class Communicator:
         row_dims: Sequence[int] = (),
     ) -> tuple[Buffer | None, list[int]]:
         """The output (None: it went to out_ptr) and the counts."""
-    def barrier(self, name: str = "") -> Handle: ...
     def barrier_sync(self, name: str = "") -> None: ...
     def isend(self, address: int, nbytes: int, peer: int, tag: int = 0) -> Handle:
         """Start sending to a rank. Messages between two ranks with one tag meet receives in the order sent.
@@ -317,88 +322,13 @@ def fail_emulated_after(copies: int) -> None:
     """Have the emulated device fail for good in the last of so many copies; negative: it works again."""
 
 @final
-class ByName:
-    """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank starts
-    them. The arguments are those of Communicator."""
-
-    rank: int
-    size: int
-    def allreduce(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        count: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        algo: str = "",
-        dims: Sequence[int] = (),
-        codec: str = "",
-    ) -> Handle: ...
-    def broadcast(
-        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
-    ) -> Handle: ...
-    def allgather(
-        self,
-        in_ptr: int,
-        rows: int,
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-    ) -> Handle: ...
-    def reducescatter(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        rows: int,
-        row_elems: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        row_dims: Sequence[int] = (),
-    ) -> Handle: ...
-    def alltoall(
-        self,
-        in_ptr: int,
-        splits: Sequence[int],
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-    ) -> Handle: ...
-    def barrier(self, name: str = "") -> Handle: ...
-
-@final
-class InlineAllReduce:
-    """A callable with the parameters of dcoll.allreduce that does the plain calls in C and hands all others on.
+class InlineCall:
+    """A callable with the parameters of dcoll's collective of that name: "allreduce", "broadcast", "allgather",
+    "reducescatter", "alltoall" or "barrier". It does the plain calls in C and hands all others on.
 
     otherwise: the Python function; ops: the members of dcoll.ReduceOp; communicator: None means the job's (set_job).
-    In place there is no parameter `compression`; else it may be no_compression.
-    """
-
-    def __init__(
-        self,
-        otherwise: Callable[..., Any],
-        ops: tuple[int, ...],
-        in_place: bool,
-        communicator: Communicator | None = None,
-        no_compression: Any = ...,
-    ) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-@final
-class InlineCollective:
-    """InlineAllReduce for the other collectives; `collective` says which: "broadcast", "allgather", "reducescatter",
-    "alltoall" or "barrier". wrap_rows(tensor, buffer, counts) makes a tensor of a result whose size was not guessed.
+    An allreduce in place has no parameter `compression`; else it may be no_compression.
+    wrap_rows(tensor, buffer, counts) makes a tensor of a result whose size was not guessed.
     """
 
     def __init__(
@@ -414,20 +344,20 @@ class InlineCollective:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def set_job(communicator: Communicator | None) -> None:
-    """The communicator of dcoll's own InlineAllReduce objects; None: there is none, they hand every call on."""
+    """The communicator of dcoll's own InlineCalls; None: there is none, they hand every call on."""
 
 def set_process_set(process_set: object, communicator: Communicator | None) -> None:
-    """The communicator for InlineAllReduce's argument process_set when it is this object; None: there is none."""
+    """The communicator for InlineCall's argument process_set when it is this object; None: there is none."""
 
 def use_torch(torch: Any, written: Callable[[tuple[Any, ...]], None], allow_exchange: bool = True) -> bool:
-    """Let InlineAllReduce work on torch's tensors. written: tells autograd that tensors were overwritten.
+    """Let InlineCall work on torch's tensors. written: tells autograd that tensors were overwritten.
 
     True when they are read through DLPack's C exchange API; False when through torch's methods, because torch does not
     have it or allow_exchange is False.
     """
 
 def use_numpy(numpy: Any) -> None:
-    """Let InlineAllReduce work on NumPy's arrays."""
+    """Let InlineCall work on NumPy's arrays."""
 
 class Bootstrap:
     """How the ranks of a job find each other, and what they have been told by whoever started them."""

@@ -27,7 +27,6 @@ void bind_timeline(pybind11::module_& m);
 void bind_reducer(pybind11::module_& m);
 void bind_gradient_hook(pybind11::module_& m);
 void bind_operand(pybind11::module_& m);
-void bind_subset(pybind11::module_& m);
 void bind_grouped(pybind11::module_& m);
 void bind_grouped_rows(pybind11::module_& m);
 void bind_inline_calls(pybind11::module_& m);
@@ -50,6 +49,19 @@ decltype(auto) with_lock_as_pays(size_t bytes, Work&& work) {
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
 void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s,
                         Communicator::Spin spin = Communicator::Spin::kAllowed);
+
+// Runs a group of engine/buckets on this thread, with or without the interpreter lock.
+template <typename Group>
+void run_group(Group& group, Communicator& comm) {
+  if (group.bytes() <= kKeepLockBytes) {
+    return group.run([&](Operation& operation) { wait_interruptibly(comm, operation, -1); });
+  }
+  const pybind11::gil_scoped_release unlocked;
+  group.run([&](Operation& operation) {
+    const pybind11::gil_scoped_acquire locked;
+    wait_interruptibly(comm, operation, -1);
+  });
+}
 
 }  // namespace dcoll::bind
 

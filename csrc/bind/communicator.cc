@@ -2,9 +2,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "base/error.h"
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/by_name.h"
 #include "bind/constants.h"
@@ -18,47 +20,16 @@ namespace {
 
 using CommPtr = std::shared_ptr<Communicator>;
 
-Kind kind_of(plan::Collective collective) {
-  switch (collective) {
-    case plan::Collective::kAllReduce:
-      return Kind::kAllReduce;
-    case plan::Collective::kReduceScatter:
-      return Kind::kReduceScatter;
-    case plan::Collective::kAllGather:
-      return Kind::kAllGather;
-    case plan::Collective::kBroadcast:
-      return Kind::kBroadcast;
-    case plan::Collective::kAllToAll:
-      return Kind::kAllToAll;
-  }
-  return Kind::kBarrier;
-}
+// In the order of plan::Collective.
+constexpr std::array kKinds{Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather, Kind::kBroadcast,
+                            Kind::kAllToAll};
 
 std::string describe_path(Communicator& comm, const std::string& collective, size_t bytes, int dtype, int op,
                           bool mapped) {
-  Call call{.kind = kind_of(plan::parse_collective(collective)), .dtype = static_cast<DType>(dtype)};
-  call.op = static_cast<ReduceOp>(op);
+  const auto kind = kKinds.at(static_cast<size_t>(plan::parse_collective(collective)));
+  Call call{.kind = kind, .dtype = to_dtype(dtype), .op = to_op(op)};
   call.count = reduces(call.kind) ? bytes / dtype_bytes(call.dtype) : bytes;
   return comm.describe_path(call, mapped);
-}
-
-const void* in_pointer(uintptr_t address) { return reinterpret_cast<const void*>(address); }
-void* out_pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
-
-DType dtype_from(int code) {
-  if (code < 0 || code >= kNumDTypes) {
-    throw ArgumentError("dtype code " + std::to_string(code) + " does not exist; allowed are 0 to " +
-                        std::to_string(kNumDTypes - 1) + ".");
-  }
-  return static_cast<DType>(code);
-}
-
-ReduceOp op_from(int code) {
-  if (code < 0 || code >= kNumReduceOps) {
-    throw ArgumentError("reduce op code " + std::to_string(code) + " does not exist; allowed are 0 to " +
-                        std::to_string(kNumReduceOps - 1) + ".");
-  }
-  return static_cast<ReduceOp>(code);
 }
 
 // A running collective. Dropped unfinished, it is waited for: the core still uses the caller's memory until then.
@@ -136,11 +107,11 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
                            double prescale, double postscale, std::string algo, const py::tuple& dims,
                            const std::string& codec) {
   return {.kind = Kind::kAllReduce,
-          .in = in_pointer(in),
-          .out = out_pointer(out),
+          .in = to_pointer(in),
+          .out = to_pointer(out),
           .count = count,
-          .dtype = dtype_from(dtype),
-          .op = op_from(op),
+          .dtype = to_dtype(dtype),
+          .op = to_op(op),
           .prescale = prescale,
           .postscale = postscale,
           .algo = std::move(algo),
@@ -155,10 +126,10 @@ Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements
   size_t count = 0;
   for (const size_t one : elements) count += one;
   return {.kind = Kind::kAllReduce,
-          .in = in_pointer(in),
-          .out = out_pointer(out),
+          .in = to_pointer(in),
+          .out = to_pointer(out),
           .count = count,
-          .dtype = dtype_from(dtype),
+          .dtype = to_dtype(dtype),
           .op = ReduceOp::kAdasum,
           .prescale = prescale,
           .postscale = postscale,
@@ -169,10 +140,10 @@ Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements
 Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name,
                           const py::tuple& dims) {
   return {.kind = Kind::kBroadcast,
-          .in = in_pointer(address),
-          .out = out_pointer(address),
+          .in = to_pointer(address),
+          .out = to_pointer(address),
           .count = nbytes,
-          .dtype = dtype_from(dtype),
+          .dtype = to_dtype(dtype),
           .root = root,
           .name = std::move(name),
           .dims = dims_of(dims)};
@@ -181,11 +152,11 @@ Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype,
 Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
                            size_t out_bytes, const py::tuple& row_dims) {
   return {.kind = Kind::kAllGather,
-          .in = in_pointer(in),
-          .out = out_pointer(out),
+          .in = to_pointer(in),
+          .out = to_pointer(out),
           .count = rows,
           .row_elems = row_bytes,
-          .dtype = dtype_from(dtype),
+          .dtype = to_dtype(dtype),
           .name = std::move(name),
           .out_bytes = out_bytes,
           .dims = dims_of(row_dims)};
@@ -194,12 +165,12 @@ Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtyp
 Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
                                std::string name, double prescale, double postscale, const py::tuple& row_dims) {
   return {.kind = Kind::kReduceScatter,
-          .in = in_pointer(in),
-          .out = out_pointer(out),
+          .in = to_pointer(in),
+          .out = to_pointer(out),
           .count = rows,
           .row_elems = row_elems,
-          .dtype = dtype_from(dtype),
-          .op = op_from(op),
+          .dtype = to_dtype(dtype),
+          .op = to_op(op),
           .prescale = prescale,
           .postscale = postscale,
           .name = std::move(name),
@@ -211,11 +182,11 @@ Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_
   size_t rows = 0;
   for (const size_t split : splits) rows += split;
   return {.kind = Kind::kAllToAll,
-          .in = in_pointer(in),
-          .out = out_pointer(out),
+          .in = to_pointer(in),
+          .out = to_pointer(out),
           .count = rows,
           .row_elems = row_bytes,
-          .dtype = dtype_from(dtype),
+          .dtype = to_dtype(dtype),
           .name = std::move(name),
           .splits = std::move(splits),
           .out_bytes = out_bytes,
@@ -262,23 +233,23 @@ auto runs_ragged(Request (*make)(Args...)) {
 uint64_t user_key(int32_t tag) { return point_key(PointSpace::kUser, tag); }
 
 std::unique_ptr<Handle> isend(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return std::make_unique<Handle>(comm, comm->isend(in_pointer(address), nbytes, peer, user_key(tag)));
+  return std::make_unique<Handle>(comm, comm->isend(to_pointer(address), nbytes, peer, user_key(tag)));
 }
 
 std::unique_ptr<Handle> irecv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return std::make_unique<Handle>(comm, comm->irecv(out_pointer(address), nbytes, peer, user_key(tag)));
+  return std::make_unique<Handle>(comm, comm->irecv(to_pointer(address), nbytes, peer, user_key(tag)));
 }
 
 void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
   const auto rest =
-      with_lock_as_pays(nbytes, [&] { return comm->send_or_submit(in_pointer(address), nbytes, peer, user_key(tag)); });
+      with_lock_as_pays(nbytes, [&] { return comm->send_or_submit(to_pointer(address), nbytes, peer, user_key(tag)); });
   if (rest != nullptr) wait_interruptibly(*comm, *rest, -1);
 }
 
 int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
   int source = kAnySource;
   const auto rest = with_lock_as_pays(
-      nbytes, [&] { return comm->recv_or_submit(out_pointer(address), nbytes, peer, user_key(tag), source); });
+      nbytes, [&] { return comm->recv_or_submit(to_pointer(address), nbytes, peer, user_key(tag), source); });
   if (rest == nullptr) return source;
   wait_interruptibly(*comm, *rest, -1);
   return rest->source;

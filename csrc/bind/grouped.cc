@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/error.h"
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/by_name.h"
 #include "bind/operand.h"
@@ -112,23 +112,11 @@ class GroupHandle {
 };
 
 Call options_of(int op, const std::string& name, double prescale, double postscale, std::string_view codec) {
-  if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
-  return {.op = static_cast<ReduceOp>(op),
+  return {.op = to_op(op),
           .prescale = prescale,
           .postscale = postscale,
           .encoding = kernels::encoding_named(codec),
           .name = name};
-}
-
-void run(GroupedAllReduce& reduction, Communicator& comm) {
-  if (reduction.bytes() <= kKeepLockBytes) {
-    return reduction.run([&](Operation& operation) { wait_interruptibly(comm, operation, -1); });
-  }
-  const py::gil_scoped_release unlocked;
-  reduction.run([&](Operation& operation) {
-    const py::gil_scoped_acquire locked;
-    wait_interruptibly(comm, operation, -1);
-  });
 }
 
 py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
@@ -139,7 +127,7 @@ py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_plac
   with_lock_as_pays(reduction.bytes(), [&] { reduction.pack(GroupedAllReduce::Submit::kNow); });
   if (!in_place) make_results(*group, reduction);
   try {
-    run(reduction, *comm);
+    run_group(reduction, *comm);
   } catch (...) {
     // Ctrl-C ends the wait, not the operation, which goes on reading the tensors. So they must never be freed.
     if (reduction.in_flight()) group->objects.inc_ref();

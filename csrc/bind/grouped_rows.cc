@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/by_name.h"
 #include "bind/operand.h"
@@ -51,12 +52,7 @@ bool read_tensor(py::handle given, RowTensor& tensor) {
   if (PyTuple_CheckExact(given.ptr())) {
     const auto [address, shape, row_elems, dtype] = given.cast<std::tuple<uintptr_t, py::tuple, size_t, int>>();
     if (shape.empty()) return false;
-    if (dtype < 0 || dtype >= kNumDTypes) {
-      throw ArgumentError("dtype code " + std::to_string(dtype) + " does not exist; allowed are 0 to " +
-                          std::to_string(kNumDTypes - 1) + ".");
-    }
-    tensor = {reinterpret_cast<const void*>(address), length(shape, 0), row_elems, static_cast<DType>(dtype),
-              row_dims_of(shape)};
+    tensor = {to_pointer(address), length(shape, 0), row_elems, to_dtype(dtype), row_dims_of(shape)};
     return true;
   }
   Operand operand;
@@ -105,7 +101,7 @@ class RowGroupHandle {
   void unpack(const std::vector<uintptr_t>& addresses) const {
     check_finished();
     std::vector<void*> results;
-    for (const uintptr_t address : addresses) results.push_back(reinterpret_cast<void*>(address));
+    for (const uintptr_t address : addresses) results.push_back(to_pointer(address));
     with_lock_as_pays(group_->bytes(), [&] { group_->unpack(results); });
   }
 
@@ -137,9 +133,7 @@ py::list with_rows(const py::list& tensors, const std::vector<size_t>& rows, con
 }
 
 // In a block of several dtypes: every tensor is as aligned as one of its own.
-size_t room_for(const Operand& operand) {
-  return (operand.bytes() + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment;
-}
+size_t room_for(const Operand& operand) { return round_up(operand.bytes(), Memory::kAlignment); }
 
 // The same as tensors of one block of memory, filled: a third of the time. Nothing when they are too large to share
 // one, or when one of them is empty or cannot be made of given memory.
@@ -210,15 +204,7 @@ Handle start(const ByName& named, Group group) {
 
 Handle run(const CommPtr& comm, Group group) {
   if (group == nullptr) return nullptr;
-  if (group->bytes() <= kKeepLockBytes) {
-    group->run([&](Operation& operation) { wait_interruptibly(*comm, operation, -1); });
-  } else {
-    const py::gil_scoped_release unlocked;
-    group->run([&](Operation& operation) {
-      const py::gil_scoped_acquire locked;
-      wait_interruptibly(*comm, operation, -1);
-    });
-  }
+  run_group(*group, *comm);
   return std::make_unique<RowGroupHandle>(comm, std::move(group));
 }
 
@@ -231,8 +217,7 @@ Group gather(const CommPtr& comm, const py::list& given, const std::string& name
 
 Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
               double postscale) {
-  if (op < 0 || op >= kNumReduceOps) throw ArgumentError("reduce op code " + std::to_string(op) + " does not exist.");
-  const Call options{.op = static_cast<ReduceOp>(op), .prescale = prescale, .postscale = postscale, .name = name};
+  const Call options{.op = to_op(op), .prescale = prescale, .postscale = postscale, .name = name};
   auto tensors = read_tensors(given);
   if (!tensors) return nullptr;
   const size_t bytes = bytes_of(*tensors);

@@ -1,4 +1,4 @@
-// InlineAllReduce: dcoll.allreduce and dcoll.allreduce_ as inline calls (inline_call.h).
+// dcoll.allreduce and dcoll.allreduce_ as inline calls (inline_call.h).
 #include <array>
 
 #include "bind/inline_call.h"

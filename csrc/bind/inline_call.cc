@@ -173,16 +173,44 @@ bool take_ops(InlineCall& self, PyObject* ops) {
   return true;
 }
 
-// What both types have. Null: a Python error is set.
-PyObject* make(PyTypeObject* type, PyObject* otherwise, PyObject* ops, PyObject* communicator,
-               PyObject* no_compression) {
+bool read_kind(const char* text, Kind& kind) {
+  for (const Kind known :
+       {Kind::kAllReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll, Kind::kBarrier}) {
+    if (kind_name(known) == text) {
+      kind = known;
+      return true;
+    }
+  }
+  PyErr_Format(PyExc_ValueError,
+               "no collective '%s'; allowed are allreduce, broadcast, allgather, reducescatter, alltoall, barrier",
+               text);
+  return false;
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {"otherwise",    "collective",     "ops",       "in_place",
+                                "communicator", "no_compression", "wrap_rows", nullptr};
+  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr, *wrap_rows = nullptr;
+  const char* collective = nullptr;
+  int in_place = 0;
+  Kind kind{};
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOO:InlineCall", const_cast<char**>(names), &otherwise,
+                                  &collective, &PyTuple_Type, &ops, &in_place, &communicator, &no_compression,
+                                  &wrap_rows) == 0 ||
+      !read_kind(collective, kind)) {
+    return nullptr;
+  }
   Communicator* core = nullptr;
   if (communicator != Py_None && (core = communicator_of(communicator)) == nullptr) return nullptr;
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
   InlineCall& self = as_inline(object);
+  self.call = kind == Kind::kAllReduce ? call_all_reduce : call_collective;
   self.otherwise = Py_NewRef(otherwise);
   self.no_compression = Py_XNewRef(no_compression);
+  self.wrap_rows = Py_XNewRef(wrap_rows);
+  self.kind = kind;
+  self.in_place = in_place != 0;
   if (core != nullptr) {
     self.communicator = Py_NewRef(communicator);
     self.core = core;
@@ -190,58 +218,6 @@ PyObject* make(PyTypeObject* type, PyObject* otherwise, PyObject* ops, PyObject*
   if (take_ops(self, ops)) return object;
   Py_DECREF(object);
   return nullptr;
-}
-
-PyObject* create_all_reduce(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"otherwise", "ops", "in_place", "communicator", "no_compression", nullptr};
-  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr;
-  int in_place = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OO!p|OO:InlineAllReduce", const_cast<char**>(names), &otherwise,
-                                  &PyTuple_Type, &ops, &in_place, &communicator, &no_compression) == 0) {
-    return nullptr;
-  }
-  PyObject* object = make(type, otherwise, ops, communicator, no_compression);
-  if (object == nullptr) return nullptr;
-  InlineCall& self = as_inline(object);
-  self.call = call_all_reduce;
-  self.kind = Kind::kAllReduce;
-  self.in_place = in_place != 0;
-  return object;
-}
-
-bool read_kind(const char* text, Kind& kind) {
-  for (const Kind known : {Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll, Kind::kBarrier}) {
-    if (kind_name(known) == text) {
-      kind = known;
-      return true;
-    }
-  }
-  PyErr_Format(PyExc_ValueError,
-               "no collective '%s'; allowed are broadcast, allgather, reducescatter, alltoall, barrier", text);
-  return false;
-}
-
-PyObject* create_collective(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"otherwise",    "collective",     "ops",       "in_place",
-                                "communicator", "no_compression", "wrap_rows", nullptr};
-  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr, *wrap_rows = nullptr;
-  const char* collective = nullptr;
-  int in_place = 0;
-  Kind kind{};
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOO:InlineCollective", const_cast<char**>(names), &otherwise,
-                                  &collective, &PyTuple_Type, &ops, &in_place, &communicator, &no_compression,
-                                  &wrap_rows) == 0 ||
-      !read_kind(collective, kind)) {
-    return nullptr;
-  }
-  PyObject* object = make(type, otherwise, ops, communicator, no_compression);
-  if (object == nullptr) return nullptr;
-  InlineCall& self = as_inline(object);
-  self.call = call_collective;
-  self.kind = kind;
-  self.in_place = in_place != 0;
-  self.wrap_rows = Py_XNewRef(wrap_rows);
-  return object;
 }
 
 // As a function in a class body: a method of the instances.
@@ -262,8 +238,7 @@ PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(InlineCal
 PyGetSetDef attributes[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-// The two types differ in how an object is made.
-PyObject* make_type(const char* name, newfunc create) {
+PyObject* make_type() {
   PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
                          {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
                          {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
@@ -275,34 +250,31 @@ PyObject* make_type(const char* name, newfunc create) {
                          {Py_tp_members, members},
                          {Py_tp_getset, attributes},
                          {0, nullptr}};
-  PyType_Spec spec = {name, sizeof(InlineCall), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                      slots};
+  PyType_Spec spec = {"dcoll._C.InlineCall", sizeof(InlineCall), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw py::error_already_set();
   return type;
 }
 
-void set_job(const py::object& communicator) {
-  Communicator* core = nullptr;
-  if (!communicator.is_none() && (core = communicator_of(communicator.ptr())) == nullptr) throw py::error_already_set();
+// A new reference to the object of a communicator; null of null.
+PyObject* object_of(Communicator* core) { return core != nullptr ? py::cast(core).release().ptr() : nullptr; }
+
+void set_job(Communicator* core) {
   const auto before = py::reinterpret_steal<py::object>(job);  // freed at the end, when the new one is in place
-  job = core != nullptr ? Py_NewRef(communicator.ptr()) : nullptr;
+  job = object_of(core);
   job_communicator = core;
 }
 
-// None: the set is no more.
-void set_process_set(const py::object& process_set, const py::object& communicator) {
-  Communicator* core = nullptr;
-  if (!communicator.is_none() && (core = communicator_of(communicator.ptr())) == nullptr) throw py::error_already_set();
-  const auto found = std::find_if(process_sets.begin(), process_sets.end(),
-                                  [&](const Ranks& known) { return known.object == process_set.ptr(); });
+// Null: the set is no more.
+void set_process_set(const py::object& process_set, Communicator* core) {
+  const auto found = std::ranges::find(process_sets, process_set.ptr(), &Ranks::object);
   if (found != process_sets.end()) {
     const auto object = py::reinterpret_steal<py::object>(found->object);  // freed when the list is whole again
     const auto before = py::reinterpret_steal<py::object>(found->communicator);
     process_sets.erase(found);
   }
-  if (core == nullptr) return;
-  process_sets.push_back({Py_NewRef(process_set.ptr()), Py_NewRef(communicator.ptr()), core});
+  if (core != nullptr) process_sets.push_back({Py_NewRef(process_set.ptr()), object_of(core), core});
 }
 
 }  // namespace
@@ -312,10 +284,7 @@ void bind_inline_calls(py::module_& m) {
     interned[i] = PyUnicode_InternFromString(kParameterNames[i]);
     if (interned[i] == nullptr) throw py::error_already_set();
   }
-  m.add_object("InlineAllReduce",
-               py::reinterpret_steal<py::object>(make_type("dcoll._C.InlineAllReduce", create_all_reduce)));
-  m.add_object("InlineCollective",
-               py::reinterpret_steal<py::object>(make_type("dcoll._C.InlineCollective", create_collective)));
+  m.add_object("InlineCall", py::reinterpret_steal<py::object>(make_type()));
   m.def("set_process_set", &set_process_set, py::arg("process_set"), py::arg("communicator").none(true));
   m.def("set_job", &set_job, py::arg("communicator").none(true));
 }

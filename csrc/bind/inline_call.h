@@ -19,7 +19,6 @@
 
 namespace dcoll::bind {
 
-// The object. InlineAllReduce and InlineCollective are two types of it.
 struct InlineCall {
   PyObject_HEAD;
   vectorcallfunc call;
@@ -30,7 +29,7 @@ struct InlineCall {
   Communicator* core;
   PyObject* no_compression;      // null: any compression is the function's business
   PyObject* ops[kNumReduceOps];  // dcoll.ReduceOp by code
-  PyObject* wrap_rows;           // makes a result of the core's memory; null where there is none
+  PyObject* wrap_rows;           // makes a result of the core's memory
   Kind kind;
   bool in_place;
 };
@@ -98,6 +97,7 @@ inline PyObject* note_if_refused(PyObject* result, Communicator* core) {
   return result;
 }
 
+// What is called: of an all-reduce (inline_all_reduce.cc), of the others (inline_collective.cc).
 PyObject* call_all_reduce(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);
 PyObject* call_collective(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);
 

@@ -1,4 +1,4 @@
-// InlineCollective: broadcast, allgather, reducescatter, alltoall and barrier as inline calls (inline_call.h).
+// broadcast, allgather, reducescatter, alltoall and barrier as inline calls (inline_call.h).
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -18,25 +18,11 @@ std::span<const Parameter> parameters_of(Kind kind) {
   static constexpr std::array kScatter{kTensor, kName, kCompression, kOp, kProcessSet, kPrescale, kPostscale};
   static constexpr std::array kExchange{kTensor, kSplits, kName, kProcessSet};
   static constexpr std::array kMeet{kProcessSet};
-  switch (kind) {
-    case Kind::kBroadcast:
-      return kBroadcast;
-    case Kind::kAllGather:
-      return kGather;
-    case Kind::kReduceScatter:
-      return kScatter;
-    case Kind::kAllToAll:
-      return kExchange;
-    case Kind::kBarrier:
-      return kMeet;
-    case Kind::kAllReduce:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
-  }
-  return {};
+  if (kind == Kind::kBroadcast) return kBroadcast;
+  if (kind == Kind::kAllGather) return kGather;
+  if (kind == Kind::kReduceScatter) return kScatter;
+  if (kind == Kind::kAllToAll) return kExchange;
+  return kMeet;
 }
 
 // Roots are numbers of the job. False: not a plain number, or no rank of the set.
@@ -86,29 +72,15 @@ class CollectiveCall {
 
  private:
   bool read_kind() {
-    switch (self_.kind) {
-      case Kind::kBroadcast:
-        call_.count = source_.bytes();
-        call_.dims = shape_.all();
-        return read_root(core_, arguments_.given[kRootRank], call_.root);
-      case Kind::kReduceScatter:
-        call_.row_elems = shape_.row_elems();
-        return read_rows() && read_reduction();
-      case Kind::kAllToAll:
-        if (!absent(arguments_.given[kSplits])) return false;
-        [[fallthrough]];
-      case Kind::kAllGather:
-        call_.row_elems = shape_.row_elems() * dtype_bytes(source_.dtype);
-        return read_rows();
-      case Kind::kAllReduce:
-      case Kind::kBarrier:
-      case Kind::kShutdown:
-      case Kind::kJoin:
-      case Kind::kSend:
-      case Kind::kReceive:
-        break;
+    if (self_.kind == Kind::kBroadcast) {
+      call_.count = source_.bytes();
+      call_.dims = shape_.all();
+      return read_root(core_, arguments_.given[kRootRank], call_.root);
     }
-    return false;
+    call_.row_elems = shape_.row_elems();
+    if (self_.kind == Kind::kReduceScatter) return read_rows() && read_reduction();
+    call_.row_elems *= dtype_bytes(source_.dtype);
+    return (self_.kind == Kind::kAllGather || absent(arguments_.given[kSplits])) && read_rows();
   }
 
   bool read_rows() {

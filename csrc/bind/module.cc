@@ -5,7 +5,6 @@
 #include "base/settings.h"
 #include "base/types.h"
 #include "bind/bind.h"
-#include "plan/algorithms.h"
 
 namespace py = pybind11;
 
@@ -50,12 +49,6 @@ PYBIND11_MODULE(_C, m) {
       rows.emplace_back(one.variable, one.setting, one.instead);
     return rows;
   });
-  m.def("algorithms", [] {
-    std::vector<std::tuple<std::string, std::string, std::string>> rows;
-    for (const auto& a : dcoll::plan::algorithms())
-      rows.emplace_back(dcoll::plan::collective_name(a.collective), a.name, a.reason);
-    return rows;
-  });
 
   dcoll::bind::bind_errors(m);
   dcoll::bind::bind_memory(m);
@@ -66,7 +59,6 @@ PYBIND11_MODULE(_C, m) {
   dcoll::bind::bind_reducer(m);
   dcoll::bind::bind_gradient_hook(m);
   dcoll::bind::bind_operand(m);
-  dcoll::bind::bind_subset(m);
   dcoll::bind::bind_grouped(m);
   dcoll::bind::bind_grouped_rows(m);
   dcoll::bind::bind_inline_calls(m);

@@ -74,13 +74,11 @@ constexpr TypeRow kTypes[] = {
 };
 
 bool find_dtype(uint8_t code, uint8_t bits, DType& dtype) {
-  for (const TypeRow& row : kTypes) {
-    if (row.code == code && row.bits == bits) {
-      dtype = row.dtype;
-      return true;
-    }
-  }
-  return false;
+  const auto* row =
+      std::ranges::find_if(kTypes, [&](const TypeRow& known) { return known.code == code && known.bits == bits; });
+  if (row == std::end(kTypes)) return false;
+  dtype = row->dtype;
+  return true;
 }
 
 // Row-major without gaps, as torch sees it: strides of dimensions of size 1 do not matter.
@@ -175,50 +173,22 @@ bool read_torch(PyObject* object, Operand& operand, Shape* shape) {
   return !may_be_negated || !holds(torch.is_neg, object);
 }
 
+struct FormatRow {
+  char format;  // of the struct module
+  DType dtype;
+};
+constexpr FormatRow kFormats[] = {
+    {'f', DType::kFloat32}, {'d', DType::kFloat64}, {'e', DType::kFloat16}, {'b', DType::kInt8},   {'B', DType::kUInt8},
+    {'h', DType::kInt16},   {'H', DType::kUInt16},  {'i', DType::kInt32},   {'I', DType::kUInt32}, {'l', DType::kInt64},
+    {'q', DType::kInt64},   {'L', DType::kUInt64},  {'Q', DType::kUInt64},  {'?', DType::kBool},
+};
+
 bool find_format(const char* format, DType& dtype) {
   if (format == nullptr || format[0] == '\0' || format[1] != '\0') return false;  // a prefix: foreign byte order
-  switch (format[0]) {
-    case 'f':
-      dtype = DType::kFloat32;
-      return true;
-    case 'd':
-      dtype = DType::kFloat64;
-      return true;
-    case 'e':
-      dtype = DType::kFloat16;
-      return true;
-    case 'b':
-      dtype = DType::kInt8;
-      return true;
-    case 'B':
-      dtype = DType::kUInt8;
-      return true;
-    case 'h':
-      dtype = DType::kInt16;
-      return true;
-    case 'H':
-      dtype = DType::kUInt16;
-      return true;
-    case 'i':
-      dtype = DType::kInt32;
-      return true;
-    case 'I':
-      dtype = DType::kUInt32;
-      return true;
-    case 'L':
-    case 'Q':
-      dtype = DType::kUInt64;
-      return true;
-    case 'l':
-    case 'q':
-      dtype = DType::kInt64;
-      return true;
-    case '?':
-      dtype = DType::kBool;
-      return true;
-    default:  // of the characters of the struct module, not of an enum
-      return false;
-  }
+  const auto* row = std::ranges::find(kFormats, format[0], &FormatRow::format);
+  if (row == std::end(kFormats)) return false;
+  dtype = row->dtype;
+  return true;
 }
 
 bool read_numpy(PyObject* object, Access access, Operand& operand, Shape* shape) {

@@ -1,4 +1,5 @@
-// Making communicators: from MPI, a key-value store, alone, or as threads.
+// Making communicators: from MPI, a key-value store, alone, or as threads; and of some of the ranks, which process sets
+// and PyTorch's groups are made of.
 #include "engine/communicator/world.h"
 
 #include <pybind11/stl.h>
@@ -17,6 +18,7 @@
 #include "base/thread.h"
 #include "base/thread_safety.h"
 #include "bind/bind.h"
+#include "engine/communicator/subset.h"
 
 namespace py = pybind11;
 
@@ -201,6 +203,13 @@ void bind_world(py::module_& m) {
         return comms;
       },
       py::arg("n"));
+  m.def(
+      "make_group",
+      [](std::shared_ptr<Communicator> whole, std::vector<int> ranks, Bootstrap* job) {
+        return make_group(std::move(whole), std::move(ranks), job, look_for_signals);
+      },
+      py::arg("whole"), py::arg("ranks"), py::arg("job").none(true), py::call_guard<py::gil_scoped_release>(),
+      py::keep_alive<0, 3>());
 }
 
 }  // namespace dcoll::bind

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
-from dcoll.collectives.inline import in_order, inline_allreduce, inline_other
+from dcoll.collectives.inline import in_order, inline
 from dcoll.compression.codecs import Compression, codec_of, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.job import objects
@@ -55,7 +55,7 @@ def _has_gradient(tensor: Any) -> bool:
     return getattr(tensor, "requires_grad", False) and bool(sys.modules["torch"].is_grad_enabled())
 
 
-@inline_allreduce(in_place=False)
+@inline("allreduce")
 def allreduce(
     tensor: T,
     average: bool | None = None,
@@ -86,7 +86,7 @@ def allreduce(
     return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
-@inline_allreduce(in_place=True)
+@inline("allreduce", in_place=True)
 def allreduce_(
     tensor: T,
     average: bool | None = None,
@@ -236,7 +236,7 @@ def sparse_allreduce_async(
     return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
 
 
-@inline_other("broadcast")
+@inline("broadcast")
 def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
 
@@ -252,7 +252,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     return out
 
 
-@inline_other("broadcast", in_place=True)
+@inline("broadcast", in_place=True)
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = _comm(process_set), root_in(process_set, root_rank)
@@ -274,7 +274,7 @@ def broadcast_async_(
     return on_communicator.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
-@inline_other("allgather")
+@inline("allgather")
 def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
 
@@ -313,7 +313,7 @@ def grouped_allgather_async(
     return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
 
 
-@inline_other("reducescatter")
+@inline("reducescatter")
 def reducescatter(
     tensor: T,
     name: str | None = None,
@@ -389,7 +389,7 @@ def grouped_reducescatter_async(
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
 
 
-@inline_other("alltoall")
+@inline("alltoall")
 def alltoall(
     tensor: Any,
     splits: Iterable[int] | None = None,
@@ -421,7 +421,7 @@ def alltoall_async(
     return on_communicator.alltoall(_lane(process_set, name), tensor, splits, name or "")
 
 
-@inline_other("barrier")
+@inline("barrier")
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the set is here."""
     _comm(process_set).barrier_sync()

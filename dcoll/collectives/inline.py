@@ -16,30 +16,18 @@ from dcoll.ops import ReduceOp
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def inline_allreduce(in_place: bool) -> Callable[[Function], Function]:
-    """The usual calls of the decorated all-reduce are done in C, without Python; all others by the function itself.
+def inline(kind: str, in_place: bool = False) -> Callable[[Function], Function]:
+    """The usual calls of the decorated collective are done in C, without Python; all others by the function itself.
 
     Usual are a dense torch.Tensor that requires no gradient, or a numpy.ndarray, arguments of the types in the
     signature but for `average`, and no compression.
     """
 
     def decorate(function: Function) -> Function:
-        inline: Any = _C.InlineAllReduce(function, tuple(ReduceOp), in_place, None, Compression.none)
-        functools.update_wrapper(inline, function)
-        return cast(Function, inline)
-
-    return decorate
-
-
-def inline_other(kind: str, in_place: bool = False) -> Callable[[Function], Function]:
-    """inline_allreduce() for the other collectives."""
-
-    def decorate(function: Function) -> Function:
-        inline: Any = _C.InlineCollective(
-            function, kind, tuple(ReduceOp), in_place, None, Compression.none, on_communicator.wrap_rows
-        )
-        functools.update_wrapper(inline, function)
-        return cast(Function, inline)
+        ops, wrap = tuple(ReduceOp), on_communicator.wrap_rows
+        called: Any = _C.InlineCall(function, kind, ops, in_place, None, Compression.none, wrap)
+        functools.update_wrapper(called, function)
+        return cast(Function, called)
 
     return decorate
 

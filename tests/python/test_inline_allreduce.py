@@ -27,7 +27,7 @@ def never(*_args: Any, **_kwargs: Any) -> None:
 
 
 def inline(comm: _C.Communicator, in_place: bool, otherwise: Callable[..., Any] = never) -> Any:
-    return _C.InlineAllReduce(otherwise, OPS, in_place, comm)
+    return _C.InlineCall(otherwise, "allreduce", OPS, in_place, comm)
 
 
 def alone() -> _C.Communicator:
@@ -85,7 +85,7 @@ def test_arguments_and_defaults() -> None:
         assert f(tensor=x, op=None, name=None, average=None).eq(6).all()
         assert inline(comm, True)(x.clone(), None, None, Sum, 0.5, 4.0).eq(24).all()
         plain = object()
-        with_compression = _C.InlineAllReduce(never, OPS, False, comm, plain)
+        with_compression = _C.InlineCall(never, "allreduce", OPS, False, comm, plain)
         assert with_compression(x, None, None, plain, Sum, 0.5, 4.0).eq(24).all()
         assert with_compression(x, compression=plain, op=Sum).eq(12).all()
         assert f(x, op=Sum, postscale_factor=4.0, prescale_factor=0.5).eq(24).all()

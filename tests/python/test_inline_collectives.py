@@ -28,7 +28,7 @@ def never(*_args: Any, **_kwargs: Any) -> None:
 
 
 def inline(comm: _C.Communicator, kind: str, in_place: bool = False, otherwise: Callable[..., Any] = never) -> Any:
-    return _C.InlineCollective(otherwise, kind, OPS, in_place, comm, Compression.none, on_communicator.wrap_rows)
+    return _C.InlineCall(otherwise, kind, OPS, in_place, comm, Compression.none, on_communicator.wrap_rows)
 
 
 def brought(rank: int, rows: int, library: str, width: int = 1) -> Any:
@@ -156,7 +156,7 @@ def test_large_results_are_tensors_like_others(library: str, reader: str) -> Non
 
 
 def all_reduce(comm: _C.Communicator) -> Any:
-    return _C.InlineAllReduce(never, OPS, False, comm, Compression.none)
+    return _C.InlineCall(never, "allreduce", OPS, False, comm, Compression.none)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64])
@@ -262,5 +262,5 @@ def test_autograd_sees_what_was_overwritten() -> None:
 
 
 def test_wrong_construction() -> None:
-    with pytest.raises(ValueError, match="allowed are broadcast"):
-        _C.InlineCollective(never, "allreduce", OPS)
+    with pytest.raises(ValueError, match="allowed are allreduce"):
+        _C.InlineCall(never, "join", OPS)

@@ -57,7 +57,7 @@ def test_in_a_class_it_is_a_method(job: None) -> None:
 def test_it_can_be_collected() -> None:
     def otherwise() -> None: ...
 
-    made = _C.InlineAllReduce(otherwise, tuple(dcoll.ReduceOp), False)
+    made = _C.InlineCall(otherwise, "allreduce", tuple(dcoll.ReduceOp), False)
     made.cycle = made  # type: ignore[attr-defined]
     gone = weakref.ref(otherwise)
     del made, otherwise
@@ -67,15 +67,15 @@ def test_it_can_be_collected() -> None:
 
 def test_it_refuses_what_cannot_work() -> None:
     with pytest.raises(TypeError, match="Communicator"):
-        _C.InlineAllReduce(print, tuple(dcoll.ReduceOp), False, 3)  # type: ignore[arg-type]
+        _C.InlineCall(print, "allreduce", tuple(dcoll.ReduceOp), False, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Communicator"):
         _C.set_job(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="operator"):
-        _C.InlineAllReduce(print, (0, 9), False)
+        _C.InlineCall(print, "allreduce", (0, 9), False)
     with pytest.raises(ValueError, match="operator"):
-        _C.InlineAllReduce(print, (0, 0), False)
+        _C.InlineCall(print, "allreduce", (0, 0), False)
     with pytest.raises(TypeError):
-        _C.InlineAllReduce(print, ("x",), False)  # type: ignore[arg-type]
+        _C.InlineCall(print, "allreduce", ("x",), False)  # type: ignore[arg-type]
 
 
 @both
