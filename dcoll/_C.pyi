@@ -680,6 +680,15 @@ class kernels:
     def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
         """False: a message is damaged."""
     @staticmethod
+    def add_and_project(p: int, matrix: int, error: int, q: int, rows: int, columns: int, rank: int) -> None:
+        """Of PowerSGD, in float32 (kernels/low_rank.h): matrix += error, unless that is 0; p = q matrix^T."""
+    @staticmethod
+    def project_back(q: int, matrix: int, p: int, rows: int, columns: int, rank: int) -> None:
+        """q = p matrix."""
+    @staticmethod
+    def split(matrix: int, error: int, p: int, q: int, sum: int, rows: int, columns: int, rank: int) -> None:
+        """error = matrix - p^T q; matrix = p^T sum."""
+    @staticmethod
     def pack(flat: int, segments: Sequence[tuple[int, int, int]]) -> None:
         """segments: (address, offset in bytes, bytes); address 0 packs zeros."""
     @staticmethod

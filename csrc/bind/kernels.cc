@@ -5,6 +5,7 @@
 #include "bind/arguments.h"
 #include "kernels/cast.h"
 #include "kernels/codec.h"
+#include "kernels/low_rank.h"
 #include "kernels/pack.h"
 #include "kernels/reduce.h"
 #include "kernels/topk.h"
@@ -61,6 +62,27 @@ void bind_encoded(py::module_& k) {
   k.def("sum_top", &sum_top, "dst"_a, "messages"_a, "count"_a, "k"_a, "factor"_a = 1.0, NoGil());
 }
 
+void bind_low_rank(py::module_& k) {
+  using namespace py::literals;
+  k.def(
+      "add_and_project",
+      [](uintptr_t p, uintptr_t matrix, uintptr_t error, uintptr_t q, size_t rows, size_t columns, size_t rank) {
+        by_address(&kernels::add_and_project)(p, matrix, error, q, {rows, columns, rank});
+      },
+      "p"_a, "matrix"_a, "error"_a, "q"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
+  k.def(
+      "project_back",
+      [](uintptr_t q, uintptr_t matrix, uintptr_t p, size_t rows, size_t columns, size_t rank) {
+        by_address(&kernels::project_back)(q, matrix, p, {rows, columns, rank});
+      },
+      "q"_a, "matrix"_a, "p"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
+  k.def(
+      "split",
+      [](uintptr_t matrix, uintptr_t error, uintptr_t p, uintptr_t q, uintptr_t sum, size_t rows, size_t columns,
+         size_t rank) { by_address(&kernels::split)(matrix, error, p, q, sum, {rows, columns, rank}); },
+      "matrix"_a, "error"_a, "p"_a, "q"_a, "sum"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
+}
+
 }  // namespace
 
 void bind_kernels(py::module_& m) {
@@ -69,4 +91,5 @@ void bind_kernels(py::module_& m) {
   k.def("set_isa", &kernels::set_isa, py::arg("isa"));
   bind_elements(k);
   bind_encoded(k);
+  bind_low_rank(k);
 }

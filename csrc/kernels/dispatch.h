@@ -31,6 +31,8 @@ using FindFn = size_t (*)(uint32_t* found, const char* src, size_t count, uint32
 
 inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
 
+struct LowRank;
+
 struct Kernels {
   const char* isa;
   // Null: Adasum, which is no operation on elements, and bitwise operators but for kUInt8.
@@ -46,6 +48,11 @@ struct Kernels {
   DrawFn draw_bfloat16;
   DrawFn draw_steps;
   FindFn find_beyond;  // topk.h
+  // low_rank.h
+  void (*low_rank_project)(float* p, float* matrix, const float* error, const float* q, const LowRank& shape);
+  void (*low_rank_project_back)(float* q, const float* matrix, const float* p, const LowRank& shape);
+  void (*low_rank_split)(float* matrix, float* error, const float* p, const float* q, const float* sum,
+                         const LowRank& shape);
 };
 
 const Kernels& generic_kernels();

@@ -8,6 +8,7 @@ set(DCOLL_KERNEL_SOURCES
     csrc/kernels/copy_cpu.cc
     csrc/kernels/dispatch.cc
     csrc/kernels/isa_generic.cc
+    csrc/kernels/low_rank_cpu.cc
     csrc/kernels/pack_cpu.cc
     csrc/kernels/reduce_cpu.cc
     csrc/kernels/scale.cc

@@ -5,6 +5,7 @@
 #include "kernels/simd.h"
 #include "kernels/simd_codec.h"
 #include "kernels/simd_draw.h"
+#include "kernels/simd_low_rank.h"
 
 namespace dcoll::kernels {
 namespace {
@@ -353,6 +354,9 @@ constexpr Kernels make_table(const char* isa) {
       draw_bfloat16,
       draw_steps,
       find_beyond,
+      low_rank_project,
+      low_rank_project_back,
+      low_rank_split,
   };
 }
 #undef DCOLL_REDUCE_ROW

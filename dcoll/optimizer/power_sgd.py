@@ -9,6 +9,7 @@ make the same calls in the same order, and backward has gone on for a bucket whe
 """
 
 import hashlib
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,35 +65,73 @@ def agree_on_directions(comm: _C.Communicator, states: Sequence[MatrixState]) ->
             state.q = None
 
 
-class _Matrix:
-    """A gradient on its way. q is kept transposed: BLAS is ten times slower at M^T P than at P^T M, for thin P."""
+_CORE_THREADS = 2
+"""With more threads for each rank torch is faster, whose operations are spread over them; the core's work on one."""
 
-    def __init__(self, index: int, value: torch.Tensor, q: torch.Tensor) -> None:
-        """value: the gradient with what was lost before."""
+
+def in_core(value: torch.Tensor) -> bool:
+    """Whether the core's passes over memory are taken, of which there are half as many as of torch's operations."""
+    host = value.dtype is torch.float32 and value.device.type == "cpu" and value.is_contiguous()
+    return host and torch.get_num_threads() <= _CORE_THREADS
+
+
+def _is_finite(factor: torch.Tensor) -> bool:
+    return math.isfinite(torch.linalg.vector_norm(factor, math.inf))
+
+
+class _Matrix:
+    """A gradient on its way. Its factors, p and q, have a row for each direction: BLAS is ten times slower at M^T P
+    than at P^T M, for thin P.
+    """
+
+    def __init__(self, index: int, value: torch.Tensor, error: torch.Tensor | None, q: torch.Tensor) -> None:
+        """value: the gradient, to which the error, what was lost before, is added."""
         self.index = index
         self.value = value
-        self.p = value @ q.t()
+        self._core = (*value.shape, len(q)) if in_core(value) else None
+        if self._core:
+            self.p = value.new_empty(len(q), len(value))
+            lost = 0 if error is None else error.data_ptr()
+            _C.kernels.add_and_project(self.p.data_ptr(), value.data_ptr(), lost, q.data_ptr(), *self._core)
+            return
+        if error is not None:
+            value.add_(error)
+        self.p = (value @ q.t()).t().contiguous()
 
     def project(self) -> None:
         """p has come back as the sum over the ranks, or their average. Infinity and NaN become NaN everywhere."""
-        if self.p.isfinite().all():
-            self.p = torch.linalg.qr(self.p).Q  # orthonormal for a p of lower rank, and of zeros, too
+        if _is_finite(self.p):  # orthonormal for a p of lower rank, and of zeros, too
+            self.p = torch.linalg.qr(self.p.t()).Q.t().contiguous()
         else:
             self.p.fill_(torch.nan)
-        self.q = self.p.t() @ self.value
+        if self._core:
+            self.q = self.p.new_empty(len(self.p), self.value.shape[1])
+            _C.kernels.project_back(self.q.data_ptr(), self.value.data_ptr(), self.p.data_ptr(), *self._core)
+        else:
+            self.q = self.p @ self.value
         self.sum = self.q.clone()
 
     def store(self, state: MatrixState, first_q: Callable[[int], torch.Tensor]) -> None:
         """`sum` has come back. What is not finite leaves the state as it was."""
-        if self.sum.isfinite().all():
-            if state.error is None:
-                state.error = torch.empty_like(self.value)
-            torch.addmm(self.value, self.p, self.q, alpha=-1, out=state.error)
-            largest = self.sum.abs().amax(1, keepdim=True)  # so P of the next step neither overflows nor vanishes
-            state.q = self.sum / largest
-            if not largest.all():
-                state.q = torch.where(largest > 0, state.q, first_q(self.index))
-        torch.mm(self.p, self.sum, out=self.value)
+        if not _is_finite(self.sum):
+            self.value.fill_(torch.nan)
+            return
+        if state.error is None:
+            state.error = torch.empty_like(self.value)
+        self._split(state.error)
+        largest = self.sum.abs().amax(1, keepdim=True)  # so P of the next step neither overflows nor vanishes
+        state.q = self.sum / largest
+        if not largest.all():
+            state.q = torch.where(largest > 0, state.q, first_q(self.index))
+
+    def _split(self, error: torch.Tensor) -> None:
+        """What is sent stays in value; what is lost becomes the error."""
+        if self._core:
+            factors = (one.data_ptr() for one in (self.p, self.q, self.sum))
+            _C.kernels.split(self.value.data_ptr(), error.data_ptr(), *factors, *self._core)
+            return
+        torch.addmm(self.value, self.p.t(), self.q, alpha=-1, out=error)
+        torch.mm(self.p.t(), self.sum, out=self.value)
 
 
 class PowerSGDReducer(PythonReducer):
@@ -136,6 +175,7 @@ class PowerSGDReducer(PythonReducer):
 
     def _reset(self) -> None:
         super()._reset()
+        self._begun: dict[int, _Matrix] = {}  # of buckets that are not sent yet
         self._first: tuple[Handle, str, list[_Matrix]] | None = None  # whose first phase is under way
         self._second: list[Handle] = []
         self._matrices: list[_Matrix] = []  # in their second phase
@@ -145,6 +185,17 @@ class PowerSGDReducer(PythonReducer):
         """In this step, on all ranks alike. What has directions has begun before, maybe in another job."""
         begun = self._rounds >= self._options.start_step or self._states[i].q is not None
         return self._compressible[i] and begun
+
+    def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
+        if param not in self._ready and self._compresses(param):  # now, not with its bucket: it is in the cache
+            self._begun[param] = self._matrix(param)
+        return super().mark_ready(param, gradient_ptr)
+
+    def _matrix(self, i: int) -> _Matrix:
+        state, gradient = self._states[i], self.gradients[i]
+        q = self._first_q(i) if state.q is None else state.q
+        with _exactly():
+            return _Matrix(i, gradient.reshape(len(gradient), -1), state.error, q)
 
     def _calls(self) -> int:
         return len(self._units) + sum(any(self._compresses(i) for i in unit) for unit in self._units)
@@ -175,12 +226,7 @@ class PowerSGDReducer(PythonReducer):
             if not self._compresses(i):
                 tensors.append(self.gradients[i])
                 continue
-            state = self._states[i]
-            value = self.gradients[i].reshape(len(self.gradients[i]), -1)
-            if state.error is not None:
-                value.add_(state.error)
-            with _exactly():
-                matrices.append(_Matrix(i, value, self._first_q(i) if state.q is None else state.q))
+            matrices.append(self._begun.pop(i, None) or self._matrix(i))
             tensors.append(matrices[-1].p)
         name = f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
         handle = self._start(tensors, name)
@@ -245,7 +291,8 @@ class PowerSGDReducer(PythonReducer):
                 f"what PowerSGD lost of {self._names[param]} is of shape {list(values['error'].shape)}, but must be of "
                 f"{shape}: load the state of the same model, with the same compression"
             )
+        like = {"device": self.gradients[param].device, "dtype": first.dtype, "copy": True}
         if "error" in values:
-            state.error = values["error"].to(first.dtype, copy=True)
+            state.error = values["error"].to(**like, memory_format=torch.contiguous_format)
         if "q" in values and values["q"].shape == first.shape:
-            state.q = values["q"].to(first.dtype, copy=True)
+            state.q = values["q"].to(**like, memory_format=torch.contiguous_format)

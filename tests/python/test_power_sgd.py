@@ -11,6 +11,7 @@ from power_sgd_twin import Twin, gradient_of
 from torch import nn
 
 from dcoll import _C, ArgumentError, Average, Compression, DcollError, ReduceOp, Sum
+from dcoll.optimizer import power_sgd
 from dcoll.optimizer.gradients import GradientSync
 from dcoll.optimizer.power_sgd import MatrixState, PowerSGDReducer
 
@@ -126,6 +127,32 @@ def test_what_was_lost_is_what_is_kept() -> None:
     assert float((true - found[0][0]).abs().max()) > 0.1
     torch.testing.assert_close((found[0][0] + lost).double(), true, rtol=1e-4, atol=1e-3)
     assert float(lost.norm()) < 8 * float(average("w", 3, 0).norm())  # it does not grow from step to step
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("rank", [1, 4, 6])
+def test_float32_goes_through_the_core_or_through_torch(
+    rank: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same within roundings; ranks have equal bits either way."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    def body(comm: _C.Communicator) -> list[torch.Tensor]:
+        model = Model(torch.float32)
+        sync = made(comm, model, compression=Compression.powersgd(rank, min_compression_rate=1.0))
+        columns = {name: torch.Size(SHAPES[name][1:]).numel() for name in COMPRESSED}
+        twins = {n: Twin(MatrixState(n).first_q(rank, columns[n], 0, torch.float64), comm.size) for n in COMPRESSED}
+        for step in range(4):
+            clear(model, sync)
+            model.backward(comm.rank, step)
+            for name, twin in twins.items():
+                want = twin.step([gradient_of(SHAPES[name], r, step, name) for r in range(comm.size)])
+                torch.testing.assert_close(getattr(model, name).grad.double(), want, rtol=1e-3, atol=1e-4)
+            sync.after_step()
+        return [p.grad for p in model.parameters()]
+
+    assert power_sgd.in_core(torch.zeros(2, 2)) == (threads == 1)
+    expect_equal_bits(run_ranks(3, body))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

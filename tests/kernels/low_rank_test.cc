@@ -1,0 +1,129 @@
+// PowerSGD's passes against loops written out, exactly: numbers of any size in the order that low_rank.h promises, so
+// every instruction set has the same bits, and whole numbers, of which any order gives the same sum.
+#include "kernels/low_rank.h"
+
+#include "kernels/reference.h"
+
+namespace dcoll {
+namespace {
+
+using Values = std::vector<float>;
+
+struct Operands {
+  Values matrix, error, p, q, sum;
+};
+
+Operands operands_of(const kernels::LowRank& s, bool whole, unsigned seed) {
+  std::mt19937 dice(seed);
+  std::normal_distribution<float> normal;
+  const auto draw = [&](size_t count) {
+    Values values(count);
+    for (float& x : values) x = whole ? std::round(3 * normal(dice)) : normal(dice) * std::ldexp(1.0f, dice() % 20);
+    return values;
+  };
+  return {draw(s.rows * s.columns), draw(s.rows * s.columns), draw(s.rank * s.rows), draw(s.rank * s.columns),
+          draw(s.rank * s.columns)};
+}
+
+bool same(const Values& a, const Values& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+// Sixteen sums, of every sixteenth product, and then halves onto halves.
+float dot_in_order(const float* a, const float* b, size_t count) {
+  float sums[16] = {};
+  for (size_t i = 0; i < count; ++i) {
+    const float product = a[i] * b[i];
+    sums[i % 16] += product;
+  }
+  for (size_t half = 8; half > 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+void naive_project(Operands& x, const kernels::LowRank& s, bool has_error) {
+  for (size_t i = 0; has_error && i < x.matrix.size(); ++i) x.matrix[i] += x.error[i];
+  for (size_t k = 0; k < s.rank; ++k) {
+    for (size_t i = 0; i < s.rows; ++i) {
+      x.p[k * s.rows + i] = dot_in_order(&x.matrix[i * s.columns], &x.q[k * s.columns], s.columns);
+    }
+  }
+}
+
+void naive_project_back(Operands& x, const kernels::LowRank& s) {
+  for (size_t k = 0; k < s.rank; ++k) {
+    for (size_t j = 0; j < s.columns; ++j) {
+      float sum = 0;
+      for (size_t i = 0; i < s.rows; ++i) {
+        const float product = x.p[k * s.rows + i] * x.matrix[i * s.columns + j];
+        sum += product;
+      }
+      x.q[k * s.columns + j] = sum;
+    }
+  }
+}
+
+void naive_split(Operands& x, const kernels::LowRank& s) {
+  for (size_t i = 0; i < s.rows; ++i) {
+    for (size_t j = 0; j < s.columns; ++j) {
+      float lost = x.matrix[i * s.columns + j], sent = 0;
+      for (size_t k = 0; k < s.rank; ++k) {
+        const float kept = x.p[k * s.rows + i] * x.q[k * s.columns + j];
+        const float given = x.p[k * s.rows + i] * x.sum[k * s.columns + j];
+        lost -= kept;
+        sent += given;
+      }
+      x.error[i * s.columns + j] = lost;
+      x.matrix[i * s.columns + j] = sent;
+    }
+  }
+}
+
+void expect_same(const Operands& found, const Operands& wanted) {
+  CHECK(same(found.matrix, wanted.matrix));
+  CHECK(same(found.error, wanted.error));
+  CHECK(same(found.p, wanted.p));
+  CHECK(same(found.q, wanted.q));
+  CHECK(same(found.sum, wanted.sum));
+}
+
+void check_passes(const kernels::LowRank& s, bool whole) {
+  for (const bool has_error : {false, true}) {
+    Operands found = operands_of(s, whole, test::seed()), wanted = found;
+    const auto step = [&](const auto& pass, const auto& naive) {
+      pass();
+      naive();
+      expect_same(found, wanted);
+    };
+    const float* const error = has_error ? found.error.data() : nullptr;
+    step([&] { kernels::add_and_project(found.p.data(), found.matrix.data(), error, found.q.data(), s); },
+         [&] { naive_project(wanted, s, has_error); });
+    step([&] { kernels::project_back(found.q.data(), found.matrix.data(), found.p.data(), s); },
+         [&] { naive_project_back(wanted, s); });
+    step(
+        [&] {
+          kernels::split(found.matrix.data(), found.error.data(), found.p.data(), found.q.data(), found.sum.data(), s);
+        },
+        [&] { naive_split(wanted, s); });
+  }
+}
+
+void check_all_shapes(bool whole) {
+  for (const std::string& isa : test::available_isas()) {
+    CHECK(kernels::set_isa(isa));
+    for (const size_t rows : {0, 1, 2, 3, 4, 5, 9, 40}) {
+      for (const size_t columns : {0, 1, 15, 16, 17, 31, 33, 200}) {
+        for (const size_t rank : {1, 2, 3, 4, 5, 8, 11}) check_passes({rows, columns, rank}, whole);
+      }
+    }
+  }
+}
+
+TEST(sums_are_in_the_order_that_is_promised) { check_all_shapes(false); }
+TEST(whole_numbers_are_exact) { check_all_shapes(true); }
+
+}  // namespace
+}  // namespace dcoll
+
+TEST_MAIN
