@@ -525,12 +525,14 @@ class Reducer:
         feedback: bool = True,
         momentum: float = 0.0,
         warmup_steps: int = 0,
+        start_step: int = 0,
     ) -> None:
         """wire_dtype: FLOAT16 or BFLOAT16: what wider gradients are cast to while they are reduced; not float32 with a
         codec, which is what it is between nodes.
 
         codec: "fp16", "bf16", "int8", "topk 0.01" (the share that is sent), "fp32" or "" for none.
-        feedback: what int8 and topk lose is added to the next step's gradients. momentum, warmup_steps: of topk.
+        feedback: what int8 and topk lose is added to the next step's gradients.
+        momentum, warmup_steps, start_step: of topk.
 
         groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
         label: in the names of the buckets, which ranks compare: tells them from another Reducer's.

@@ -15,7 +15,8 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
                                       const std::vector<int>& dtypes, const std::vector<std::string>& names, int op,
                                       size_t bucket_bytes, size_t first_bucket_bytes, double prescale, double postscale,
                                       std::optional<int> wire, std::vector<size_t> groups, std::string label,
-                                      std::string_view codec, bool feedback, double momentum, size_t warmup_steps) {
+                                      std::string_view codec, bool feedback, double momentum, size_t warmup_steps,
+                                      size_t start_step) {
   if (numels.size() != dtypes.size() || numels.size() != names.size()) {
     throw ArgumentError("Reducer needs one numel, dtype and name per parameter; got " + std::to_string(numels.size()) +
                         ", " + std::to_string(dtypes.size()) + " and " + std::to_string(names.size()) + ".");
@@ -32,6 +33,7 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
                                                   .encoding = kernels::encoding_named(codec),
                                                   .feedback = feedback,
                                                   .momentum = momentum,
+                                                  .start_step = start_step,
                                                   .warmup_steps = warmup_steps,
                                                   .wire = wire_dtype,
                                                   .groups = std::move(groups),
@@ -78,7 +80,7 @@ void bind_reducer(py::module_& m) {
       .def(py::init(&make_reducer), "comm"_a, "numels"_a, "dtypes"_a, "names"_a, "op"_a, "bucket_bytes"_a,
            "first_bucket_bytes"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "wire_dtype"_a = py::none(),
            "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "", "feedback"_a = true, "momentum"_a = 0.0,
-           "warmup_steps"_a = 0)
+           "warmup_steps"_a = 0, "start_step"_a = 0)
       .def("num_buckets", &Reducer::num_buckets)
       .def("bucket_of", &Reducer::bucket_of, "param"_a)
       .def("bucket_params", &bucket_params, "bucket"_a)

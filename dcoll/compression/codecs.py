@@ -161,6 +161,7 @@ class TopKCompressor(Compressor):
     feedback = True
     momentum = 0.0
     warmup_steps = 0
+    start_step = 0
 
     def __init__(
         self,
@@ -169,13 +170,16 @@ class TopKCompressor(Compressor):
         feedback: bool = True,
         momentum: float = 0.0,
         warmup_steps: int = 0,
+        start_step: int = 0,
         exchange: str = "auto",
     ) -> None:
         """ratio: the share of the elements that is sent, more than 0 and at most 1.
         feedback: False forgets what is not sent.
         momentum: momentum correction of Deep Gradient Compression (Lin et al., 2018): what is not sent gathers momentum
             before it is. In place of the optimizer's own, which is to have none then.
-        warmup_steps: in so many first steps more is sent: a quarter, then less at each step, geometrically.
+        warmup_steps: in so many steps more is sent at first: a quarter, then less at each step, geometrically.
+        start_step: in so many first steps gradients travel as they are, and warmup_steps come after them. After a
+            re-start they are counted anew: what a checkpoint has of lost gradients travels with the first.
         exchange: "gather": every node's selection goes to every other one, and up to ratio times nodes of the elements
             arrive. "owners": to the nodes who own the elements, who add up, select again and pass on, so that ratio of
             them arrive (Ok-Topk; Li and Hoefler, 2022); the bytes do not grow with the number of nodes. What an owner
@@ -189,8 +193,12 @@ class TopKCompressor(Compressor):
             raise ArgumentError(f"momentum is {momentum!r}, but must be at least 0 and less than 1")
         if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
             raise ArgumentError(f"warmup_steps is {warmup_steps!r}, but must be a number of steps, 0 for none")
+        if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
+            raise ArgumentError(f"start_step is {start_step!r}, but must be a number of steps, 0 for none")
         if momentum and not feedback:
             raise ArgumentError("momentum corrects what is kept for later steps: pass feedback=True, or no momentum")
+        if momentum and start_step:
+            raise ArgumentError("gradients of the steps before start_step get no momentum: pass warmup_steps instead")
         if exchange not in ("auto", "gather", "owners"):
             raise ArgumentError(f"exchange is {exchange!r}, but must be 'auto', 'gather' or 'owners'")
         self.ratio = float(ratio)
@@ -198,6 +206,7 @@ class TopKCompressor(Compressor):
         self.feedback = feedback
         self.momentum = float(momentum)
         self.warmup_steps = warmup_steps
+        self.start_step = start_step
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -419,7 +428,7 @@ def codec_for_buckets(compression: Any) -> dict[str, Any]:
     """The core's codec of float32 buckets, which are summed or averaged, and its options; {} if it has none."""
     if not _is_ours(compression):
         return {}
-    options = ("codec", "feedback", "momentum", "warmup_steps")
+    options = ("codec", "feedback", "momentum", "warmup_steps", "start_step")
     return {name: getattr(compression, name) for name in options if hasattr(compression, name)}
 
 

@@ -84,6 +84,10 @@ def check_wrong_arguments() -> None:
         TopK(warmup_steps=-1)
     with pytest.raises(hvd.ArgumentError, match="exchange is 'best', but must be 'auto', 'gather' or 'owners'"):
         TopK(exchange="best")
+    with pytest.raises(hvd.ArgumentError, match="start_step is True"):
+        TopK(start_step=True)
+    with pytest.raises(hvd.ArgumentError, match="start_step get no momentum: pass warmup_steps"):
+        TopK(momentum=0.9, start_step=3)
     with pytest.raises(hvd.ArgumentError, match="pass feedback=True"):
         TopK(momentum=0.9, feedback=False)
 
@@ -96,7 +100,7 @@ def check_another_share_is_a_mismatch() -> None:
 
 def check_what_arrived_and_what_is_kept_are_all_there_was() -> None:
     """With whole numbers: exactly, after any step."""
-    for options in ({}, {"warmup_steps": 3}, {"exchange": "owners"}, {"exchange": "gather"}):
+    for options in ({}, {"warmup_steps": 3}, {"start_step": 4}, {"exchange": "owners"}, {"exchange": "gather"}):
         model = weights()
         optimizer = optimizer_of(model, **options)
         torch.manual_seed(7 + hvd.rank())
@@ -160,6 +164,27 @@ def check_warm_up_sends_more_at_first() -> None:
     assert all(a > b for a, b in itertools.pairwise(sent[:5]))
     assert sent[4] == pytest.approx(0.05 * 6000, rel=0.1)
     assert sent[4:] == [sent[4]] * 3
+
+
+def check_first_steps_send_all() -> None:
+    """And what a checkpoint has kept with the first of them."""
+    torch.manual_seed(12 + hvd.rank())
+    gradient = torch.randint(-50, 51, (6000,)).float()
+    whole = hvd.allreduce(gradient, op=hvd.Sum)
+    model = weights()
+    optimizer = optimizer_of(model, start_step=3, warmup_steps=2)
+    found = [reduced(optimizer, model, gradient) for _ in range(7)]
+    assert all(torch.equal(one, whole) for one in found[:3])
+    sent = [int((one != 0).sum()) for one in found[3:]]
+    assert sent[0] > 1.5 * sent[1] > 2 * sent[2] > 0
+    lost = all_kept(optimizer)
+    assert lost.abs().sum() > 0
+    again = weights()
+    after = optimizer_of(again, start_step=1)
+    after.load_state_dict(optimizer.state_dict())
+    assert torch.equal(reduced(after, again, gradient), whole + lost)
+    assert not all_kept(after).any()
+    assert not torch.equal(reduced(after, again, gradient), whole)
 
 
 def check_momentum_gathers_what_waits() -> None:

@@ -287,7 +287,8 @@ void Reducer::submit(Bucket& bucket) {
     const auto floats = [](const std::shared_ptr<Memory>& memory) {
       return memory == nullptr ? nullptr : reinterpret_cast<float*>(memory->data());
     };
-    request.feedback = {floats(bucket.residual), floats(bucket.velocity), static_cast<float>(options_.momentum)};
+    if (request.encoding)
+      request.feedback = {floats(bucket.residual), floats(bucket.velocity), static_cast<float>(options_.momentum)};
   }
   // All blocks are in use for as long as the operation is.
   const auto all = std::make_shared<std::array<std::shared_ptr<Memory>, 3>>(

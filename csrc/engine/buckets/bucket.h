@@ -50,7 +50,8 @@ struct ReducerOptions {
   Encoding encoding{};      // of float32 between nodes
   bool feedback = true;     // what int8 and top-k lose is kept
   double momentum = 0;      // of top-k: momentum correction (kernels::Feedback)
-  size_t warmup_steps = 0;  // of top-k: so many backwards take a larger share first, less each time
+  size_t start_step = 0;    // of top-k: so many backwards go as they are
+  size_t warmup_steps = 0;  // of top-k: so many backwards then take a larger share, less each time
   std::optional<DType>
       wire{};  // of other types: what gradients of more than 2 bytes per element are cast to on their way
   std::vector<size_t> groups{};  // of each parameter: a bucket per group (and dtype). {}: by size
@@ -161,6 +162,7 @@ class Reducer {
   void add_scattered(Bucket& bucket) const;
   void keep_residuals(const std::vector<Bucket>& old);
   Encoding encoding_now() const;
+  bool is_starting() const;
   void flush();
   void unpack(const Bucket& bucket) const;
   void wait_for_all(const std::function<void(Operation&)>& wait);

@@ -27,13 +27,18 @@ void Reducer::keep_residuals(const std::vector<Bucket>& old) {
   }
 }
 
+// Gradients go as they are, and what is kept, from a checkpoint say, goes with the first.
+bool Reducer::is_starting() const { return rounds_ < options_.start_step; }
+
 // A step's share of the elements, in warm-up: from a quarter down to the ratio, geometrically (Y. Lin et al., "Deep
 // Gradient Compression", 2018, section 3.3).
 Encoding Reducer::encoding_now() const {
+  if (is_starting()) return {};
   Encoding encoding = options_.encoding;
   constexpr double kFirst = 0.25;
-  if (encoding.codec != Codec::kTopK || encoding.ratio >= kFirst || rounds_ >= options_.warmup_steps) return encoding;
-  const double left = 1 - static_cast<double>(rounds_) / static_cast<double>(options_.warmup_steps);
+  const size_t round = rounds_ - options_.start_step;
+  if (encoding.codec != Codec::kTopK || encoding.ratio >= kFirst || round >= options_.warmup_steps) return encoding;
+  const double left = 1 - static_cast<double>(round) / static_cast<double>(options_.warmup_steps);
   encoding.ratio = static_cast<float>(encoding.ratio * std::pow(kFirst / encoding.ratio, left));
   return encoding;
 }
@@ -74,7 +79,7 @@ void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
   settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
   std::byte* const to = memory->data() + bucket.slots[place.slot].offset_bytes;
   kernels::scale(to, values.data(), values.size(), DType::kFloat32, options_.prescale);
-  bucket.scattered = comm_->shares_encoding();
+  bucket.scattered = comm_->shares_encoding() || is_starting();
 }
 
 }  // namespace dcoll
