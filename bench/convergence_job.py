@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from convergence_methods import METHODS
+from convergence_methods import METHODS, quarter
 from torch import nn
 
 import dcoll
+from dcoll.optimizer import FrozenAdamW
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -129,12 +130,18 @@ def train(task: Any, method: str, seed: int, steps: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model, optimizer = task.start(seed)
     dcoll.broadcast_parameters(model.state_dict(), root_rank=0)
+    how = {}
+    if METHODS[method].freezes:
+        how["freeze_step"] = quarter(steps)
+        optimizer = FrozenAdamW(optimizer.param_groups, **how)
+    compression = METHODS[method].make(steps)
+    how |= vars(compression) if not isinstance(compression, type) else {}
     if METHODS[method].takes_momentum:
         for group in optimizer.param_groups:
             if "momentum" in group:
                 group.update(momentum=0.0, nesterov=False)
     optimizer = dcoll.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=METHODS[method].make(steps)
+        optimizer, named_parameters=model.named_parameters(), compression=compression
     )
     every, curve, found = max(steps // POINTS, 1), [], {}
     begin = time.perf_counter()
@@ -150,7 +157,7 @@ def train(task: Any, method: str, seed: int, steps: int) -> dict[str, Any]:
                 found = task.evaluate(model)
             curve.append((step + 1, found["loss"]))
     return {
-        "method": method, "seed": seed, **found, "curve": curve, "ranks_agree": ranks_agree(model),
+        "method": method, "seed": seed, "options": how, **found, "curve": curve, "ranks_agree": ranks_agree(model),
         "seconds": time.perf_counter() - begin, "parameters": sum(p.numel() for p in model.parameters()),
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The methods that bench/convergence.py compares: a compressor for each, made anew for every run.
 
-A quarter of a run's steps is top-k's warm-up, a tenth of them go by before PowerSGD begins.
+A quarter of a run's steps is top-k's warm-up. "late": in so many gradients travel as they are, as torch's
+start_powerSGD_iter has it; "frozen": and AdamW's second moments stay what they are from then on, as in 1-bit Adam.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,21 @@ class Method:
     color: str
     takes_momentum: bool = False
     """The compressor has the momentum, in place of the optimizer."""
+    freezes: bool = False
+    """AdamW's second moments stay; it is not for tasks with another optimizer."""
+
+
+def quarter(steps: int) -> int:
+    """When what is late begins."""
+    return max(1, steps // 4)
+
+
+def topk(steps: int) -> Any:
+    return Compression.topk(ratio=0.01, start_step=quarter(steps))
+
+
+def powersgd(steps: int) -> Any:
+    return Compression.powersgd(rank=4, start_step=quarter(steps))
 
 
 PLAIN = "none"
@@ -28,11 +44,15 @@ METHODS = {
     "int8": Method(lambda _: Compression.int8, "#2a9d8f"),
     "int8-no-feedback": Method(lambda _: Compression.int8(feedback=False), "#8d6e63"),
     "topk": Method(lambda _: Compression.topk(ratio=0.01), "#c1121f"),
-    "topk-warmup": Method(lambda steps: Compression.topk(ratio=0.01, warmup_steps=steps // 4), "#f77f00"),
+    "topk-warmup": Method(lambda steps: Compression.topk(ratio=0.01, warmup_steps=quarter(steps)), "#f77f00"),
     "topk-momentum": Method(
-        lambda steps: Compression.topk(ratio=0.01, momentum=0.9, warmup_steps=steps // 4), "#d62ad0", True
+        lambda steps: Compression.topk(ratio=0.01, momentum=0.9, warmup_steps=quarter(steps)), "#d62ad0", True
     ),
+    "topk-late": Method(topk, "#6a040f"),
+    "topk-frozen": Method(topk, "#ff006e", freezes=True),
     "topk-no-feedback": Method(lambda _: Compression.topk(ratio=0.01, feedback=False), "#e09f3e"),
     "powersgd": Method(lambda _: Compression.powersgd(rank=4), "#7b2cbf"),
-    "powersgd-late": Method(lambda steps: Compression.powersgd(rank=4, start_step=steps // 10), "#3a0ca3"),
+    "powersgd-late": Method(powersgd, "#3a0ca3"),
+    "powersgd-frozen": Method(powersgd, "#4895ef", freezes=True),
+    "frozen": Method(lambda _: Compression.none, "#606c38", freezes=True),
 }
