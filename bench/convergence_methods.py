@@ -49,6 +49,9 @@ METHODS = {
         lambda steps: Compression.topk(ratio=0.01, momentum=0.9, warmup_steps=quarter(steps)), "#d62ad0", True
     ),
     "topk-late": Method(topk, "#6a040f"),
+    "topk-late-warmup": Method(
+        lambda steps: Compression.topk(ratio=0.01, start_step=quarter(steps), warmup_steps=quarter(steps)), "#bc6c25"
+    ),
     "topk-frozen": Method(topk, "#ff006e", freezes=True),
     "topk-no-feedback": Method(lambda _: Compression.topk(ratio=0.01, feedback=False), "#e09f3e"),
     "powersgd": Method(lambda _: Compression.powersgd(rank=4), "#7b2cbf"),

@@ -57,7 +57,7 @@ class FrozenAdamW(torch.optim.AdamW):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As in torch."""
         loss = None
         if closure is not None:

@@ -226,7 +226,7 @@ class PowerSGDReducer(PythonReducer):
             if not self._compresses(i):
                 tensors.append(self.gradients[i])
                 continue
-            matrices.append(self._begun.pop(i, None) or self._matrix(i))
+            matrices.append(self._begun.pop(i) if i in self._begun else self._matrix(i))
             tensors.append(matrices[-1].p)
         name = f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
         handle = self._start(tensors, name)
