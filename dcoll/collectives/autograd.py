@@ -66,7 +66,7 @@ class _GroupedAllGather(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         comm = communicator_of(ctx.process_set)
         everyones = on_communicator.allgather_sync(
-            comm, torch.tensor([ctx.rows]), "gradient of grouped_allgather: rows"
+            comm, torch.tensor([ctx.rows], device="cpu"), "gradient of grouped_allgather: rows"
         )
         averages = grouped.allreduce_sync(comm, list(grads), Average, "gradient of grouped_allgather", 1.0, 1.0)
         before = everyones[: comm.rank].sum(0).tolist()
@@ -144,7 +144,7 @@ def _average(comm: _C.Communicator, grad: torch.Tensor) -> torch.Tensor:
 
 def _rows_of_all(comm: _C.Communicator, rows: int) -> list[int]:
     found: list[int] = on_communicator.allgather_sync(
-        comm, torch.tensor([rows]), "gradient of allgather: rows"
+        comm, torch.tensor([rows], device="cpu"), "gradient of allgather: rows"
     ).tolist()
     return found
 

@@ -14,7 +14,8 @@ from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
 
 def agree_on_sparse(comm: _C.Communicator, grads: list[torch.Tensor | None]) -> list[int]:
     """For every gradient its number of sparse dimensions on any rank, 0 where no rank has a sparse gradient."""
-    dims = torch.tensor([g.sparse_dim() if g is not None and g.is_sparse else 0 for g in grads], dtype=torch.int32)
+    mine = [g.sparse_dim() if g is not None and g.is_sparse else 0 for g in grads]
+    dims = torch.tensor(mine, dtype=torch.int32, device="cpu")
     on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
     found: list[int] = dims.tolist()
     return found
@@ -27,7 +28,7 @@ def agree_on_kinds(
     kinds = [
         (0, 0) if g is None else (0, g.sparse_dim()) if g.is_sparse and not sparse_as_dense else (1, 0) for g in grads
     ]
-    found = torch.tensor(kinds, dtype=torch.int32)
+    found = torch.tensor(kinds, dtype=torch.int32, device="cpu")
     on_communicator.allreduce_sync_(comm, found, Max, "new gradients", 1.0, 1.0)
     return [(dense, dim) for dense, dim in found.tolist()]
 
@@ -115,7 +116,8 @@ class SparseGradients:
             [
                 [p.grad is not None, len(rows.keys), way.proposed if comm.rank == 0 else 0, 1]
                 for (p, _, way), rows in zip(some, mine, strict=True)
-            ]
+            ],
+            device="cpu",
         )
         on_communicator.allreduce_sync_(comm, told, Sum, "sparse gradients", 1.0, 1.0)
         agreed: list[list[int]] = told.tolist()
@@ -155,7 +157,8 @@ class SparseAsDense:
         """Return those that are sparse again. Collective until every parameter has had a gradient on any rank."""
         unknown = [p for p in params if id(p) not in self._dims]
         if unknown:
-            dims = torch.tensor([-1 if p.grad is None else self._here.get(id(p), 0) for p in unknown])
+            here = [-1 if p.grad is None else self._here.get(id(p), 0) for p in unknown]
+            dims = torch.tensor(here, device="cpu")
             on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
             self._dims.update((id(p), dim) for p, dim in zip(unknown, dims.tolist(), strict=True) if dim >= 0)
         made = []

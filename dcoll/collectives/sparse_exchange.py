@@ -36,9 +36,9 @@ class Rows:
     def of(grad: torch.Tensor | None, param: torch.Tensor, sparse_dim: int) -> "Rows":
         width = param.shape[sparse_dim:].numel()
         if grad is None:
-            return Rows(torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=param.dtype))
+            return Rows(torch.empty(0, dtype=torch.int64, device=param.device), param.new_empty(0, width))
         grad = grad.coalesce()
-        keys = torch.zeros(grad.indices().shape[1], dtype=torch.int64)
+        keys = torch.zeros(grad.indices().shape[1], dtype=torch.int64, device=grad.device)
         for numbers, length in zip(grad.indices(), param.shape[:sparse_dim], strict=True):
             keys = keys * length + numbers
         return Rows(keys, grad.values().reshape(len(keys), width))
@@ -75,7 +75,7 @@ class Rows:
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
     """With the strides that view(dtype) wants; contiguous() leaves those of lengths 0 and 1 as they are."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def owners_of(keys: torch.Tensor, owners: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ def by_owners(comm: _C.Communicator, rows: Rows, universe: int, name: str) -> St
 def densely(comm: _C.Communicator, rows: Rows, universe: int, name: str) -> Steps:
     values = rows.values.new_zeros(universe, rows.values.shape[1])
     values[rows.keys] = rows.values
-    used = torch.zeros(universe, dtype=torch.uint8)
+    used = torch.zeros(universe, dtype=torch.uint8, device=rows.keys.device)
     used[rows.keys] = 1
     flags = on_communicator.allreduce_(comm, used, Max, f"{name}, rows in use", 1.0, 1.0)
     yield on_communicator.allreduce_(comm, values, Sum, name, 1.0, 1.0)

@@ -6,7 +6,7 @@ and direction, and it is the steps that overshoot when they are added (Maleki et
     start = parameters;  step of the wrapped optimizer;  delta = parameters - start
     parameters = start + Adasum over the ranks of delta
 
-with factors of its own for each parameter. All deltas of a dtype travel together.
+with factors of its own for each parameter. All deltas of a dtype and device travel together.
 """
 
 import time
@@ -28,14 +28,13 @@ from dcoll.optimizer.check_sync import check_tensors
 
 
 class _Flat:
-    """The parameters of one dtype: views into one buffer for where they start, another for how far they go."""
+    """The parameters of one dtype and device: views into a buffer for where they start, another for how far they go."""
 
     def __init__(self, params: list[torch.Tensor]) -> None:
         self.params = params
         self.elements = [p.numel() for p in params]
-        count = sum(self.elements)
-        self.delta_buffer = torch.zeros(count, dtype=params[0].dtype)
-        self.starts = self._views(torch.empty(count, dtype=params[0].dtype))
+        self.delta_buffer = torch.zeros(sum(self.elements), dtype=params[0].dtype, device=params[0].device)
+        self.starts = self._views(torch.empty_like(self.delta_buffer))
         self.deltas = self._views(self.delta_buffer)
 
     def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
@@ -117,11 +116,11 @@ class DeltaSync:
         now = [p for p in params if p.requires_grad]
         if len(now) == len(self._flat_params) and all(a is b for a, b in zip(now, self._flat_params, strict=True)):
             return
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for p in now:
             code_of(p.dtype)
-            by_dtype.setdefault(p.dtype, []).append(p)
-        self._flats = [_Flat(some) for some in by_dtype.values()]
+            alike.setdefault((p.dtype, p.device), []).append(p)
+        self._flats = [_Flat(some) for some in alike.values()]
         self._flat_params = now
 
     @torch.no_grad()

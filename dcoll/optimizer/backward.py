@@ -6,12 +6,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound="Hooked")
 
 graph_task = torch._C._current_graph_task_id
 """The number of the backward that runs on this thread."""
@@ -32,9 +33,31 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+class Hooked(Protocol):
+    """Whose hooks autograd calls."""
+
+    hook_lock: threading.RLock
+
+
+def hook(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """untraced, and one at a time: of a model on several devices autograd calls hooks on several threads at once."""
+
+    @functools.wraps(function)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.hook_lock:
+            return function(self, *args, **kwargs)
+
+    return untraced(call)
+
+
+def _is_autograds(thread: threading.Thread) -> bool:
+    """Whether autograd has started it, which has one for each GPU, and not Python."""
+    return isinstance(thread, threading._DummyThread)
+
+
 def is_nested() -> bool:
     """True inside a backward that runs inside another one on this thread."""
-    depth = 0
+    depth = int(_is_autograds(threading.current_thread()))  # the outer one runs on the thread that waits for this one
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -55,11 +78,15 @@ class _Running(threading.local):
 
 
 _running = _Running()
+_newest = [0]  # of all threads
 
 
 def running() -> int:
-    """The number of the backward that this thread runs, or has run last, of those that watchers are told of."""
-    return _running.number
+    """The number of the backward that this thread runs, or has run last, of those that watchers are told of.
+
+    On a thread of autograd's, which begins none: the newest.
+    """
+    return _running.number or _newest[0]
 
 
 class Failure:
@@ -166,7 +193,7 @@ def _run_and_tell(*args: Any, **kwargs: Any) -> Any:
     if not _watchers or not kwargs.get("accumulate_grad") or graph_task() != NO_TASK:
         return _engine[0](*args, **kwargs)
     told = _alive()
-    _running.number = next(_numbers)
+    _running.number = _newest[0] = next(_numbers)
     for watcher in told:
         watcher.before_backward()
     try:

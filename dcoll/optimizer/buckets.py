@@ -134,7 +134,7 @@ class Layout:
 
 def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows_none: bool) -> list[int] | None:
     """The order in which rank 0's gradients became ready. None: it had none, or a rank has joined. Collective."""
-    order = torch.tensor(reducer.order(), dtype=torch.int64)
+    order = torch.tensor(reducer.order(), dtype=torch.int64, device="cpu")
     if knows_none:
         order.fill_(-1)
     try:

@@ -17,8 +17,9 @@ def check_tensors(comm: _C.Communicator, names: Sequence[str], tensors: Sequence
     if comm.size == 1:
         return
     dense = [t.detach().contiguous().cpu() for t in tensors]
-    mine = torch.tensor(_C.hash_memory([(t.data_ptr(), t.nbytes) for t in dense]), dtype=torch.int64)
-    whole = torch.tensor(_C.hash_memory([(mine.data_ptr(), mine.nbytes)]), dtype=torch.int64)
+    hashes = _C.hash_memory([(t.data_ptr(), t.nbytes) for t in dense])
+    mine = torch.tensor(hashes, dtype=torch.int64, device="cpu")
+    whole = torch.tensor(_C.hash_memory([(mine.data_ptr(), mine.nbytes)]), dtype=torch.int64, device="cpu")
     if len(set(on_communicator.allgather_sync(comm, whole, "check_sync").tolist())) == 1:
         return
     everyones = on_communicator.allgather_sync(comm, mine.unsqueeze(0), "check_sync of each tensor").tolist()

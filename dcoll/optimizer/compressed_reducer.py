@@ -123,7 +123,7 @@ class PythonReducer:
                 self._send_next()
             self._send_last()
             missing = self.missing()
-            used = torch.ones(len(self.gradients), dtype=torch.uint8)
+            used = torch.ones(len(self.gradients), dtype=torch.uint8, device="cpu")
             used[missing] = 0
             handle = on_communicator.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
             self._receive()
@@ -217,7 +217,7 @@ class CompressedReducer(PythonReducer):
             raise ArgumentError(f"{what} returned {made!r}, but must return a tensor, or a list of one or more")
         if compression.gathers:
             tensors = [torch.atleast_1d(one) for one in tensors]  # type: ignore[no-untyped-call]
-            rows = torch.tensor([[len(one) for one in tensors]])
+            rows = torch.tensor([[len(one) for one in tensors]], device="cpu")
             return grouped.start_allgather(self._comm, [rows, *tensors], self._names[i])
         if len({one.dtype for one in tensors}) > 1:
             raise ArgumentError(

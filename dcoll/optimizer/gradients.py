@@ -18,7 +18,7 @@ from dcoll.collectives.sparse import SparseAsDense, SparseGradients, agree_on_ki
 from dcoll.compression.codecs import NoneCompressor
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Average, ReduceOp, Sum
-from dcoll.optimizer.backward import NO_TASK, graph_task, is_nested, running, untraced, watch
+from dcoll.optimizer.backward import NO_TASK, graph_task, hook, is_nested, running, untraced, watch
 from dcoll.optimizer.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
 from dcoll.optimizer.failed_rounds import NO_END, FailedRounds
 from dcoll.optimizer.late_gradients import LateGradients, late_ones
@@ -70,11 +70,11 @@ class GradientSync(FailedRounds):
         self._gradients = Views()
         self._views, self.residuals = self._gradients.tensors, self._gradients.residuals
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._late = LateGradients()
+        self._late = self._told = LateGradients()  # _told: those that were late when the backward began
         self._late_bytes = late_bytes
-        self._told = self._late  # those that were late when the backward began
         self._thread = threading.get_ident()
         self._any_thread = any_thread
+        self.hook_lock = threading.RLock()
         self._noticed = self._nested = False  # a hook was called in the backward that runs, in one inside it
         # For the hooks: the Reducer, the graph task whose hooks are coming in, and whether they have anything to do.
         self._state = _C.HookState()
@@ -102,8 +102,8 @@ class GradientSync(FailedRounds):
 
     def release(self) -> None:
         """Remove the hooks: gradients are no longer reduced."""
-        for hook in self._hooks:
-            hook.remove()
+        for handle in self._hooks:
+            handle.remove()
         self._hooks = []
         self._late.set([], [])
 
@@ -198,7 +198,7 @@ class GradientSync(FailedRounds):
 
     # --- during backward -------------------------------------------------------------------------------------------
 
-    @untraced
+    @hook
     def bring_in(self, index: int) -> None:
         """A gradient that the hook found out of the ordinary, or ready a second time."""
         if self._in_bucket(index) and not self._reducer.mark_ready(index):
@@ -234,7 +234,7 @@ class GradientSync(FailedRounds):
         p.grad = view
         return True
 
-    @untraced
+    @hook
     def begin_backward(self) -> None:
         """The first hook of a backward: see to it that its end is noticed."""
         self._follow_job()

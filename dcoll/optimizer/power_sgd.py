@@ -26,9 +26,9 @@ from dcoll.ops import ReduceOp
 from dcoll.optimizer.compressed_reducer import PythonReducer
 
 
-def _exactly() -> torch.autocast:
+def _exactly(gradient: torch.Tensor) -> torch.autocast:
     """float32 is multiplied as such, also in a step or a backward that is inside torch.autocast()."""
-    return torch.autocast("cpu", enabled=False)
+    return torch.autocast(gradient.device.type, enabled=False)
 
 
 def is_used(comm: _C.Communicator) -> bool:
@@ -49,17 +49,17 @@ class MatrixState:
         self.error: torch.Tensor | None = None
         self._number = zlib.crc32(name.encode())
 
-    def first_q(self, rank: int, columns: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-        """Random, the same on every rank and in every bucket."""
+    def first_q(self, rank: int, columns: int, seed: int, like: torch.Tensor) -> torch.Tensor:
+        """Random, the same on every rank and in every bucket; of the dtype and on the device of `like`."""
         generator = torch.Generator().manual_seed((seed << 32 | self._number) & (1 << 63) - 1)
-        return torch.randn(rank, columns, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(rank, columns, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 
 def agree_on_directions(comm: _C.Communicator, states: Sequence[MatrixState]) -> None:
     """Ranks that come from different jobs have different ones: then all begin anew. Collective."""
     digest = hashlib.sha256()
     for state in states:
-        digest.update(b"none" if state.q is None else state.q.numpy().tobytes())
+        digest.update(b"none" if state.q is None else state.q.cpu().numpy().tobytes())
     if len(set(objects.allgather_bytes(comm, bytearray(digest.digest()), "directions of PowerSGD"))) > 1:
         for state in states:
             state.q = None
@@ -135,7 +135,7 @@ class _Matrix:
 
 
 class PowerSGDReducer(PythonReducer):
-    """Buckets as the core's: of one dtype, by size or by group."""
+    """Buckets as the core's: of one dtype and device, by size or by group."""
 
     def __init__(
         self,
@@ -156,21 +156,22 @@ class PowerSGDReducer(PythonReducer):
         self._states = states
         self._compressible = [compression.compresses(p) for p in params]
         self._rounds = 0  # ended, well or not: the same number on every rank
-        of_one_dtype = [(group, p.dtype) for group, p in zip(groups, params, strict=True)] if groups else ()
-        super().__init__(comm, params, names, op, prescale, postscale, of_one_dtype)
+        alike = [(group, p.dtype, p.device) for group, p in zip(groups, params, strict=True)] if groups else ()
+        super().__init__(comm, params, names, op, prescale, postscale, alike)
 
     def _units_of(self, order: Sequence[int]) -> list[list[int]]:
         if self._groups:
             return super()._units_of(order)
         filled: list[list[int]] = []
-        growing: dict[torch.dtype, tuple[list[int], int]] = {}
+        growing: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
         for i in order:
             gradient = self.gradients[i]
-            unit, nbytes = growing.get(gradient.dtype, ([], 0))
+            kind = gradient.dtype, gradient.device
+            unit, nbytes = growing.get(kind, ([], 0))
             if unit and nbytes + gradient.nbytes > self._limits[bool(filled)]:
                 filled.append(unit)
                 unit, nbytes = [], 0
-            growing[gradient.dtype] = [*unit, i], nbytes + gradient.nbytes
+            growing[kind] = [*unit, i], nbytes + gradient.nbytes
         return filled + [unit for unit, _ in growing.values()]
 
     def _reset(self) -> None:
@@ -194,7 +195,7 @@ class PowerSGDReducer(PythonReducer):
     def _matrix(self, i: int) -> _Matrix:
         state, gradient = self._states[i], self.gradients[i]
         q = self._first_q(i) if state.q is None else state.q
-        with _exactly():
+        with _exactly(gradient):
             return _Matrix(i, gradient.reshape(len(gradient), -1), state.error, q)
 
     def _calls(self) -> int:
@@ -218,7 +219,7 @@ class PowerSGDReducer(PythonReducer):
     def _first_q(self, i: int) -> torch.Tensor:
         gradient = self.gradients[i]
         columns = gradient.numel() // gradient.shape[0]
-        return self._states[i].first_q(self._options.rank, columns, self._options.seed, gradient.dtype)
+        return self._states[i].first_q(self._options.rank, columns, self._options.seed, gradient)
 
     def _send(self, unit: Sequence[int]) -> None:
         tensors, matrices = [], []
@@ -245,8 +246,8 @@ class PowerSGDReducer(PythonReducer):
             self._failure = self._failure or error
             for one in matrices:
                 one.p.fill_(torch.nan)
-        with _exactly():
-            for one in matrices:
+        for one in matrices:
+            with _exactly(one.value):
                 one.project()
         if matrices:
             self._second.append(self._start([one.sum for one in matrices], f"{name}, second factors"))
@@ -263,7 +264,7 @@ class PowerSGDReducer(PythonReducer):
         for one in self._matrices:
             if one.index in without:
                 continue
-            with _exactly():
+            with _exactly(one.value):
                 one.store(self._states[one.index], self._first_q)
             gradient = self.gradients[one.index]
             if not gradient.is_contiguous():  # `value` is a copy of it

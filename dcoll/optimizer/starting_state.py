@@ -63,7 +63,10 @@ def broadcast_tensors(comm: _C.Communicator, tensors: Sequence[tuple[str, torch.
                 f"broadcast_parameters: {name} is {t.layout} on {t.device}, but must be dense, on the CPU or CUDA"
             )
     if comm.size > 1:
-        pending = [_Pack(comm, pack, root) for pack in _packs([t for _, t in tensors])]
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for _, t in tensors:
+            by_device.setdefault(t.device, []).append(t)
+        pending = [_Pack(comm, pack, root) for some in by_device.values() for pack in _packs(some)]
         for one in pending:
             one.finish()
 
@@ -113,6 +116,7 @@ class _TensorMeta:
     index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    device: str  # its kind: of several GPUs each rank has its own
 
 
 def broadcast_optimizer_state(
@@ -151,13 +155,13 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """A copy of the nested value in which every tensor is replaced by a _TensorMeta, the tensors going to the list."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _TensorMeta(len(tensors) - 1, value.dtype, tuple(value.shape))
+        return _TensorMeta(len(tensors) - 1, value.dtype, tuple(value.shape), value.device.type)
     return _map(value, lambda one: _without_tensors(one, tensors))
 
 
 def _make_tensors(value: Any, tensors: list[torch.Tensor]) -> None:
     if isinstance(value, _TensorMeta):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
     else:
         _map(value, lambda one: _make_tensors(one, tensors))
 

@@ -1,8 +1,9 @@
-"""The checks of tests/mpi/checks_device.py on a GPU, which the ranks share."""
+"""The checks of tests/mpi for tensors of a device on a GPU, which the ranks share."""
 
 from __future__ import annotations
 
 import checks_device
+import checks_device_models
 import presence
 import pytest
 from mpirun import expect, names_of_checks, run_checks
@@ -10,9 +11,18 @@ from mpirun import expect, names_of_checks, run_checks
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 presence.skip_module()
 
+CUDA = (("CHECKS_DEVICE", "cuda"), ("DCOLL_COMPRESS_LOCAL", "1"))
+
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device))
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_device(n: int, check: str) -> None:
     presence.require()
     expect(run_checks("checks_device", n), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_models))
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_models(n: int, check: str) -> None:
+    presence.require()
+    expect(run_checks("checks_device_models", n, CUDA), check)

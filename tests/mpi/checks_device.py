@@ -5,14 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tested_device import DEVICE, EMULATED, NAME
 
 import dcoll as hvd
 from dcoll import _C
 from dcoll.job import world
-
-EMULATED = _C.emulates_device()
-DEVICE = torch.device("cpu" if EMULATED else "cuda")
-NAME = "emulated" if EMULATED else "cuda"
 
 
 def mine(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Model(torch.nn.Module):
 
 def twin_of(name: str, ranks: int, kept_rank: int = RANK) -> Twin:
     columns = torch.Size(SHAPES[name][1:]).numel()
-    return Twin(MatrixState(name).first_q(kept_rank, columns, 0, torch.float64), ranks)
+    return Twin(MatrixState(name).first_q(kept_rank, columns, 0, torch.empty(0, dtype=torch.float64)), ranks)
 
 
 def powersgd(model: torch.nn.Module, **options: object) -> object:

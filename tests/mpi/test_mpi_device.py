@@ -1,17 +1,35 @@
-"""Collectives and the optimizer on tensors of the emulated device, whose results come late."""
+"""Collectives, optimizers and models on the emulated device, whose results come late, and models on one that
+torch is made to see beside the CPU."""
 
+from types import ModuleType
+
+import checks_batch_norm
 import checks_collectives
 import checks_device
+import checks_device_models
+import checks_names
+import checks_optimizer
+import checks_optimizer_options
+import checks_optimizer_uneven
+import checks_process_sets
 import pytest
 from mpirun import expect, names_of_checks, run_checks
 
 pytestmark = pytest.mark.mpi
 
 EMULATED = (("DCOLL_DEVICE", "emulated"),)
+PRETENDED = (("CHECKS_DEVICE", "pretended"), ("DCOLL_COMPRESS_LOCAL", "1"))
 LAYOUTS = [(3, "auto"), (2, "mpi")]
 # What they ask is otherwise on a device: poll() is not true before the copy back is done, messages say ", on emulated",
-# and a group is one operation for each tensor.
-OTHERWISE = {"check_barrier_and_many_in_flight", "check_mismatch", "check_a_refused_call_fails_alone"}
+# a group is one operation for each tensor, and each gradient is reduced by itself.
+OTHERWISE = {
+    "check_barrier_and_many_in_flight", "check_mismatch", "check_a_refused_call_fails_alone",
+    "check_groups_are_reduced_together", "check_a_mismatch_by_name",
+}  # fmt: skip
+OF_THE_CPU_TOO: list[ModuleType] = [
+    checks_batch_norm, checks_collectives, checks_names, checks_optimizer, checks_optimizer_options,
+    checks_optimizer_uneven, checks_process_sets,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device))
@@ -20,6 +38,22 @@ def test_device(n: int, transport: str, check: str) -> None:
     expect(run_checks("checks_device", n, (*EMULATED, ("DCOLL_TRANSPORT", transport))), check)
 
 
-@pytest.mark.parametrize("check", [one for one in names_of_checks(checks_collectives) if one not in OTHERWISE])
-def test_collectives(check: str) -> None:
-    expect(run_checks("checks_collectives", 2, EMULATED), check)
+@pytest.mark.parametrize("check", names_of_checks(checks_device_models))
+@pytest.mark.parametrize(
+    ("n", "env"), [(2, EMULATED), (1, PRETENDED), (2, PRETENDED), (3, PRETENDED)], ids=["2", "p1", "p2", "p3"]
+)
+def test_models(n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_device_models", n, env), check)
+
+
+@pytest.mark.parametrize(
+    ("module", "check"),
+    [
+        pytest.param(module.__name__, check, id=f"{module.__name__}-{check}")
+        for module in OF_THE_CPU_TOO
+        for check in names_of_checks(module)
+        if check not in OTHERWISE
+    ],
+)
+def test_of_the_cpu_too(module: str, check: str) -> None:
+    expect(run_checks(module, 2, EMULATED), check)

@@ -1,11 +1,15 @@
 """Who is told of a backward, and in which order."""
 
+import _thread
 import random
 import threading
+import time
+from collections.abc import Callable
 
 import torch
 
 from dcoll import _C
+from dcoll.compression import Compressor
 from dcoll.optimizer import backward
 from dcoll.optimizer.gradients import GradientSync
 
@@ -99,3 +103,80 @@ def test_a_thread_that_begins_while_another_backward_runs() -> None:
     assert len(rounds) == 1
     assert p.grad is sync._views[0]
     sync.release()
+
+
+def on_a_thread_of_autograds(work: Callable[[], object]) -> object:
+    """On a thread that Python has not started, as those are on which autograd runs what is on a GPU."""
+    got: list[object] = []
+    done = threading.Event()
+
+    def run() -> None:
+        got.append(work())
+        done.set()
+
+    _thread.start_new_thread(run, ())
+    assert done.wait(30)
+    return got[0]
+
+
+def test_a_thread_of_autograds_runs_the_newest_backward() -> None:
+    assert backward.watch(watcher := Watcher([], 0))
+    p = torch.zeros(1, requires_grad=True)
+    seen: list[object] = []
+    p.register_post_accumulate_grad_hook(
+        lambda _: seen.append((on_a_thread_of_autograds(backward.running), backward.running()))
+    )
+    p.sum().backward()
+    p.sum().backward()
+    assert watcher.told == [("before", 0), ("after", 0)] * 2
+    (first, same), (second, again) = seen
+    assert (first, second) == (same, again)
+    assert first != second
+
+
+def test_a_backward_inside_one_on_a_thread_of_autograds_is_nested() -> None:
+    p = torch.zeros(1, requires_grad=True)
+    nested: list[object] = []
+    p.register_post_accumulate_grad_hook(lambda _: nested.append(backward.is_nested()))
+
+    def inside() -> None:
+        p.sum().backward()
+
+    inside()
+    on_a_thread_of_autograds(inside)
+    assert not on_a_thread_of_autograds(backward.is_nested)
+    assert nested == [False, True]
+
+
+def test_hooks_of_several_threads_take_turns() -> None:
+    p, q = (torch.zeros(3, requires_grad=True) for _ in range(2))
+    sync = GradientSync(_C.connect_local(1)[0], [p, q], lambda _: "p", compression=Slow, late_bytes=-1)
+    for one in (p, q):
+        one.grad = torch.ones(3)
+    both = [threading.Thread(target=sync.bring_in, args=(i,)) for i in (1, 0)]  # sent in this order
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(30)
+    sync.finish()
+    assert Slow.most == 1
+    assert p.grad.tolist() == q.grad.tolist() == [1, 1, 1]
+    sync.release()
+
+
+class Slow(Compressor):
+    """Counts the threads in it."""
+
+    inside = most = 0
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        cls.inside += 1
+        cls.most = max(cls.most, cls.inside)
+        time.sleep(0.05)
+        cls.inside -= 1
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
+        return tensor

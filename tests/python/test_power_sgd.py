@@ -50,7 +50,8 @@ def made(comm: _C.Communicator, model: nn.Module, **options: object) -> Gradient
 
 def twin_of(name: str, ranks: int) -> Twin:
     columns = SHAPES[name][1:]
-    return Twin(MatrixState(name).first_q(RANK, torch.Size(columns).numel(), 0, torch.float64), ranks)
+    like = torch.empty(0, dtype=torch.float64)
+    return Twin(MatrixState(name).first_q(RANK, torch.Size(columns).numel(), 0, like), ranks)
 
 
 def average(name: str, ranks: int, step: int) -> torch.Tensor:
