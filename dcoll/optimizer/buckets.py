@@ -96,7 +96,8 @@ class Layout:
         wire = wire_dtype_of(self._compression)
         codec = codec_for_buckets(self._compression)
         called = [f"{name} of {self.label}" for name in names]
-        if isinstance(self._compression, PowerSGD):
+        compression = self._compression
+        if isinstance(compression, PowerSGD):
             if power_sgd.is_used(comm):
                 states = [
                     self._states.setdefault(p, power_sgd.MatrixState(n)) for n, p in zip(names, params, strict=True)
@@ -104,17 +105,18 @@ class Layout:
                 power_sgd.agree_on_directions(comm, states)
                 sizes = self._bucket_bytes, self._first_bucket_bytes
                 return power_sgd.PowerSGDReducer(
-                    comm, params, called, self.op, self._compression, pre, post, groups, *sizes, states
+                    comm, params, called, self.op, compression, pre, post, groups, *sizes, states
                 )
-        elif any(library("torch").on_device(p) for p in params):
+            compression = NoneCompressor
+        if any(library("torch").on_device(p) for p in params):
             if codec and wire is None:
                 raise ArgumentError(
                     "DistributedOptimizer got parameters on a device and a compression that works on the CPU: use "
                     "Compression.none, fp16, bf16 or powersgd, or a class of your own"
                 )
-            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups, names)
-        elif wire is None and not codec and self._compression is not NoneCompressor:
-            return CompressedReducer(comm, params, called, self.op, self._compression, pre, post, groups, names)
+            return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)
+        if wire is None and not codec and compression is not NoneCompressor:
+            return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)
         return _C.Reducer(
             comm,
             [p.numel() for p in params],
