@@ -5,6 +5,7 @@ Ranks compute the same as one process with all their batches. Values are small w
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tested_device import DEVICE, PRETENDED, is_there
@@ -13,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dcoll as hvd
 from dcoll.collectives import sparse_exchange
+
+CPU = torch.device("cpu")
 
 
 def there(tensor: torch.Tensor) -> torch.Tensor:
@@ -301,3 +304,23 @@ def check_power_sgd() -> None:
         (other(torch.ones(1, 3) * (rank + 1)).sum() / hvd.size()).backward()
     for got, want in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(got.grad.cpu(), want.grad.cpu(), atol=1e-4, rtol=1e-4)
+
+
+def check_memory_of_the_device() -> None:
+    n = hvd.size()
+    for shape in ((), 5, (2, 3), (0, 4)):
+        made = hvd.empty(shape, torch.float64, device=DEVICE)
+        assert is_there(made)
+        assert made.shape == torch.Size((shape,) if isinstance(shape, int) else shape)
+        assert torch.equal(made, torch.zeros_like(made))
+        assert torch.equal(hvd.allreduce_(made.fill_(1), op=hvd.Sum), torch.full_like(made, n))
+        like = hvd.empty_like(made)
+        assert (like.shape, like.dtype, like.device) == (made.shape, made.dtype, made.device)
+        assert torch.equal(like, torch.zeros_like(made))
+    for device in (None, "cpu", CPU):
+        assert hvd.empty(3, device=device).is_cpu
+        assert hvd.empty(3, np.float32, device).tolist() == [0, 0, 0]
+    assert hvd.empty_like(np.ones(2, np.int8)).tolist() == [0, 0]
+    for dtype, device in ((torch.float32, "meta"), (np.float32, "cuda")):
+        with pytest.raises(hvd.ArgumentError, match=rf"dcoll.empty\(\) got device {device} and dtype .*float32"):
+            hvd.empty(3, dtype, device)
