@@ -104,7 +104,6 @@ std::vector<int> numbers(std::string_view name) {
     }
     found.push_back(std::stoi(word));
   }
-  if (!value.empty() && value.back() == ',') reject(name, value);
   return found;
 }
 
@@ -136,6 +135,7 @@ Settings Settings::from_env() {
   s.transport = choice("DCOLL_TRANSPORT");
   s.algo = choice("DCOLL_ALGO");
   s.nodes = numbers("DCOLL_NODES");
+  if (text("DCOLL_NODES").ends_with(',')) reject("DCOLL_NODES", text("DCOLL_NODES"));  // a rank's number is missing
   s.timeout_s = number("DCOLL_TIMEOUT", kSmallest, 1e9);
   s.spin_us = number("DCOLL_SPIN_US", -1, 1e9);
   s.arena_mb = integer("DCOLL_ARENA_MB", 0, int64_t{1} << 26);
