@@ -67,19 +67,19 @@ void bind_low_rank(py::module_& k) {
   k.def(
       "add_and_project",
       [](uintptr_t p, uintptr_t matrix, uintptr_t error, uintptr_t q, size_t rows, size_t columns, size_t rank) {
-        by_address(&kernels::add_and_project)(p, matrix, error, q, {rows, columns, rank});
+        by_address (&kernels::add_and_project)(p, matrix, error, q, {rows, columns, rank});
       },
       "p"_a, "matrix"_a, "error"_a, "q"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
   k.def(
       "project_back",
       [](uintptr_t q, uintptr_t matrix, uintptr_t p, size_t rows, size_t columns, size_t rank) {
-        by_address(&kernels::project_back)(q, matrix, p, {rows, columns, rank});
+        by_address (&kernels::project_back)(q, matrix, p, {rows, columns, rank});
       },
       "q"_a, "matrix"_a, "p"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
   k.def(
       "split",
       [](uintptr_t matrix, uintptr_t error, uintptr_t p, uintptr_t q, uintptr_t sum, size_t rows, size_t columns,
-         size_t rank) { by_address(&kernels::split)(matrix, error, p, q, sum, {rows, columns, rank}); },
+         size_t rank) { by_address (&kernels::split)(matrix, error, p, q, sum, {rows, columns, rank}); },
       "matrix"_a, "error"_a, "p"_a, "q"_a, "sum"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
 }
 

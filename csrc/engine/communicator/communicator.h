@@ -223,7 +223,8 @@ class Communicator final : public Watched, public Notes, public Driven {
   double patience(const Operation& operation) const DCOLL_REQUIRES(drive_mutex_);
   void watch_operation(Operation& running, Clock::time_point now) DCOLL_REQUIRES(drive_mutex_);
   void watch_names(Clock::time_point now) DCOLL_REQUIRES(drive_mutex_);
-  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing) DCOLL_REQUIRES(drive_mutex_);
+  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing)
+      DCOLL_REQUIRES(drive_mutex_);
   [[noreturn]] void throw_stall(const std::string& what) const;
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing) DCOLL_REQUIRES(drive_mutex_);
   std::shared_ptr<Operation> find(const Question& question) const DCOLL_REQUIRES(drive_mutex_);
@@ -314,7 +315,7 @@ class Communicator final : public Watched, public Notes, public Driven {
   Queue inbox_ DCOLL_GUARDED_BY(inbox_mutex_);
   std::unordered_set<uint64_t> names_in_flight_ DCOLL_GUARDED_BY(inbox_mutex_);  // NamedLane::id_of
   uint64_t last_name_ DCOLL_GUARDED_BY(inbox_mutex_) = 0;  // the one submitted last, as in names_in_flight_
-  std::exception_ptr failure_;  // written once, before failed_, and read after it
+  std::exception_ptr failure_;                             // written once, before failed_, and read after it
   std::string failure_text_ DCOLL_GUARDED_BY(inbox_mutex_);
   std::atomic<bool> closing_{false};
   std::atomic<bool> failed_{false};

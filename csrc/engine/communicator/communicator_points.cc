@@ -35,7 +35,8 @@ void Communicator::make_points() {
     }
     if (members_.window != nullptr && members_.window->local_size() == local) ranks.window = members_.window;
     points_ = std::make_unique<PointToPoint>(
-        std::move(ranks), [this](auto operation, auto error) DCOLL_REQUIRES(drive_mutex_) { finish(std::move(operation), std::move(error)); });
+        std::move(ranks), [this](auto operation, auto error)
+                              DCOLL_REQUIRES(drive_mutex_) { finish(std::move(operation), std::move(error)); });
   }
   uses_points_ = true;
 }
@@ -109,7 +110,8 @@ std::shared_ptr<Operation> Communicator::send_or_submit(const void* data, size_t
     const MutexLock lock(drive_mutex_);
     if (points_are_free()) {
       throw_complaint(peer);
-      if (entered([&]() DCOLL_REQUIRES(drive_mutex_) { return points_->send_now(peer, tag, data, bytes); })) return nullptr;
+      if (entered([&]() DCOLL_REQUIRES(drive_mutex_) { return points_->send_now(peer, tag, data, bytes); }))
+        return nullptr;
     }
   }
   return submit_point({.kind = Kind::kSend, .in = data, .count = bytes, .root = peer, .tag = tag}, /*waits=*/true);
