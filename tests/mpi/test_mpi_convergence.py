@@ -44,7 +44,7 @@ def test_methods_train_beside_each_other_and_runs_are_kept(tmp_path):
     assert "gpt 1 of 2: int8-no-feedback, seed 0" in done.stderr
     document = json.loads(found.read_text())
     assert document["runs"][:4] == runs
-    assert [row["method"] for row in document["summary"]["gpt"]] == ["none", "int8", "topk-frozen", "int8-no-feedback"]
+    assert [row["method"] for row in document["summary"]["gpt"]] == ["none", "int8", "int8-no-feedback", "topk-frozen"]
     assert "topk-frozen: freeze_step 1, ratio 0.01, codec topk 0.01, feedback True," in done.stdout
     assert done.stdout == table.read_text()
     assert "| int8-no-feedback | 1 |" in done.stdout
