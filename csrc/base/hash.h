@@ -21,8 +21,9 @@ class Fingerprint {
     state_ ^= state_ >> 31;
     return *this;
   }
-  // Both in one round, for calls of less than a microsecond. What differs in `first` are a few bits, codes and lengths;
-  // two numbers that are unequal differ by other bits than those after the multiplication.
+  // Both words in one round of mixing, for calls of less than a microsecond. `first` is to hold codes and lengths, so
+  // that two of them differ in a few bits; the multiplication spreads a difference of `second` over all bits, where
+  // that of `first` does not undo it.
   Fingerprint& add(uint64_t first, uint64_t second) { return add(first ^ second * 0xd6e8feb86659fd93ull); }
   uint64_t value() const { return state_; }
 
