@@ -152,6 +152,7 @@ void low_rank_project(float* p, float* matrix, const float* error, const float* 
 }
 
 void low_rank_project_back(float* q, const float* matrix, const float* p, const LowRank& s) {
+  if (s.columns == 0) return;  // q may be null, which memset does not take
   __builtin_memset(q, 0, s.rank * s.columns * sizeof(float));
   for (size_t i = 0; i < s.rows;) {
     const size_t rows = s.rows - i < kRowsAtOnce ? 1 : kRowsAtOnce;
