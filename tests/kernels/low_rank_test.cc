@@ -46,7 +46,7 @@ void naive_project(Operands& x, const kernels::LowRank& s, bool has_error) {
   for (size_t i = 0; has_error && i < x.matrix.size(); ++i) x.matrix[i] += x.error[i];
   for (size_t k = 0; k < s.rank; ++k) {
     for (size_t i = 0; i < s.rows; ++i) {
-      x.p[k * s.rows + i] = dot_in_order(&x.matrix[i * s.columns], &x.q[k * s.columns], s.columns);
+      x.p[k * s.rows + i] = dot_in_order(x.matrix.data() + i * s.columns, x.q.data() + k * s.columns, s.columns);
     }
   }
 }
