@@ -31,6 +31,7 @@ PYTHON_FOLDERS = ["job", "compression", "collectives", "optimizer", "torch", "el
 BELOW_ALL_FOLDERS = {"_C", "errors", "gradient_errors", "ops"}
 LONGEST_FILE = 450
 LONGEST_FUNCTION = 60
+MOST_METHODS = 40  # of a class
 # Longer ones, and how long they may be.
 LONG_FUNCTIONS = {
     "examples/elastic.py main": 62,  # Horovod's script, changed in the import alone
@@ -291,6 +292,67 @@ def test_functions_fit_a_screen() -> None:
     assert python_functions(python) == {"f": 2}
     cpp = "void A::f(int a,\n          int b) {\n  if (a) {\n  }\n}\nclass B {\n  int g() {\n    return 1;\n  }\n};\n"
     assert cpp_functions(cpp) == {"A::f": 5, "g": 3}
+
+
+def python_methods(text: str) -> dict[str, int]:
+    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    return {node.name: sum(isinstance(one, ast.FunctionDef) for one in node.body) for node in classes}
+
+
+def cpp_methods(text: str) -> dict[str, int]:
+    """Methods of every class, without those of the interfaces that it implements, and without deleted and defaulted
+    ones. Needs clang-format's indentation: a member begins two columns behind its class, and the lines that go on with
+    it lie further in.
+    """
+    found = {}
+    lines = text.splitlines()
+    for begin, line in enumerate(lines):
+        opened = re.match(r"( *)(?:class|struct) (?:\w+\(.*?\) )?(\w+)[^;]*\{$", line)
+        if not opened:
+            continue
+        indent = opened[1]
+        end = next(i for i in range(begin, len(lines)) if lines[i].startswith(f"{indent}}}"))
+        body = re.sub(r" *//.*", "", "\n".join(lines[begin + 1 : end]))
+        members = re.split(rf"^{indent}  (?=[^ }}])", body, flags=re.MULTILINE)[1:]
+        named = [re.sub(r"operator\W+(?=\()", "operator", member) for member in members]
+        heads = [re.sub(r"DCOLL_\w+\(.*", "", re.split(r"[{;=]", one)[0], flags=re.DOTALL) for one in named]
+        no_methods = r"(?:using|friend|static_assert|typedef|enum|class|struct)\b"
+        found[opened[2]] = sum(
+            "(" in re.sub(r"<.*>", "", head, flags=re.DOTALL)
+            and not re.match(no_methods, head)
+            and not re.search(r"= (?:delete|default);|\) (?:const )?override\b", member)
+            for head, member in zip(heads, members, strict=True)
+        )
+    return found
+
+
+def test_no_class_has_more_methods_than_can_be_kept_in_mind() -> None:
+    counts: dict[str, int] = {}
+    for path in sources("csrc", "dcoll", suffixes=(*CPP, ".py")):
+        count = python_methods if path.suffix == ".py" else cpp_methods
+        counts |= {f"{path.relative_to(ROOT)} {name}": methods for name, methods in count(path.read_text()).items()}
+    assert len(counts) > 200
+    assert counts["csrc/engine/communicator/communicator.h Communicator"] > 20
+    assert {name: methods for name, methods in counts.items() if methods > MOST_METHODS} == {}
+    assert python_methods("class A:\n    x = 1\n\n    def f(self) -> None: ...\n") == {"A": 1}
+    cpp = """
+class A final {
+ public:
+  A(const A&) = delete;
+  struct B {
+    int f() { return 1; }
+  };
+  int g(int a,
+        int b) const;  // c()
+  std::function<void(int)> h;
+  Mutex m DCOLL_GUARDED_BY(n(1));
+  int k() const override { return 1; }
+  using D = int (*)();
+  int i{0};
+  bool operator==(const A& other) const;
+};
+"""
+    assert cpp_methods(cpp) == {"A": 2, "B": 1}
 
 
 def test_every_setting_is_in_the_table() -> None:

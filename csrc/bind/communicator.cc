@@ -51,7 +51,6 @@ class Handle {
   bool poll() const { return comm_->poll(*operation_) && (comm_->in_forked_child() || settled(*operation_)); }
   bool released() const { return comm_->in_forked_child() || (operation_->released() && settled(*operation_)); }
   void wait(double timeout_s, bool spins) {
-    using Spin = Communicator::Spin;
     wait_all(*comm_, *operation_, timeout_s, spins ? Spin::kAllowed : Spin::kBriefly);
     waited_ = true;
   }
@@ -233,23 +232,23 @@ auto runs_ragged(Request (*make)(Args...)) {
 uint64_t user_key(int32_t tag) { return point_key(PointSpace::kUser, tag); }
 
 std::unique_ptr<Handle> isend(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return std::make_unique<Handle>(comm, comm->isend(to_pointer(address), nbytes, peer, user_key(tag)));
+  return std::make_unique<Handle>(comm, comm->points().isend(to_pointer(address), nbytes, peer, user_key(tag)));
 }
 
 std::unique_ptr<Handle> irecv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return std::make_unique<Handle>(comm, comm->irecv(to_pointer(address), nbytes, peer, user_key(tag)));
+  return std::make_unique<Handle>(comm, comm->points().irecv(to_pointer(address), nbytes, peer, user_key(tag)));
 }
 
 void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  const auto rest =
-      with_lock_as_pays(nbytes, [&] { return comm->send_or_submit(to_pointer(address), nbytes, peer, user_key(tag)); });
+  const auto rest = with_lock_as_pays(
+      nbytes, [&] { return comm->points().send_or_submit(to_pointer(address), nbytes, peer, user_key(tag)); });
   if (rest != nullptr) wait_interruptibly(*comm, *rest, -1);
 }
 
 int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
   int source = kAnySource;
   const auto rest = with_lock_as_pays(
-      nbytes, [&] { return comm->recv_or_submit(to_pointer(address), nbytes, peer, user_key(tag), source); });
+      nbytes, [&] { return comm->points().recv_or_submit(to_pointer(address), nbytes, peer, user_key(tag), source); });
   if (rest == nullptr) return source;
   wait_interruptibly(*comm, *rest, -1);
   return rest->source;
@@ -329,10 +328,11 @@ std::shared_ptr<Memory> alloc(Communicator& comm, size_t bytes) {
 }
 
 py::dict encoded_costs(const Communicator& comm) {
+  comm.check_process();
   using namespace py::literals;
   constexpr double kSecond = 1e9;
   py::dict all;
-  for (const auto& [name, named] : comm.encoded_costs().all()) {
+  for (const auto& [name, named] : comm.as_made().encoded_costs.all()) {
     const EncodedCost& cost = named.cost;
     const auto coding = static_cast<double>(cost.encode_ns + cost.decode_ns);
     all[py::str(name)] =
@@ -368,23 +368,18 @@ void bind_communicator(py::module_& m) {
   py::class_<Communicator, CommPtr> comm(m, "Communicator", py::is_final());
   comm.def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
-      .def_property_readonly("local_rank", &Communicator::local_rank)
-      .def_property_readonly("local_size", &Communicator::local_size)
-      .def_property_readonly("node", &Communicator::node)
-      .def_property_readonly("num_nodes", &Communicator::num_nodes)
-      .def_property_readonly("nodes", &Communicator::nodes)
-      .def_property_readonly("transports", &Communicator::transports)
-      .def_property_readonly("job_ranks",
-                             [](const Communicator& self) {
-                               std::vector<int> ranks;
-                               for (int r = 0; r < self.size(); ++r) ranks.push_back(self.members().job_rank(r));
-                               return ranks;
-                             })
-      .def("constants", [](Communicator& comm) { return bind::to_dict(comm.topology()); })
-      .def("constants_source", &Communicator::constants_source)
+      .def_property_readonly("local_rank", [](const Communicator& self) { return self.members().local_rank(); })
+      .def_property_readonly("local_size", [](const Communicator& self) { return self.members().local_size(); })
+      .def_property_readonly("node", [](const Communicator& self) { return self.members().node(); })
+      .def_property_readonly("num_nodes", [](const Communicator& self) { return self.members().num_nodes(); })
+      .def_property_readonly("nodes", [](const Communicator& self) { return self.members().node_of_rank; })
+      .def_property_readonly("transports", [](const Communicator& self) { return self.members().transport_of_rank; })
+      .def_property_readonly("job_ranks", [](const Communicator& self) { return self.members().all_job_ranks(); })
+      .def("constants", [](Communicator& self) { return bind::to_dict(self.constants().topology); })
+      .def("constants_source", [](Communicator& self) { return self.constants().source; })
       .def("coding",
            [](Communicator& self, const std::string& codec) -> std::optional<std::pair<double, double>> {
-             const auto coding = self.coding(kernels::encoding_named(codec).codec);
+             const auto coding = self.constants().codings[static_cast<size_t>(kernels::encoding_named(codec).codec)];
              if (!coding) return std::nullopt;
              return std::pair(coding->encode_us_per_byte, coding->decode_us_per_byte);
            })

@@ -26,6 +26,6 @@ void settle(Communicator& comm, Operation& operation);
 void wait_settled(Operation& operation) noexcept;
 // wait_interruptibly(), and settle() whatever became of the operation.
 void wait_all(Communicator& comm, Operation& operation, double timeout_s,
-              Communicator::Spin spin = Communicator::Spin::kAllowed);
+              Spin spin = Spin::kAllowed);
 
 }  // namespace dcoll::bind

@@ -10,7 +10,7 @@ namespace py = pybind11;
 
 namespace dcoll::bind {
 
-void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s, Communicator::Spin spin) {
+void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s, Spin spin) {
   constexpr double kLookForSignalsSeconds = 0.1;
   const auto begin = Clock::now();
   operation.waiter.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
@@ -28,7 +28,7 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
   if (operation.error) std::rethrow_exception(operation.error);
 }
 
-void wait_all(Communicator& comm, Operation& operation, double timeout_s, Communicator::Spin spin) {
+void wait_all(Communicator& comm, Operation& operation, double timeout_s, Spin spin) {
   try {
     wait_interruptibly(comm, operation, timeout_s, spin);
   } catch (...) {

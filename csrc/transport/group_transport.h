@@ -11,10 +11,10 @@
 
 namespace dcoll {
 
-class GroupTransport final : public Transport {
+class GroupTransport final : public Messages {
  public:
   // `ranks`: of the group, as `whole` numbers them; `own`: the place of this rank among them.
-  GroupTransport(Transport& whole, std::vector<int> ranks, int own, int first_channel = 0,
+  GroupTransport(Messages& whole, std::vector<int> ranks, int own, int first_channel = 0,
                  int control_channel = kControlChannel)
       : whole_(whole),
         ranks_(std::move(ranks)),
@@ -26,7 +26,6 @@ class GroupTransport final : public Transport {
 
   int rank() const override { return own_; }
   int size() const override { return static_cast<int>(ranks_.size()); }
-  const char* name() const override { return whole_.name(); }
   size_t max_message_bytes() const override { return whole_.max_message_bytes(); }
 
   bool post_send(int peer, int channel, const void* data, size_t bytes) override {
@@ -51,20 +50,11 @@ class GroupTransport final : public Transport {
   void pop(int peer, int channel) override { whole_.pop(ranks_[peer], shifted(channel)); }
 
   void progress() override { whole_.progress(); }
-  uint32_t prepare_wait() override { return whole_.prepare_wait(); }
-  void wait(uint32_t ticket, std::chrono::microseconds limit) override { whole_.wait(ticket, limit); }
-  void wake() override { whole_.wake(); }
-  void doze(uint32_t ticket, std::chrono::microseconds limit) override { whole_.doze(ticket, limit); }
-  bool alert(bool on) override { return whole_.alert(on); }
-  void nudge() override { whole_.nudge(); }
-  void check_peers() override { whole_.check_peers(); }
-  void post_failure(const std::string& text) override { whole_.post_failure(text); }
-  std::string poll_failure() override { return whole_.poll_failure(); }
 
  private:
   int shifted(int channel) const { return channel == kControlChannel ? control_channel_ : channel + first_channel_; }
 
-  Transport& whole_;
+  Messages& whole_;
   const std::vector<int> ranks_;
   const int own_;
   const int first_channel_, control_channel_;

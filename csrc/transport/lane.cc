@@ -34,7 +34,7 @@ class LaneWindow final : public Window {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_lane(Transport& main) {
+std::unique_ptr<Messages> make_lane(Messages& main) {
   std::vector<int> everybody(static_cast<size_t>(main.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   return std::make_unique<GroupTransport>(main, std::move(everybody), main.rank(), kLaneChannels,

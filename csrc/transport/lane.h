@@ -14,7 +14,7 @@
 namespace dcoll {
 
 // `main` must outlive it.
-std::unique_ptr<Transport> make_lane(Transport& main);
+std::unique_ptr<Messages> make_lane(Messages& main);
 std::shared_ptr<Window> make_lane(std::shared_ptr<Window> main);
 
 }  // namespace dcoll

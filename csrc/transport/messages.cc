@@ -193,20 +193,20 @@ void MessageTransport::finish_receive(Transfer& op, size_t bytes) const {
 }
 
 // At most kMostBytes of the text, in whole UTF-8 characters.
-std::vector<std::byte> Notices::as_notice(const std::string& text) {
+std::vector<std::byte> HeardNotices::as_notice(const std::string& text) {
   size_t bytes = std::min(text.size(), kMostBytes);
   while (bytes < text.size() && bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
   const auto* characters = reinterpret_cast<const std::byte*>(text.data());
   return {characters, characters + bytes};
 }
 
-std::vector<std::byte> Notices::as_notice(const std::vector<int>& waits_for) {
+std::vector<std::byte> HeardNotices::as_notice(const std::vector<int>& waits_for) {
   std::vector<std::byte> notice(std::min(waits_for.size(), kMostBytes / sizeof(int)) * sizeof(int));
   if (!notice.empty()) std::memcpy(notice.data(), waits_for.data(), notice.size());
   return notice;
 }
 
-void Notices::hear(Topic topic, int from, const std::byte* notice, size_t bytes) {
+void HeardNotices::hear(Topic topic, int from, const std::byte* notice, size_t bytes) {
   if (topic == kStall) {
     StallNote note{.rank = from, .waits_for = {}, .heard = Clock::now()};
     note.waits_for.resize(bytes / sizeof(int));

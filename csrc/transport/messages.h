@@ -142,7 +142,7 @@ class MessageTransport : public Transport {
 
 // What ranks tell each other beside the data: that one failed, that one waits in vain and for whom, and notes. The part
 // of it that is no matter of the medium.
-class Notices {
+class HeardNotices {
  public:
   enum Topic : int { kFailure, kStall, kNote };
   static constexpr size_t kTopics = 3;

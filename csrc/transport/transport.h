@@ -57,13 +57,13 @@ struct Note {
   std::string text;
 };
 
-class Transport {
+// What collectives need.
+class Messages {
  public:
-  virtual ~Transport() = default;
+  virtual ~Messages() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual const char* name() const = 0;  // "local", "shm", "mpi"
   // The longest message this transport carries; the engine's slices are no longer than the least over all peers and
   // ranks.
   virtual size_t max_message_bytes() const = 0;
@@ -90,12 +90,21 @@ class Transport {
 
   // Moves things along where the medium needs it (MPI). Cheap when there is nothing to do.
   virtual void progress() = 0;
-  // Whether a message waits for its connection, which is made by this rank's calling progress(). Needs no lock.
-  virtual bool connecting() const { return false; }
+};
 
-  // Sleeping. prepare_wait() returns a ticket; if the caller then finds nothing to do it calls wait(ticket, limit),
-  // which returns when any peer acted towards this rank after the ticket was drawn, or `limit` passed, or wake() was
-  // called (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
+// What a rank with nothing to do needs.
+//
+// A wait: prepare_wait() returns a ticket; if the caller then finds nothing to do it calls wait(ticket, limit),
+// which returns when any peer acted towards this rank after the ticket was drawn, or `limit` passed, or wake() was
+// called (possibly early for no reason). Media that cannot be waited on return after at most a short poll interval.
+//
+// A doze, of a thread with nothing to do: until wake(), or a peer's nudge() while alert(true) holds, or `limit` passed.
+// What peers do otherwise does not end it, so they need not pay for waking anybody. As with wait(), look (take_nudge())
+// between prepare_wait() and doze().
+class Sleep {
+ public:
+  virtual ~Sleep() = default;
+
   virtual uint32_t prepare_wait() = 0;
   virtual void wait(uint32_t ticket, std::chrono::microseconds limit) = 0;
   // A wait for two transports at once: of this one's peers, and what rings the bell, whose ticket this is. False, at
@@ -109,9 +118,7 @@ class Transport {
   // Ends a wait() of this rank's from another thread of this process. Needs no lock.
   virtual void wake() = 0;
 
-  // The sleep of a thread with nothing to do: until wake(), or a peer's nudge() while alert(true) holds, or `limit`
-  // passed. What peers do otherwise does not end it, so they need not pay for waking anybody. alert() returns false
-  // where peers cannot nudge. Needs no lock. As with wait(), look (take_nudge()) between prepare_wait() and doze().
+  // Needs no lock; nor does alert(), which returns false where peers cannot nudge.
   virtual void doze(uint32_t ticket, std::chrono::microseconds limit) = 0;
   virtual bool alert(bool on) = 0;
   // Whether a peer has nudged since alert(true), or since this was last asked.
@@ -123,6 +130,12 @@ class Transport {
   // For a rank that waits in vain: ends the doze of each peer whose alert holds. Cheap where there is none. Needs no
   // lock.
   virtual void nudge() {}
+};
+
+// What ranks tell each other beside the data.
+class Notices {
+ public:
+  virtual ~Notices() = default;
 
   // Throws PeerError if a peer is known to be gone (its process ended, its socket closed). Called rarely (~10 times/s
   // while waiting).
@@ -156,6 +169,13 @@ class Transport {
   virtual uint32_t prepare_listen() { return 0; }
   virtual void listen(uint32_t /*ticket*/, std::chrono::microseconds /*limit*/) {}
   virtual void wake_listener() {}
+};
+
+class Transport : public Messages, public Sleep, public Notices {
+ public:
+  virtual const char* name() const = 0;  // "local", "shm", "mpi"
+  // Whether a message waits for its connection, which is made by this rank's calling progress(). Needs no lock.
+  virtual bool connecting() const { return false; }
 };
 
 }  // namespace dcoll

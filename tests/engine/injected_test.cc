@@ -308,7 +308,7 @@ std::vector<std::string> start_up_without(Injection& (*kind)(), int64_t at, bool
     if (rank == kCulprit) kind() = {.at = at, .lasts = lasts};
     try {
       world[own] = connect_world(&mine, settings);
-      words[own] = world[own]->transports()[(own + 1) % kRanks];
+      words[own] = world[own]->members().transport_of_rank[(own + 1) % kRanks];
     } catch (const Error& e) {
       words[own] = e.what();
     }

@@ -167,9 +167,11 @@ TEST(listening_for_stalls_costs_nothing) {
   for (const auto& rank : connect_threads(2, settings)) CHECK(rank->members().diagnosis == nullptr);
   settings.stall_check_disable = false;
   // Within a node the thread sleeps until it is woken; between nodes it has to look for itself.
-  for (const auto& rank : connect_threads(2, settings)) CHECK(rank->members().diagnosis && rank->hears_of_notes());
+  for (const auto& rank : connect_threads(2, settings))
+    CHECK(rank->members().diagnosis && rank->members().transport->announces_notes());
   settings.nodes = {0, 0, 1};
-  for (const auto& rank : connect_threads(3, settings)) CHECK(rank->members().diagnosis && !rank->hears_of_notes());
+  for (const auto& rank : connect_threads(3, settings))
+    CHECK(rank->members().diagnosis && !rank->members().transport->announces_notes());
 }
 
 TEST_MAIN

@@ -41,7 +41,7 @@ struct Tensors {
       segments.push_back({values.data() + begin, begin * sizeof(float), (end - begin) * sizeof(float)});
       begin = end;
     }
-    own = comm.own_slice(call());
+    own = own_slice(comm.as_made(), call());
     kernels::pack_range(flat->data(), segments, 0, own.begin);
     kernels::pack_range(flat->data(), segments, own.end, bytes);
     left_out = own.end - own.begin;
@@ -131,7 +131,7 @@ TEST(only_of_packed_and_mapped_memory) {
       const auto plain = Memory::plain(count * sizeof(float));
       Call call = mine.call();
       call.in = call.out = plain->data();
-      const TwoShot::Slice none = comm.own_slice(call);
+      const TwoShot::Slice none = own_slice(comm.as_made(), call);
       CHECK_EQ(none.begin, none.end);
       const bool other = comm.rank() == 1;
       call.packed = false;

@@ -47,12 +47,12 @@ bool holds(const std::byte* data, size_t bytes, unsigned what) {
 }
 
 void send(Communicator& comm, const void* data, size_t bytes, int peer, int32_t tag = 0) {
-  if (const auto rest = comm.send_or_submit(data, bytes, peer, key(tag))) comm.wait(*rest);
+  if (const auto rest = comm.points().send_or_submit(data, bytes, peer, key(tag))) comm.wait(*rest);
 }
 
 int recv(Communicator& comm, void* data, size_t bytes, int peer, int32_t tag = 0) {
   int source = kAnySource;
-  const auto rest = comm.recv_or_submit(data, bytes, peer, key(tag), source);
+  const auto rest = comm.points().recv_or_submit(data, bytes, peer, key(tag), source);
   if (rest == nullptr) return source;
   comm.wait(*rest);
   return rest->source;
@@ -100,8 +100,8 @@ void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned s
     memory.emplace_back(next.bytes);
     std::byte* data = memory.back().data();
     if (sending) fill(data, next.bytes, next.what);
-    begun.emplace_back(sending ? comm.isend(data, next.bytes, next.to, key(next.tag))
-                               : comm.irecv(data, next.bytes, next.from, key(next.tag)),
+    begun.emplace_back(sending ? comm.points().isend(data, next.bytes, next.to, key(next.tag))
+                               : comm.points().irecv(data, next.bytes, next.from, key(next.tag)),
                        next);
     if (random() % 16 == 0) comm.poll(*begun[random() % begun.size()].first);
   }
@@ -127,8 +127,8 @@ TEST(every_length_from_any_memory) {
           std::byte* out = memory % 2 ? mapped_out->data() : plain_out.data();
           std::byte* in = memory / 2 ? mapped_in->data() : plain_in.data();
           fill(out, bytes, static_cast<unsigned>(comm.rank()));
-          const auto sent = comm.isend(out, bytes, next, key(memory));
-          const auto received = comm.irecv(in, bytes, before, key(memory));
+          const auto sent = comm.points().isend(out, bytes, next, key(memory));
+          const auto received = comm.points().irecv(in, bytes, before, key(memory));
           comm.wait(*received);
           comm.wait(*sent);
           CHECK(holds(in, bytes, static_cast<unsigned>(before)));
@@ -182,7 +182,7 @@ TEST(messages_beside_collectives) {
     run_ranks(3, settings, [&](Communicator& comm) {
       // Posted first, met last: neither kind waits for the other.
       Bytes late(1000);
-      const auto received = comm.irecv(late.data(), late.size(), (comm.rank() + 1) % 3, key(99));
+      const auto received = comm.points().irecv(late.data(), late.size(), (comm.rank() + 1) % 3, key(99));
       on_threads(2, [&](int thread) {
         if (thread == 0) return run_traffic(comm, all, own);
         std::vector<float> numbers(5000);
@@ -234,7 +234,7 @@ TEST(nobody_has_to_wait) {
       std::vector<int> numbers(2000), got(2000);
       for (int i = 0; i < 2000; ++i) {
         numbers[i] = i;
-        const auto sent = comm.isend(&numbers[i], sizeof(int), peer, key(1));
+        const auto sent = comm.points().isend(&numbers[i], sizeof(int), peer, key(1));
         CHECK(comm.wait_for(*sent, 20));  // though nobody receives yet
       }
       barrier(comm);
@@ -243,8 +243,8 @@ TEST(nobody_has_to_wait) {
 
       Bytes out(kMost), in(kMost);
       fill(out.data(), kMost, 3);
-      const auto sent = comm.isend(out.data(), kMost, peer, key(2));
-      const auto received = comm.irecv(in.data(), kMost, peer, key(2));
+      const auto sent = comm.points().isend(out.data(), kMost, peer, key(2));
+      const auto received = comm.points().irecv(in.data(), kMost, peer, key(2));
       const auto hang = Clock::now() + std::chrono::seconds(30);
       while (!sent->done.load() || !received->done.load()) {
         CHECK(Clock::now() < hang);
@@ -302,8 +302,8 @@ TEST(a_failure_ends_what_is_under_way) {
         comm.fail("rank 2 gave up");
         return;
       }
-      const auto received = comm.irecv(data.data(), 10, 2, key(1));
-      const auto sent = comm.isend(data.data(), data.size(), 2, key(1));
+      const auto received = comm.points().irecv(data.data(), 10, 2, key(1));
+      const auto sent = comm.points().isend(data.data(), data.size(), 2, key(1));
       begun.arrive_and_wait();
       CHECK_THROWS(comm.wait(*received), PeerError, "rank 2 gave up");
       CHECK_THROWS(comm.wait(*sent), PeerError, "rank 2 gave up");
@@ -342,14 +342,14 @@ TEST(a_stall_ends_the_job_if_asked) {
   settings.stall_shutdown_time_s = 0.2;
   auto world = connect_threads(2, settings);
   Bytes data(100000);
-  const auto sent = world[0]->isend(data.data(), data.size(), 1, key(8));
+  const auto sent = world[0]->points().isend(data.data(), data.size(), 1, key(8));
   CHECK_THROWS(world[0]->wait(*sent), StallError, "send (100000 bytes to rank 1, tag 8)");
 }
 
 TEST(what_is_left_at_the_end_is_given_up) {
   auto world = connect_threads(2, test_settings());
   int number = 0;
-  const auto received = world[0]->irecv(&number, sizeof number, 1, key(1));
+  const auto received = world[0]->points().irecv(&number, sizeof number, 1, key(1));
   on_threads(2, [&](int rank) { world[rank]->close(); });
   CHECK_THROWS(world[0]->wait(*received), Error, "was given up: dcoll.shutdown() came before");
 }
@@ -357,10 +357,11 @@ TEST(what_is_left_at_the_end_is_given_up) {
 TEST(wrong_ranks_are_refused) {
   auto world = connect_threads(2, test_settings());
   int number = 0;
-  CHECK_THROWS(world[0]->isend(&number, 4, 2, key(0)), ArgumentError,
+  CHECK_THROWS(world[0]->points().isend(&number, 4, 2, key(0)), ArgumentError,
                "send: rank 2 does not exist; allowed are 0 to 1");
-  CHECK_THROWS(world[0]->isend(&number, 4, -1, key(0)), ArgumentError, "send: rank -1 does not exist");
-  CHECK_THROWS(world[0]->irecv(&number, 4, -2, key(0)), ArgumentError, "recv: rank -2 does not exist; allowed are -1");
+  CHECK_THROWS(world[0]->points().isend(&number, 4, -1, key(0)), ArgumentError, "send: rank -1 does not exist");
+  CHECK_THROWS(world[0]->points().irecv(&number, 4, -2, key(0)), ArgumentError,
+               "recv: rank -2 does not exist; allowed are -1");
 }
 
 TEST_MAIN

@@ -123,7 +123,7 @@ TEST(a_group_of_a_group) {
     CommPtr inner = outer->rank() != 1 ? make_group(outer, {0, 2}, nullptr) : nullptr;
     std::vector<std::byte> plain(4000);
     if (inner != nullptr) {
-      CHECK(inner->job_ranks() == (std::vector<int>{1, 3}));
+      CHECK(inner->members().job_ranks == (std::vector<int>{1, 3}));
       check_sum(*inner, plain.data(), 1000, whole->rank(), {1, 3});
     }
     check_sum(*outer, plain.data(), 1000, whole->rank(), {1, 2, 3});

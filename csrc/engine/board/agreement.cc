@@ -102,7 +102,7 @@ void BoardWait::waiting_for(std::vector<int>& ranks) const {
   }
 }
 
-Dissemination::Dissemination(Transport& transport, uint64_t fingerprint, std::span<const std::byte> operand)
+Dissemination::Dissemination(Messages& transport, uint64_t fingerprint, std::span<const std::byte> operand)
     : transport_(transport),
       state_{fingerprint, fingerprint},
       bytes_(operand.size()),

@@ -113,7 +113,7 @@ class BoardWait final : public Pollable {
 class Dissemination final : public Pollable {
  public:
   // `operand` has one length on all ranks whose fingerprints are equal. It must live until poll() returned true.
-  Dissemination(Transport& transport, uint64_t fingerprint, std::span<const std::byte> operand = {});
+  Dissemination(Messages& transport, uint64_t fingerprint, std::span<const std::byte> operand = {});
 
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
@@ -133,7 +133,7 @@ class Dissemination final : public Pollable {
   bool tell();
   bool hear();
 
-  Transport& transport_;
+  Messages& transport_;
   State state_;
   const size_t bytes_;               // of one operand
   std::vector<std::byte> operands_;  // of this rank, the one behind it, and so on

@@ -148,7 +148,7 @@ void Reducer::close_bucket(Bucket& bucket) {
   bucket.flags_offset = align(last.offset_bytes + params_[last.param].count * elem) / elem;
   bucket.count = bucket.flags_offset + bucket.slots.size();
   const bool is_encoded = bucket.dtype == DType::kFloat32 && options_.encoding;
-  bucket.encoded = is_encoded && comm_->encodes();
+  bucket.encoded = is_encoded && comm_->as_made().ever_encodes();
   const Codec codec = options_.encoding.codec;
   bucket.own_flags = bucket.encoded && (codec == Codec::kInt8 || codec == Codec::kTopK);
   if (bucket.own_flags && options_.feedback) {

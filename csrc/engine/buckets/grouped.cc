@@ -85,7 +85,7 @@ void GroupedAllReduce::pack(Submit how) {
 
 // All but the slice that this rank reads by itself.
 void GroupedAllReduce::pack_others(Part& part) {
-  part.own = comm_->own_slice(call_of(part));
+  part.own = own_slice(comm_->as_made(), call_of(part));
   kernels::pack_range(part.memory->data(), part.inputs, 0, part.own.begin);
   kernels::pack_range(part.memory->data(), part.inputs, part.own.end, part.bytes);
   // Of several dtypes, the second may still fail. And what is written must not be read once more.

@@ -19,7 +19,7 @@ void Reducer::keep_residuals(const std::vector<Bucket>& old) {
       if (bucket.residual == nullptr || now.residual == nullptr) continue;
       std::memcpy(now.residual->data() + to, bucket.residual->data() + slot.offset_bytes, bytes);
       const bool stays = to == slot.offset_bytes && now.count == bucket.count;  // in the same rank's share
-      now.scattered |= bucket.scattered || (!stays && comm_->shares_encoding());
+      now.scattered |= bucket.scattered || (!stays && comm_->as_made().shares_encoding());
       if (now.velocity != nullptr && bucket.velocity != nullptr) {
         std::memcpy(now.velocity->data() + to, bucket.velocity->data() + slot.offset_bytes, bytes);
       }
@@ -79,7 +79,7 @@ void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
   settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
   std::byte* const to = memory->data() + bucket.slots[place.slot].offset_bytes;
   kernels::scale(to, values.data(), values.size(), DType::kFloat32, options_.prescale);
-  bucket.scattered = comm_->shares_encoding() || is_starting();
+  bucket.scattered = comm_->as_made().shares_encoding() || is_starting();
 }
 
 }  // namespace dcoll

@@ -49,7 +49,7 @@ class Exchange final : public Pollable {
  private:
   size_t next(size_t done, const Bytes& block) const { return std::min(slice_, block.size - done); }
 
-  Transport& transport_;
+  Messages& transport_;
   const size_t slice_;
   const int peer_;
   const Bytes out_, in_;

@@ -30,7 +30,7 @@ namespace dcoll {
 // Board, slots and the direct all-reduce exist where all ranks share mapped memory; the hierarchy where some do, on
 // several nodes.
 struct Fabric {
-  Transport* transport = nullptr;
+  Messages* transport = nullptr;
   std::shared_ptr<Window> window;
   std::unique_ptr<Board> board;
   std::unique_ptr<Slots> slots;
@@ -55,6 +55,10 @@ struct Fabric {
 
   // Where all ranks share memory: board, slots and the direct forms.
   void connect_slots();
+  // Whether a codec is ever used here (encodes() in choose_path.h), and whether ranks then encode for each other, each
+  // a share of an operand.
+  bool ever_encodes() const { return size > 1 && (board == nullptr || compress_local); }
+  bool shares_encoding() const { return hierarchy != nullptr; }
 
   // The schedule of this rank, built once per (collective, algorithm, root).
   std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);

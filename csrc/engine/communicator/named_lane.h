@@ -97,8 +97,8 @@ class NamedLane {
   bool all_ready(const std::vector<bool>& ready_ranks) const;
   void run(uint64_t id, Queue& running);
 
-  Transport* names_;  // the communicator's own transport
-  std::unique_ptr<Transport> transport_;
+  Messages* names_;  // the communicator's own transport
+  std::unique_ptr<Messages> transport_;
   Fabric fabric_;
   std::vector<Peer> peers_;  // by rank; in use: those rank 0 talks to, and rank 0
   std::unordered_map<uint64_t, std::shared_ptr<Operation>> waiting_;

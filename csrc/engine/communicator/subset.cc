@@ -40,7 +40,7 @@ Subset::Subset(std::shared_ptr<Communicator> whole, std::vector<int> ranks)
   const Members& all = whole_->members();
   std::vector<int> local_ranks;  // as the window counts
   for (int rank = 0, local = 0; rank < whole_->size(); ++rank) {
-    if (all.node_of_rank[rank] != whole_->node()) continue;
+    if (all.node_of_rank[rank] != all.node()) continue;
     const auto found = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
     if (found != ranks_.end() && *found == rank) {
       local_.push_back(static_cast<int>(found - ranks_.begin()));
@@ -48,7 +48,7 @@ Subset::Subset(std::shared_ptr<Communicator> whole, std::vector<int> ranks)
     }
     ++local;
   }
-  const bool mapped = all.window != nullptr && all.window->local_size() == whole_->local_size();
+  const bool mapped = all.window != nullptr && all.window->local_size() == all.local_size();
   if (mapped) region_ = std::make_unique<SubsetRegion>(all.window, local_ranks, options_of(whole_->settings()));
 }
 
@@ -117,7 +117,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
   const auto messages = job->subset(members.job_ranks);
   const Log log{log_level_from(settings.log_level), whole_->rank(), settings.log_hide_time};
   members.links = link_constants(*messages, members.node_of_rank, settings, log);
-  members.links.of_the_job = whole_->known_links();
+  members.links.of_the_job = whole_->as_made().links.of_the_job;
   members.links.known = std::make_shared<KnownLinks>();
   auto remote =
       messages->make_transport(options_of(settings).slot_bytes, options_of(settings).slots, settings.tcp_congestion);
@@ -149,11 +149,11 @@ class Talk {
   Talk(Communicator& whole, const std::function<void()>& look_around) : whole_(whole), look_around_(look_around) {}
 
   void send(int rank, const void* data, size_t bytes) {
-    if (bytes > 0) wait(whole_.send_or_submit(data, bytes, rank, kTag));
+    if (bytes > 0) wait(whole_.points().send_or_submit(data, bytes, rank, kTag));
   }
   void receive(int rank, void* data, size_t bytes) {
     int source = rank;
-    if (bytes > 0) wait(whole_.recv_or_submit(data, bytes, rank, kTag, source));
+    if (bytes > 0) wait(whole_.points().recv_or_submit(data, bytes, rank, kTag, source));
   }
 
  private:

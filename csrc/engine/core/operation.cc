@@ -112,6 +112,7 @@ Call Request::call() const {
 }
 
 void Request::validate(int size) const {
+  if (is_point(kind)) return check_peer(kind, root, size);
   if (root < 0 || root >= size) {
     throw ArgumentError(describe() + ": root rank " + std::to_string(root) + " does not exist; allowed are 0 to " +
                         std::to_string(size - 1) + ".");

@@ -1,6 +1,16 @@
 #include "engine/core/point.h"
 
+#include "base/error.h"
+
 namespace dcoll {
+
+void check_peer(Kind kind, int peer, int size) {
+  const int least = kind == Kind::kReceive ? kAnySource : 0;
+  if (peer >= least && peer < size) return;
+  throw ArgumentError(std::string(kind_name(kind)) + ": rank " + std::to_string(peer) +
+                      " does not exist; allowed are " + std::to_string(least) + " to " + std::to_string(size - 1) +
+                      (least < 0 ? " (-1: any rank)." : "."));
+}
 
 std::string describe_point(Kind kind, size_t bytes, int peer, uint64_t key) {
   const std::string who = peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);

@@ -17,6 +17,9 @@ constexpr uint64_t point_key(PointSpace space, int32_t tag) {
   return uint64_t{static_cast<uint32_t>(space)} << 32 | static_cast<uint32_t>(tag);
 }
 
+// ArgumentError unless a send to, or a receive from, this peer can work among so many ranks.
+void check_peer(Kind kind, int peer, int size);
+
 // "send (4 bytes to rank 1, tag 0)". peer: as messages call it, or kAnySource.
 std::string describe_point(Kind kind, size_t bytes, int peer, uint64_t key);
 

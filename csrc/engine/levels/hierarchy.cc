@@ -22,7 +22,7 @@ size_t piece_bytes_for(const NodeMap& map, size_t slice_bytes, bool little_memor
 
 }  // namespace
 
-Hierarchy::Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeMap map, plan::Topology links,
+Hierarchy::Hierarchy(Messages& transport, std::shared_ptr<Window> window, NodeMap map, plan::Topology links,
                      size_t slice_bytes, bool little_memory)
     : transport_(transport),
       window_(std::move(window)),

@@ -71,7 +71,7 @@ class Hierarchy {
 
   // slice_bytes: the longest message. little_memory: the arena was made so small that pieces must be small too. Both
   // are the same on all ranks.
-  Hierarchy(Transport& transport, std::shared_ptr<Window> window, NodeMap map, plan::Topology links, size_t slice_bytes,
+  Hierarchy(Messages& transport, std::shared_ptr<Window> window, NodeMap map, plan::Topology links, size_t slice_bytes,
             bool little_memory);
 
   const NodeMap& map() const { return map_; }
@@ -128,7 +128,7 @@ class Hierarchy {
   void add_absent(uint64_t ticket, std::vector<int>& ranks) const;
 
  private:
-  Transport& transport_;
+  Messages& transport_;
   const std::shared_ptr<Window> window_;
   const NodeMap map_;
   plan::Topology links_;  // of the whole communicator

@@ -39,7 +39,7 @@ class Exchange final : public Pollable {
     uint64_t out, in;
   };
   // `data` is sent, again and again; it stays unchanged until the exchange is over.
-  Exchange(Transport& transport, int peer, const std::byte* data, size_t bytes, Count count)
+  Exchange(Messages& transport, int peer, const std::byte* data, size_t bytes, Count count)
       : transport_(transport), peer_(peer), data_(data), bytes_(bytes), count_(count) {}
 
   bool poll(bool& moved) override {
@@ -75,7 +75,7 @@ class Exchange final : public Pollable {
     return true;
   }
 
-  Transport& transport_;
+  Messages& transport_;
   const int peer_;
   const std::byte* data_;
   const size_t bytes_;
@@ -85,7 +85,7 @@ class Exchange final : public Pollable {
 
 // A pair's measurements. The lower rank leads: it tells the other what comes next in the first word of its messages.
 struct Pair {
-  Transport& transport;
+  Messages& transport;
   const int peer;
   const bool leads;
   const size_t long_bytes, slice_bytes;
@@ -247,7 +247,7 @@ struct All final : Pollable {
 // Short messages round the ring of one rank per node, all at once: a step waits for the one before. Where nodes share
 // cores, or somebody must be woken, that is more than between two of them, and it is what a collective's steps take.
 Task hops(CalibrationSite site, std::vector<int> ring, plan::LinkModel& link) {
-  Transport& transport = *site.transport;
+  Messages& transport = *site.transport;
   const auto at = static_cast<size_t>(std::find(ring.begin(), ring.end(), transport.rank()) - ring.begin());
   const int next = ring[(at + 1) % ring.size()], previous = ring[(at + ring.size() - 1) % ring.size()];
   const std::vector<std::byte> memory(kShort);
@@ -266,7 +266,7 @@ Task hops(CalibrationSite site, std::vector<int> ring, plan::LinkModel& link) {
 // Rank 0 takes `count` slices from each of the senders at once, twice: connections begin slowly. count is rank
 // 0's, told first.
 Task crowd(CalibrationSite site, std::vector<int> senders, plan::LinkModel& link) {
-  Transport& transport = *site.transport;
+  Messages& transport = *site.transport;
   const size_t bytes = site.slice_bytes;
   std::vector<std::byte> memory(std::max(bytes, kShort));
   const double share_us = static_cast<double>(bytes) * link.beta_us_per_byte * static_cast<double>(senders.size());
@@ -309,7 +309,7 @@ Task tell_everybody(CalibrationSite site, std::span<std::byte> data) {
 }
 
 Task measure_constants(CalibrationSite site, plan::Constants& result) {
-  Transport& transport = *site.transport;
+  Messages& transport = *site.transport;
   const int rank = transport.rank();
   const auto nodes = ranks_of_nodes(*site.topology);
   std::vector<int> firsts;

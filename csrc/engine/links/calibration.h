@@ -23,7 +23,7 @@
 namespace dcoll {
 
 struct CalibrationSite {
-  Transport* transport = nullptr;
+  Messages* transport = nullptr;
   const plan::Topology* topology = nullptr;
   size_t slice_bytes = 0;                           // the longest message of a schedule
   std::shared_ptr<const plan::Schedule> broadcast;  // from rank 0, over all ranks

@@ -11,7 +11,7 @@ using plan::BufferId;
 using plan::Step;
 using plan::StepOp;
 
-Executor::Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding,
+Executor::Executor(Messages& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding,
                    size_t slice_bytes, size_t lanes)
     : transport_(transport),
       schedule_(std::move(schedule)),

@@ -35,7 +35,7 @@ class Executor final : public Pollable {
  public:
   // slice_bytes: at most the transport's max_message_bytes(). It and `lanes` are the same on every rank; the schedule's
   // channels times `lanes` are at most kMaxChannels.
-  Executor(Transport& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding, size_t slice_bytes,
+  Executor(Messages& transport, std::shared_ptr<const plan::Schedule> schedule, Binding binding, size_t slice_bytes,
            size_t lanes = 1);
   // As many lanes as there are transport channels for.
   static size_t most_lanes(const plan::Schedule& schedule) {
@@ -100,7 +100,7 @@ class Executor final : public Pollable {
 
   static constexpr int kReceivesAhead = 4;
 
-  Transport& transport_;
+  Messages& transport_;
   std::shared_ptr<const plan::Schedule> schedule_;
   Binding binding_;
   size_t elem_bytes_;

@@ -13,7 +13,7 @@
 
 namespace dcoll::mpi {
 
-class MpiNotices : public Notices {
+class MpiNotices : public HeardNotices {
  public:
   // Collective over `parent`, which is duplicated. Requests are added to `requests` and come back through finish().
   MpiNotices(MPI_Comm parent, RequestSet& requests);

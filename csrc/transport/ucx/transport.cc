@@ -36,7 +36,7 @@ UcxTransport::UcxTransport(ucp_context_h context, Bootstrap& job, size_t max_mes
                            const std::string& tcp_congestion)
     : MessageTransport("UCX", job.rank(), job.size(), max_message_bytes, slots),
       peers_(static_cast<size_t>(job.size())),
-      inbox_(Notices::kMostBytes),
+      inbox_(HeardNotices::kMostBytes),
       congestion_(tcp_congestion) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -284,14 +284,14 @@ void UcxTransport::hear(const ucp_tag_recv_info_t& info) {
   if (from < 0 || from >= size_) return;
   if (topic == kFarewell) peer_of(from).left = true;
   if (topic >= kHello) return;
-  notices_.hear(static_cast<Notices::Topic>(topic), from, inbox_.data(), info.length);
+  notices_.hear(static_cast<HeardNotices::Topic>(topic), from, inbox_.data(), info.length);
   broken_ |= !notices_.failure().empty();
 }
 
 void UcxTransport::post_failure(const std::string& text) {
   if (closed_ || std::exchange(failure_posted_, true)) return;
   broken_ = true;
-  tell_everybody(Notices::kFailure, Notices::as_notice(text.empty() ? "unknown failure" : text));
+  tell_everybody(HeardNotices::kFailure, HeardNotices::as_notice(text.empty() ? "unknown failure" : text));
   // A first message needs this rank's help to connect, and who has failed may never look again.
   progress_until(kTellLimit, [this] { return notices_are_sent(); });
 }

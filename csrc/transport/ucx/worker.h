@@ -24,8 +24,8 @@ namespace dcoll::ucx_plugin {
 
 using std::chrono::microseconds;
 
-// Notices beside those of Notices::Topic.
-inline constexpr int kHello = static_cast<int>(Notices::kTopics), kFarewell = kHello + 1;
+// Notices beside those of HeardNotices::Topic.
+inline constexpr int kHello = static_cast<int>(HeardNotices::kTopics), kFarewell = kHello + 1;
 
 class UcxTransport final : public MessageTransport {
  public:
@@ -62,11 +62,11 @@ class UcxTransport final : public MessageTransport {
   bool let_go(std::chrono::milliseconds limit) override;
   std::string poll_failure() override { return notices_.failure(); }
   void post_stall(const std::vector<int>& waits_for) override {
-    if (!waits_for.empty()) tell_everybody(Notices::kStall, Notices::as_notice(waits_for));
+    if (!waits_for.empty()) tell_everybody(HeardNotices::kStall, HeardNotices::as_notice(waits_for));
   }
   std::vector<StallNote> stall_notes() const override { return notices_.stalls(); }
   void post_note(int peer, const std::string& text) override {
-    if (!text.empty()) tell(peer, Notices::kNote, Notices::as_notice(text));
+    if (!text.empty()) tell(peer, HeardNotices::kNote, HeardNotices::as_notice(text));
   }
   std::vector<Note> take_notes() override {
     if (closed_) return {};
@@ -123,7 +123,7 @@ class UcxTransport final : public MessageTransport {
   const ForkGuard fork_;
   ucp_worker_h worker_ = nullptr;
   std::vector<Peer> peers_;
-  Notices notices_;
+  HeardNotices notices_;
   std::vector<std::byte> inbox_;  // of the next notice
   void* listening_ = nullptr;     // the receive of it
   std::list<Sent> notices_sent_;

@@ -1,0 +1,57 @@
+#include "engine/communicator/members.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/core/point.h"
+
+namespace dcoll {
+
+std::vector<int> Members::all_job_ranks() const {
+  std::vector<int> ranks;
+  for (int one = 0; one < size; ++one) ranks.push_back(job_rank(one));
+  return ranks;
+}
+
+int Members::local_rank() const {
+  const auto begin = node_of_rank.begin();
+  return static_cast<int>(std::count(begin, begin + rank, node()));
+}
+
+int Members::local_size() const {
+  return static_cast<int>(std::count(node_of_rank.begin(), node_of_rank.end(), node()));
+}
+
+int Members::num_nodes() const { return 1 + *std::max_element(node_of_rank.begin(), node_of_rank.end()); }
+
+Setup::Setup(Members given, const Settings& how)
+    : members(std::move(given)),
+      settings(how),
+      log{log_level_from(how.log_level), members.job_rank(members.rank), how.log_hide_time} {
+  if (members.timeline == nullptr) members.timeline = std::make_shared<Timeline>(members.rank, members.node(), 0, log);
+  number = members.timeline->add_communicator();
+  if (members.driver == nullptr) {
+    const auto& cores = settings.thread_affinity;
+    members.driver = std::make_shared<Driver>(cores.empty() ? -1 : cores.front(), log);
+  }
+  failure_flag = members.transport->failure_flag();
+}
+
+std::shared_ptr<Operation> Setup::operation_of(Request request) const {
+  request.validate(members.size);
+  request.root_in_job = request.root == kAnySource ? request.root : members.job_rank(request.root);
+  auto operation = std::make_shared<Operation>(std::move(request));
+  operation->last_moved = Clock::now();
+  operation->phases.on = timeline().on();
+  return operation;
+}
+
+void Setup::throw_forked() const {
+  throw Error("This process was forked from rank " + std::to_string(job_rank()) +
+              " after dcoll.init(), and is none of the job's ranks: it can neither take part in collectives nor have "
+              "mapped memory. Leave them to the process that called dcoll.init(); a data loader's worker should only "
+              "prepare data.");
+}
+
+}  // namespace dcoll

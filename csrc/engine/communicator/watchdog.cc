@@ -1,0 +1,139 @@
+// Deadlines, and peers that have ended.
+#include "engine/communicator/watchdog.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/ranks_text.h"
+#include "engine/core/point.h"
+#include "engine/watch/stall.h"
+
+namespace dcoll {
+namespace {
+
+constexpr double kPeerCheckSeconds = 0.1;
+// How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
+constexpr double kMostGraceSeconds = 5;
+
+// A rank that waits in vain says so this long before it gives up, in seconds.
+double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
+
+}  // namespace
+
+void Watchdog::watch(Clock::time_point now) {
+  progress_.drive_mutex.is_held();
+  const bool idle = all().ordered.empty() && all().names_idle();
+  if ((idle || setup_.members.size == 1) && !progress_.has_messages()) return;
+  if (progress_.has_failed()) return;
+  try {
+    if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
+      last_peer_check_ = now;
+      check_peers();
+    }
+    if (!all().ordered.empty()) watch_operation(*all().ordered.front(), now);
+    if (!all().named.empty()) watch_operation(*all().named.front(), now);
+    if (all().names != nullptr) watch_names(now);
+    if (all().points != nullptr) watch_points(now);
+  } catch (...) {
+    // A peer that left may have done its part first: one more look decides.
+    const std::exception_ptr error = std::current_exception();
+    bool moved = false;
+    progress_.step(moved);
+    if (!moved) progress_.fail_with(error, /*tell_peers=*/true);
+  }
+}
+
+void Watchdog::check_peers() const {
+  setup_.transport().check_peers();
+  if (setup_.members.processes == nullptr) return;
+  setup_.members.processes->check(job_ranks());
+}
+
+void Watchdog::watch_operation(Operation& running, Clock::time_point now) {
+  if (!running.started) return;
+  // Ranks that trickle in are movement, though a barrier of many is looked at as a whole (arrival_tree.h).
+  std::vector<int> missing = running.task.waiting_for();
+  if (missing.size() < running.missing) running.last_moved = now;
+  running.missing = missing.size();
+  const double idle = seconds_between(running.last_moved, now);
+  watch_stall(running, idle, missing);
+  tell_of_waiting(running, now, missing);
+  if (idle > setup_.settings.timeout_s + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
+}
+
+// Rank 0 knows who is missing; the others leave it a second to say so.
+void Watchdog::watch_names(Clock::time_point now) {
+  const NamedLane& names = *all().names;
+  const double limit = setup_.settings.timeout_s + (setup_.members.rank == 0 ? 0 : 1);
+  for (const auto& [id, operation] : names.waiting()) {
+    const double idle = seconds_between(operation->last_moved, now);
+    watch_stall(*operation, idle, names.waits_for(id));
+    if (idle > limit) throw TimeoutError(timeout_text(*operation, idle, names.waits_for(id)));
+  }
+}
+
+// Shortly before it gives up.
+void Watchdog::tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing) {
+  const double idle = seconds_between(operation.last_moved, now);
+  if (idle <= setup_.settings.timeout_s - grace(setup_.settings.timeout_s) || stall_told_ >= operation.last_moved)
+    return;
+  stall_told_ = now;
+  setup_.transport().post_stall(missing);
+}
+
+// Each message has a deadline of its own. That it waits is told here: the other rank has nothing in common with it that
+// it could be asked about.
+void Watchdog::watch_points(Clock::time_point now) {
+  all().points->for_each([&](Operation& operation) DCOLL_REQUIRES(progress_.drive_mutex) {
+    const double idle = seconds_between(operation.last_moved, now);
+    const double limit = setup_.settings.stall_shutdown_time_s;
+    const std::vector<int> missing = sources_of(operation.request);
+    if (!setup_.settings.stall_check_disable && idle > setup_.settings.stall_check_time_s) {
+      if (!operation.stalled.exchange(true)) setup_.log(LogLevel::kWarning, wait_text(operation, idle, missing));
+      if (limit > 0 && idle > limit) throw_stall(wait_text(operation, idle, missing));
+    }
+    tell_of_waiting(operation, now, missing);
+    if (idle > setup_.settings.timeout_s + patience(operation))
+      throw TimeoutError(timeout_text(operation, idle, missing));
+  });
+}
+
+std::vector<int> Watchdog::sources_of(const Request& request) const {
+  if (request.root != kAnySource) return {request.root};
+  std::vector<int> others;
+  for (int rank = 0; rank < setup_.members.size; ++rank) {
+    if (rank != setup_.members.rank) others.push_back(rank);
+  }
+  return others;
+}
+
+// Beyond the limit, so that those speak first that see who is missing.
+double Watchdog::patience(const Operation& operation) const {
+  const Request& r = operation.request;
+  // Who makes a group waits for its lowest rank, and that one for the others (subset.h).
+  const bool makes_group = is_point(r.kind) && static_cast<PointSpace>(r.tag >> 32) == PointSpace::kGroups;
+  const bool indirectly =
+      makes_group ? r.root < setup_.members.rank : operation.started && operation.task.waits_indirectly();
+  return indirectly ? std::min(kMostGraceSeconds, setup_.settings.timeout_s / 4) : 0;
+}
+
+std::string Watchdog::wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const {
+  const double recent = 2 * grace(setup_.settings.timeout_s) + patience(operation);
+  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
+  std::vector<int> missing = culprits(setup_.members.rank, waited_for, setup_.transport().stall_notes(), since);
+  // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
+  const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
+  for (int& rank : missing) rank = setup_.members.job_rank(rank);
+  return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
+         " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
+         std::to_string(setup_.members.size) + (for_names ? ", which keeps the list of names." : ".");
+}
+
+std::string Watchdog::timeout_text(const Operation& operation, double seconds,
+                                   const std::vector<int>& waited_for) const {
+  return wait_text(operation, seconds, waited_for) +
+         " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
+         std::to_string(setup_.settings.timeout_s) + ").";
+}
+
+}  // namespace dcoll

@@ -1,0 +1,74 @@
+// The watchdog of a communicator: deadlines, peers that have ended, and stalls, of which it tells the user together
+// with the other ranks (diagnosis.h).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/communicator/members.h"
+#include "engine/communicator/progress.h"
+#include "engine/watch/diagnosis.h"
+
+namespace dcoll {
+
+class Watchdog final : public Watched, public Notes {
+ public:
+  Watchdog(const Setup& setup, Progress& progress) : setup_(setup), progress_(progress) {}
+
+  // Answers the questions of other ranks from now on. of_the_process: what does so; made where it is null.
+  void begin_listening(std::shared_ptr<Diagnosis>& of_the_process);
+  void stop_listening();
+  // Of who drives, with the drive lock held: when a look brought nothing, and before it sleeps.
+  void watch(Clock::time_point now);
+  // What a wait says when its limit of so many seconds has passed, naming who is missing.
+  std::string unfinished_text(const Operation& operation, double timeout_s);
+
+  // ---- For the thread of the job's Diagnosis ----
+  uint64_t id() const override;
+  int rank() const override { return setup_.members.rank; }
+  std::vector<int> job_ranks() const override { return setup_.members.all_job_ranks(); }
+  std::optional<Stall> find_stall(double stagger, bool& later) override;
+  uint64_t answer(const Question& question, int asker, Answer& answer) override;
+  std::optional<uint64_t> waits_here(std::string& text) override;
+  void report_stall(Operation& operation, const std::string& text, const std::map<int, Answer>& answers,
+                    const std::vector<int>& silent) override;
+  bool take_notes(std::vector<Note>& notes) override;
+  void post_note(int peer, const std::string& text) override;
+  bool hears_of_notes() const override { return setup_.transport().announces_notes(); }
+  uint32_t prepare_listen() override { return setup_.transport().prepare_listen(); }
+  void listen(uint32_t ticket, std::chrono::microseconds limit) override { setup_.transport().listen(ticket, limit); }
+  void wake_listener() override { setup_.transport().wake_listener(); }
+
+ private:
+  const UnderWay& all() const DCOLL_REQUIRES(progress_.drive_mutex) { return progress_.under_way; }
+  void check_peers() const DCOLL_REQUIRES(progress_.drive_mutex);
+  void watch_operation(Operation& running, Clock::time_point now) DCOLL_REQUIRES(progress_.drive_mutex);
+  void watch_names(Clock::time_point now) DCOLL_REQUIRES(progress_.drive_mutex);
+  void watch_points(Clock::time_point now) DCOLL_REQUIRES(progress_.drive_mutex);
+  void watch_stall(Operation& operation, double idle, const std::vector<int>& missing) const
+      DCOLL_REQUIRES(progress_.drive_mutex);
+  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing)
+      DCOLL_REQUIRES(progress_.drive_mutex);
+  [[noreturn]] void throw_stall(const std::string& what) const;
+  std::shared_ptr<Operation> find(const Question& question) const DCOLL_REQUIRES(progress_.drive_mutex);
+  std::vector<std::shared_ptr<Operation>> untold_names() const DCOLL_REQUIRES(progress_.drive_mutex);
+  std::string last_operation() const DCOLL_REQUIRES(progress_.drive_mutex);
+  double patience(const Operation& operation) const;
+  std::vector<int> sources_of(const Request& request) const;
+  std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const
+      DCOLL_REQUIRES(progress_.drive_mutex);
+  std::string timeout_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const
+      DCOLL_REQUIRES(progress_.drive_mutex);
+
+  const Setup& setup_;
+  Progress& progress_;
+  Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(progress_.drive_mutex);
+  // When the others were last told that this rank waits in vain.
+  Clock::time_point stall_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);
+};
+
+}  // namespace dcoll
