@@ -47,8 +47,7 @@ decltype(auto) with_lock_as_pays(size_t bytes, Work&& work) {
 }
 
 // Waits without the interpreter lock, but looks for Ctrl-C now and then. timeout_s < 0: no limit.
-void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s,
-                        Spin spin = Spin::kAllowed);
+void wait_interruptibly(Communicator& comm, Operation& operation, double timeout_s, Spin spin = Spin::kAllowed);
 
 // Runs a group of engine/buckets on this thread, with or without the interpreter lock.
 template <typename Group>

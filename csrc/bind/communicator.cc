@@ -81,7 +81,9 @@ class Handle {
 };
 
 std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
-  return std::make_unique<Handle>(comm, comm->submit(std::move(request), Communicator::Start::kSoon));
+  return std::make_unique<Handle>(comm, is_point(request.kind)
+                                            ? comm->points().start(std::move(request))
+                                            : comm->submit(std::move(request), Communicator::Start::kSoon));
 }
 
 std::unique_ptr<Handle> start(const ByName& named, Request request) {
@@ -231,12 +233,22 @@ auto runs_ragged(Request (*make)(Args...)) {
 
 uint64_t user_key(int32_t tag) { return point_key(PointSpace::kUser, tag); }
 
-std::unique_ptr<Handle> isend(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return std::make_unique<Handle>(comm, comm->points().isend(to_pointer(address), nbytes, peer, user_key(tag)));
+Request send_request(uintptr_t address, size_t nbytes, int peer, int32_t tag) {
+  return {.kind = Kind::kSend,
+          .in = to_pointer(address),
+          .count = nbytes,
+          .dtype = DType::kUInt8,
+          .root = peer,
+          .tag = user_key(tag)};
 }
 
-std::unique_ptr<Handle> irecv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return std::make_unique<Handle>(comm, comm->points().irecv(to_pointer(address), nbytes, peer, user_key(tag)));
+Request receive_request(uintptr_t address, size_t nbytes, int peer, int32_t tag) {
+  return {.kind = Kind::kReceive,
+          .out = to_pointer(address),
+          .count = nbytes,
+          .dtype = DType::kUInt8,
+          .root = peer,
+          .tag = user_key(tag)};
 }
 
 void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
@@ -254,12 +266,17 @@ int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_
   return rest->source;
 }
 
-void bind_points(py::class_<Communicator, CommPtr>& comm) {
+void bind_points(py::class_<Communicator, CommPtr>& comm, py::class_<OnDevice>& device) {
   using namespace py::literals;
-  comm.def("isend", &isend, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0)
-      .def("irecv", &irecv, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0)
-      .def("send_sync", &send, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0)
-      .def("recv_sync", &recv, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0);
+  const auto define = [](auto& on, const char* name, auto function) {
+    on.def(name, function, "address"_a, "nbytes"_a, "peer"_a, "tag"_a = 0);
+  };
+  define(comm, "isend", starts<CommPtr>(send_request));
+  define(comm, "irecv", starts<CommPtr>(receive_request));
+  define(comm, "send_sync", &send);
+  define(comm, "recv_sync", &recv);
+  define(device, "isend", starts<OnDevice>(send_request));
+  define(device, "irecv", starts<OnDevice>(receive_request));
 }
 
 // The last rank to join.
@@ -407,7 +424,7 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("size", [](const ByName& self) { return self.comm->size(); });
   auto device = py::reinterpret_borrow<py::class_<OnDevice>>(m.attr("OnDevice"));
   bind_collectives(comm, named, device);
-  bind_points(comm);
+  bind_points(comm, device);
 }
 
 }  // namespace dcoll::bind

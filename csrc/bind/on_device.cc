@@ -31,6 +31,7 @@ std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
     request.device = self.device;
     request.stream = current_stream(self.device);
   }
+  if (is_point(request.kind)) return self.comm->points().start(std::move(request));
   return self.by_name ? self.comm->submit_by_name(std::move(request))
                       : self.comm->submit(std::move(request), Communicator::Start::kSoon);
 }

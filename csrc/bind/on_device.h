@@ -25,7 +25,6 @@ void settle(Communicator& comm, Operation& operation);
 // The caller waits for that.
 void wait_settled(Operation& operation) noexcept;
 // wait_interruptibly(), and settle() whatever became of the operation.
-void wait_all(Communicator& comm, Operation& operation, double timeout_s,
-              Spin spin = Spin::kAllowed);
+void wait_all(Communicator& comm, Operation& operation, double timeout_s, Spin spin = Spin::kAllowed);
 
 }  // namespace dcoll::bind

@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 import torch
 
 from dcoll import _C
+from dcoll.collectives.tensors import kind_of
 from dcoll.errors import ArgumentError
 from dcoll.torch.memory import Finish
 from dcoll.torch.work import DONE, Done, Handles, Started, Work
+
+_EMULATES = _C.emulates_device()
 
 
 class Calls:
@@ -21,6 +24,10 @@ class Calls:
     _batch: list[Work] | None = None
     """The operations between _start_coalescing() and _end_coalescing()."""
     _sequence = 0
+
+    def _on(self, tensor: torch.Tensor) -> Any:
+        """What has the collectives for memory where the tensor lies."""
+        return self._comm if tensor.is_cpu and not _EMULATES else kind_of(tensor).on(self._comm, tensor)
 
     def _at_once(self, opts: Any) -> bool:
         """Whether the call may run on this thread: async_op=False, and the core's deadline is the group's."""
@@ -37,7 +44,7 @@ class Calls:
         """core: what was started. memory: what it reads and writes, beside `tensors`. messages: between two ranks."""
         self._sequence += 1
         order = None if messages else self._comm
-        work = Work(Started(core, (memory, tensors), finish, None), tensors, self._limit_s, order)
+        work = Work(Started(core, (memory, tensors), finish), tensors, self._limit_s, order)
         if self._batch is not None:
             self._batch.append(work)
         return work

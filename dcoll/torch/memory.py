@@ -12,15 +12,15 @@ Finish = Callable[[Any], object] | None
 
 
 def dense(what: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its elements lie one behind the other in the CPU's memory, else such a copy."""
+    """The tensor itself where its elements lie one behind the other in memory, else such a copy."""
     if tensor.layout is not torch.strided:
         raise ArgumentError(
             f"{what} got a tensor with layout {tensor.layout}, but takes dense ones: pass tensor.to_dense()"
         )
-    if not tensor.is_cpu:
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise ArgumentError(
-            f"{what} got a tensor on {tensor.device}, but the dcoll backend is for CPU tensors: initialise with "
-            f'"cpu:dcoll,{tensor.device.type}:..." (PyTorch 2.14 or later), or pass tensor.cpu()'
+            f"{what} got a tensor on {tensor.device}, but the dcoll backend is for tensors of the CPU and of CUDA: "
+            f'initialise with "cpu:dcoll,{tensor.device.type}:..." (PyTorch 2.14 or later), or pass tensor.cpu()'
         )
     if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
         return tensor
@@ -57,7 +57,7 @@ def room_for(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish]:
     """Where the core writes what belongs into the tensors, and how it comes there."""
     if in_sequence(tensors):
         return tensors[0], None
-    flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+    flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
     return flat, lambda _: spread(flat, tensors)
 
 
@@ -72,5 +72,7 @@ def one(what: str, tensors: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tens
 
 def same_kind(what: str, first: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
     for other in others:
+        if other.get_device() != first.get_device():
+            raise ArgumentError(f"{what} takes tensors on one device, but got {first.device} and {other.device}")
         if other.dtype != first.dtype:
             raise ArgumentError(f"{what} takes tensors of one dtype, but got {first.dtype} and {other.dtype}")

@@ -25,12 +25,12 @@ class Movement(Calls):
         back = target is not tensor and self._comm.rank != root
         args = (target.data_ptr(), target.nbytes, root, moved(tensor.dtype))
         if not isinstance(opts, int) and self._at_once(opts):
-            self._comm.broadcast_sync(*args)
+            self._on(target).broadcast_sync(*args)
             if back:
                 tensor.detach().copy_(target)
             return DONE
         finish = (lambda _: tensor.detach().copy_(target)) if back else None
-        return self._start(self._comm.broadcast(*args), target, [tensor], finish)
+        return self._start(self._on(target).broadcast(*args), target, [tensor], finish)
 
     # --- all_gather
 
@@ -60,7 +60,7 @@ class Movement(Calls):
         count, size, width = source.numel(), self._comm.size, source.itemsize
         args = (source.data_ptr(), count, width, moved(source.dtype), "", target.data_ptr(), count * size * width)
         if self._at_once(opts):
-            _check(what, self._comm.allgather_sync(*args)[1], [count] * size)
+            _check(what, self._on(source).allgather_sync(*args)[1], [count] * size)
             if back is not None:
                 back(None)
             return DONE
@@ -70,7 +70,7 @@ class Movement(Calls):
             if back is not None:
                 back(done)
 
-        return self._start(self._comm.allgather(*args), (source, target), tensors, finish)
+        return self._start(self._on(source).allgather(*args), (source, target), tensors, finish)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         return self.all_gather_single(output, input, opts)
@@ -198,7 +198,7 @@ class Movement(Calls):
         width = source.itemsize
         args = (source.data_ptr(), send, width, moved(source.dtype), what, target.data_ptr(), sum(receive) * width)
         if not isinstance(opts, int) and self._at_once(opts):
-            _check(what, self._comm.alltoall_sync(*args)[1], receive)
+            _check(what, self._on(source).alltoall_sync(*args)[1], receive)
             if back is not None:
                 back(None)
             return DONE
@@ -208,7 +208,7 @@ class Movement(Calls):
             if back is not None:
                 back(done)
 
-        return self._start(self._comm.alltoall(*args), (source, target), tensors, finish)
+        return self._start(self._on(source).alltoall(*args), (source, target), tensors, finish)
 
 
 def _check(what: str, counts: list[int], expected: list[int]) -> None:

@@ -15,6 +15,7 @@ from dcoll.torch.reductions import Reductions
 
 NAME = "dcoll"
 CPU = torch.device("cpu")
+DEVICE_TYPES = ("cpu", "cuda")
 TorchBackend: Any = torch._C._distributed_c10d.Backend
 TorchProcessGroup: Any = dist.ProcessGroup  # whose methods are overloads, here they take the union
 BACKENDS_IN_PYTHON = hasattr(TorchBackend, "all_gather_single")
@@ -139,13 +140,13 @@ class DcollProcessGroup(Collectives, TorchProcessGroup):
     getSize = size
 
     def _get_backend(self, device: torch.device) -> Any:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in DEVICE_TYPES:
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return self
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [CPU]
+        return [torch.device(kind) for kind in DEVICE_TYPES]
 
     def get_group_store(self) -> Any:
         return self._store

@@ -40,11 +40,11 @@ class Reductions(Calls):
         target = tensor if tensor.is_contiguous() and tensor.is_cpu else dense("all_reduce", tensor)
         place = target.data_ptr()
         if not (opts is None or op is opts or opts.asyncOp) and self._limit_s is None:
-            self._comm.allreduce_sync(place, place, count, code, operator, "", factor)
+            self._on(target).allreduce_sync(place, place, count, code, operator, "", factor)
             if target is not tensor:
                 tensor.detach().copy_(target)
             return DONE
-        core = self._comm.allreduce(place, place, count, code, operator, "", factor)
+        core = self._on(target).allreduce(place, place, count, code, operator, "", factor)
         back = None if target is tensor else lambda _: tensor.detach().copy_(target)
         return self._start(core, target, [tensor], back)
 
@@ -80,7 +80,7 @@ class Reductions(Calls):
         source = dense("reduce", tensor)
         # Only the root's tensor changes; the sum of the others goes where nobody looks.
         into = source if self._comm.rank == root else torch.empty_like(source)
-        core = self._comm.allreduce(
+        core = self._on(source).allreduce(
             source.data_ptr(),
             into.data_ptr(),
             source.numel() * per_element,
@@ -112,11 +112,11 @@ class Reductions(Calls):
         places = (source.data_ptr(), target.data_ptr(), size, row, code, operator, "", factor)
         back = None if target is output else lambda _: output.detach().copy_(target)
         if self._at_once(opts):
-            self._comm.reducescatter_sync(*places)
+            self._on(source).reducescatter_sync(*places)
             if back is not None:
                 back(None)
             return DONE
-        return self._start(self._comm.reducescatter(*places), (source, target), [output], back)
+        return self._start(self._on(source).reducescatter(*places), (source, target), [output], back)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single(output, input, opts)

@@ -9,7 +9,7 @@ from torch.distributed import distributed_c10d
 
 from dcoll.torch import start
 from dcoll.torch.compiler import left_alone
-from dcoll.torch.process_group import BACKENDS_IN_PYTHON, NAME, DcollBackend, DcollProcessGroup, opened
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON, DEVICE_TYPES, NAME, DcollBackend, DcollProcessGroup, opened
 from dcoll.torch.work import Done, Work
 
 WRAP = "_create_process_group_wrapper"
@@ -41,7 +41,7 @@ def not_wrapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
 def register() -> None:
     """The entry point: torch calls it where somebody names the backend before importing dcoll.torch."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICE_TYPES))
         start.install()
         if BACKENDS_IN_PYTHON and hasattr(distributed_c10d, WRAP):
             setattr(distributed_c10d, WRAP, not_wrapped(getattr(distributed_c10d, WRAP)))

@@ -18,9 +18,17 @@ _SLICE_S, _SHORT_SLICE_S = 0.05, 0.002
 
 
 class Started(Handle):
-    """A handle that several threads may wait for: the program and the one that completes futures."""
+    """A handle that several threads may wait for: the program and the one that completes futures.
 
-    __slots__ = ()
+    The current stream of each waits for the core, and for what `finish` has copied on that of the first.
+    """
+
+    __slots__ = ("_copied",)
+
+    def __init__(self, core: Any, memory: tuple[Any, Sequence[torch.Tensor]], finish: Any) -> None:
+        """memory: what the core reads and writes, and the tensors that belong to it."""
+        super().__init__(core, memory, finish, None)
+        self._copied: Any = None
 
     def wait(self, timeout: float | None = None, spins: bool = True) -> Any:
         self._core.wait(-1.0 if timeout is None else max(0.0, timeout), spins)
@@ -28,7 +36,10 @@ class Started(Handle):
             with _FINISHING:
                 if self._finish is not None:
                     self._finish(self._core)
+                    self._copied = _copied(self._memory[1])
                     self._finish = None
+        if self._copied is not None:
+            torch.cuda.current_stream(self._copied.device).wait_event(self._copied)
         self._waited = True
         self._memory = None
         return self._result
@@ -41,6 +52,18 @@ class Started(Handle):
 
 
 _FINISHING = threading.Lock()
+
+
+def devices_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The GPUs that they are on."""
+    return list(dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda))
+
+
+def _copied(tensors: Sequence[torch.Tensor]) -> Any:
+    """What other streams wait for before they read what the current one has just copied to the tensors; None: of the
+    CPU."""
+    devices = devices_of(tensors)
+    return torch.cuda.current_stream(devices[0]).record_event() if devices else None
 
 
 class Work(dist.Work):
@@ -107,7 +130,7 @@ class Work(dist.Work):
         """A future that is done when this is, with the list of the tensors."""
         if self._future is None:
             # The outcome is that of a callback: C++, as in DDP, does not see what Future.set_exception() was given.
-            self._begun = torch.futures.Future()
+            self._begun = torch.futures.Future(devices=devices_of(self._tensors))
             self._future = self._begun.then(self._outcome)
             if self._handle.poll():
                 self._complete()
@@ -143,7 +166,7 @@ class Done(Work):
 
     def get_future(self) -> Any:
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = torch.futures.Future(devices=devices_of(self._tensors))
             self._future.set_result(list(self._tensors))
         return self._future
 

@@ -82,8 +82,20 @@ std::vector<Planned> plan_traffic(std::mt19937& random, int ranks, int count) {
   return all;
 }
 
+// A message in whose place memory is on the emulated device.
+OperationPtr start_on_device(Communicator& comm, bool sending, std::byte* data, size_t bytes, int peer, uint64_t tag) {
+  return comm.points().start({.kind = sending ? Kind::kSend : Kind::kReceive,
+                              .in = sending ? data : nullptr,
+                              .out = sending ? nullptr : data,
+                              .count = bytes,
+                              .root = peer,
+                              .device = device::kEmulated,
+                              .tag = tag});
+}
+
 // This rank's part of it, in an order of its own: sends to one rank with one tag stay in order, and receives likewise.
-void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned seed) {
+// On a device: the memory of every other message, or so.
+void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned seed, bool on_device = false) {
   std::mt19937 random(seed + static_cast<unsigned>(comm.rank()));
   std::deque<Planned> sends, receives;
   for (const Planned& one : all) {
@@ -91,7 +103,12 @@ void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned s
     if (one.to == comm.rank()) receives.push_back(one);
   }
   std::deque<Bytes> memory;
-  std::vector<std::pair<OperationPtr, Planned>> begun;
+  struct Begun {
+    OperationPtr operation;
+    Planned planned;
+    std::byte* data;
+  };
+  std::vector<Begun> begun;
   while (!sends.empty() || !receives.empty()) {
     const bool sending = receives.empty() || (!sends.empty() && random() % 2);
     std::deque<Planned>& list = sending ? sends : receives;
@@ -100,17 +117,22 @@ void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned s
     memory.emplace_back(next.bytes);
     std::byte* data = memory.back().data();
     if (sending) fill(data, next.bytes, next.what);
-    begun.emplace_back(sending ? comm.points().isend(data, next.bytes, next.to, key(next.tag))
-                               : comm.points().irecv(data, next.bytes, next.from, key(next.tag)),
-                       next);
-    if (random() % 16 == 0) comm.poll(*begun[random() % begun.size()].first);
+    const int peer = sending ? next.to : next.from;
+    const auto start = [&] {
+      if (on_device && random() % 2) return start_on_device(comm, sending, data, next.bytes, peer, key(next.tag));
+      return sending ? comm.points().isend(data, next.bytes, peer, key(next.tag))
+                     : comm.points().irecv(data, next.bytes, peer, key(next.tag));
+    };
+    begun.push_back({start(), next, data});
+    if (random() % 16 == 0) comm.poll(*begun[random() % begun.size()].operation);
   }
   std::shuffle(begun.begin(), begun.end(), random);
-  for (auto& [operation, planned] : begun) {
+  for (auto& [operation, planned, data] : begun) {
     comm.wait(*operation);
+    if (operation->staging != nullptr) operation->staging->wait();
     if (operation->request.kind != Kind::kReceive) continue;
     CHECK_EQ(operation->source, planned.from);
-    CHECK(holds(static_cast<std::byte*>(operation->request.out), planned.bytes, planned.what));
+    CHECK(holds(data, planned.bytes, planned.what));
   }
 }
 
@@ -171,6 +193,38 @@ TEST(random_traffic_both_ways) {
       const unsigned own = random();
       run_ranks(ranks, settings, [&](Communicator& comm) { run_traffic(comm, all, own); });
     }
+  }
+}
+
+TEST(random_traffic_of_devices) {
+  std::mt19937 random(seed());
+  for (const Settings& settings : layouts()) {
+    for (const int ranks : {1, 3}) {
+      const auto all = plan_traffic(random, ranks, kSanitized ? 60 : 200);
+      const unsigned own = random();
+      run_ranks(ranks, settings, [&](Communicator& comm) { run_traffic(comm, all, own, /*on_device=*/true); });
+    }
+  }
+}
+
+TEST(a_device_that_fails_fails_all_ranks) {
+  for (const Settings& settings : layouts()) {
+    auto world = connect_threads(3, settings);
+    std::barrier begun(3);
+    on_threads(3, [&](int rank) {
+      Communicator& comm = *world[rank];
+      Bytes data(1000);
+      if (rank == 0) device::fail_emulated_after(1);
+      begun.arrive_and_wait();
+      if (rank == 1) {
+        const auto sent = start_on_device(comm, /*sending=*/true, data.data(), data.size(), 2, key(1));
+        CHECK_THROWS(comm.wait(*sent), Error, "a copy failed, as a test has asked for (on rank 1)");
+      } else {
+        CHECK_THROWS(recv(comm, data.data(), data.size(), 1), Error, "(on rank 1)");
+      }
+      begun.arrive_and_wait();
+      if (rank == 0) device::fail_emulated_after(-1);
+    });
   }
 }
 

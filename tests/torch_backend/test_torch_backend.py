@@ -17,10 +17,23 @@ from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
 pytestmark = pytest.mark.mpi
 
 MODULES: dict[ModuleType, list[tuple[int, str]]] = {
-    checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi")],
-    checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
-    checks_torch_messages: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun")],
-    checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun")],
+    checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi"), (2, "emulated")],
+    checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun"), (2, "emulated")],
+    checks_torch_messages: [
+        (2, "auto"),
+        (4, "auto"),
+        (3, "mpi"),
+        (2, "torchrun"),
+        (2, "emulated"),
+        (3, "emulated mpi"),
+    ],
+    checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun"), (2, "emulated")],
+}
+ENVIRONMENTS = {
+    "auto": (),
+    "mpi": (("DCOLL_TRANSPORT", "mpi"),),
+    "emulated": (("DCOLL_DEVICE", "emulated"),),
+    "emulated mpi": (("DCOLL_DEVICE", "emulated"), ("DCOLL_TRANSPORT", "mpi")),
 }
 CASES = [
     pytest.param(module.__name__, n, transport, check, id=f"{n}-{transport}-{check}")
@@ -35,7 +48,7 @@ def test_torch(module: str, n: int, transport: str, check: str) -> None:
     if transport == "torchrun":
         expect(run_checks(module, n, launcher=TORCHRUN), check)
     else:
-        expect(run_checks(module, n, (("DCOLL_TRANSPORT", transport),)), check)
+        expect(run_checks(module, n, ENVIRONMENTS[transport]), check)
 
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])

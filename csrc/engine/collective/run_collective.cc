@@ -149,7 +149,7 @@ Task through_host(Fabric& f, Operation& operation) {
   Arrival arrival(*operation.staging);
   co_await arrival;
   co_await run_collective(f, operation);
-  operation.staging->send_back();
+  operation.staging->send_back(operation);
 }
 
 }  // namespace

@@ -32,7 +32,6 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   auto operation = setup_.operation_of(std::move(request));
   operation->keep = std::move(keep);
   progress_.free_last_name();
-  stage(*operation);
   const bool had_work = progress_.submit(operation);
   if (start == Start::kInBackground ||
       (start == Start::kSoon && (operation->staging != nullptr || !operation->request.call().is_small()))) {
@@ -48,7 +47,6 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
   if (request.name.empty()) throw ArgumentError(request.describe() + " needs a name to meet the other ranks by.");
   auto operation = setup_.operation_of(std::move(request));
   operation->by_name = true;
-  stage(*operation);
   progress_.make_names();
   progress_.submit_by_name(operation);
   if (operation->staging != nullptr || !operation->request.call().is_small()) {
@@ -102,27 +100,6 @@ std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
   return operation;
 }
 
-void Communicator::stage(Operation& operation) {
-  const int number = operation.request.device;
-  if (number == device::kHost) return;
-  std::shared_ptr<StagingLane> lane;
-  {
-    const MutexLock lock(lanes_mutex_);
-    std::shared_ptr<StagingLane>& known = lanes_[number];
-    if (known == nullptr) {
-      known = std::make_shared<StagingLane>(device::device_of(number), [this](size_t bytes) {
-        try {
-          return alloc(bytes);
-        } catch (const Error&) {  // the arena is full: the engine copies once more
-          return Memory::uninitialized(bytes);
-        }
-      });
-    }
-    lane = known;
-  }
-  operation.staging = std::make_shared<Staging>(std::move(lane), operation.request, rank(), size(), setup_.job_rank());
-}
-
 // ---- Waiting ----
 
 void Communicator::wait(Operation& operation, double timeout_s) {
@@ -163,12 +140,6 @@ std::string Communicator::describe_path(const Call& call, bool mapped) {
   std::string text(path_text(path));
   if (path != Path::kNodeDirect) return text;
   return text + ", form: " + progress_.fabric.all_reduce->form_of(call.bytes(), mapped);
-}
-
-std::shared_ptr<Memory> Communicator::alloc(size_t bytes) {
-  check_process();
-  const std::shared_ptr<Window>& window = members().window;
-  return window != nullptr && window->local_size() > 1 ? Memory::mapped(window, bytes) : Memory::plain(bytes);
 }
 
 // ---- Its end ----

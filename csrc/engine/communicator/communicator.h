@@ -13,18 +13,15 @@
 #pragma once
 
 #include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/thread_safety.h"
 #include "engine/collective/handshake.h"
 #include "engine/communicator/on_the_spot.h"
 #include "engine/communicator/points.h"
 #include "engine/core/scratch.h"
-#include "engine/core/staging.h"
 
 namespace dcoll {
 
@@ -96,7 +93,8 @@ class Communicator final {
   // What of the fabric never changes, or has a lock of its own.
   const Fabric& as_made() const { return progress_.as_made(); }
 
-  std::shared_ptr<Memory> alloc(size_t bytes);
+  // Zeroed. Where ranks share memory, mapped by those of this node.
+  std::shared_ptr<Memory> alloc(size_t bytes) { return setup_.alloc(bytes); }
   // Memory for the inside of a collective: as alloc(), but not zeroed, and used again when it is let go of.
   std::shared_ptr<Memory> scratch(size_t bytes) {
     return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
@@ -114,8 +112,6 @@ class Communicator final {
 
  private:
   Communicator(Members members, const Settings& settings);
-  // Has an operation on memory of a device begin its copy.
-  void stage(Operation& operation);
   void say_farewell();
 
   Setup setup_;
@@ -125,8 +121,6 @@ class Communicator final {
   OnTheSpot on_the_spot_{setup_, progress_, turns_};
   Points points_{setup_, progress_, turns_};
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
-  Mutex lanes_mutex_;
-  std::map<int, std::shared_ptr<StagingLane>> lanes_ DCOLL_GUARDED_BY(lanes_mutex_);  // of the devices used so far
 };
 
 }  // namespace dcoll

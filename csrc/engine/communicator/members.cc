@@ -36,6 +36,19 @@ Setup::Setup(Members given, const Settings& how)
     members.driver = std::make_shared<Driver>(cores.empty() ? -1 : cores.front(), log);
   }
   failure_flag = members.transport->failure_flag();
+  lanes = std::make_unique<StagingLanes>([this](size_t bytes) {
+    try {
+      return alloc(bytes);
+    } catch (const Error&) {  // the arena is full: the engine copies once more
+      return Memory::uninitialized(bytes);
+    }
+  });
+}
+
+std::shared_ptr<Memory> Setup::alloc(size_t bytes) const {
+  check_process();
+  const std::shared_ptr<Window>& window = members.window;
+  return window != nullptr && window->local_size() > 1 ? Memory::mapped(window, bytes) : Memory::plain(bytes);
 }
 
 std::shared_ptr<Operation> Setup::operation_of(Request request) const {
@@ -44,6 +57,11 @@ std::shared_ptr<Operation> Setup::operation_of(Request request) const {
   auto operation = std::make_shared<Operation>(std::move(request));
   operation->last_moved = Clock::now();
   operation->phases.on = timeline().on();
+  Request& staged = operation->request;
+  if (staged.device != device::kHost) {
+    operation->staging =
+        std::make_shared<Staging>(lanes->of(staged.device), staged, members.rank, members.size, job_rank());
+  }
   return operation;
 }
 

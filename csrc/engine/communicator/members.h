@@ -12,6 +12,7 @@
 #include "base/settings.h"
 #include "engine/communicator/driver.h"
 #include "engine/core/operation.h"
+#include "engine/core/staging.h"
 #include "engine/links/link_constants.h"
 #include "engine/watch/diagnosis.h"
 #include "engine/watch/timeline.h"
@@ -50,12 +51,15 @@ struct Members {
   int num_nodes() const;
 };
 
-// What the parts of a communicator work with. Nothing of it changes once the communicator is made.
+// What the parts of a communicator work with. But for its lanes, which have a lock of their own, nothing of it changes
+// once the communicator is made.
 struct Setup {
   Setup(Members members, const Settings& settings);
 
-  // What becomes of a call. ArgumentError: see Request::validate.
+  // What becomes of a call: of memory on a device, its copy begins. ArgumentError: see Request::validate.
   std::shared_ptr<Operation> operation_of(Request request) const;
+  // See Communicator::alloc.
+  std::shared_ptr<Memory> alloc(size_t bytes) const;
   // In a process that a rank forked: Error. To be asked before a lock is taken, for its copy in the child may be held,
   // by a thread that only the parent has.
   void check_process() const {
@@ -72,6 +76,7 @@ struct Setup {
   int number;                                 // in the timeline
   const std::atomic<uint32_t>* failure_flag;  // Transport::failure_flag
   ForkGuard fork;
+  std::unique_ptr<StagingLanes> lanes;
 
  private:
   [[noreturn]] void throw_forked() const;

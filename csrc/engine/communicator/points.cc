@@ -17,20 +17,18 @@ void Points::enter(Kind kind, int peer) {
 }
 
 std::shared_ptr<Operation> Points::isend(const void* data, size_t bytes, int peer, uint64_t tag) {
-  enter(Kind::kSend, peer);
   return start({.kind = Kind::kSend, .in = data, .count = bytes, .dtype = DType::kUInt8, .root = peer, .tag = tag});
 }
 
 std::shared_ptr<Operation> Points::irecv(void* data, size_t bytes, int peer, uint64_t tag) {
-  enter(Kind::kReceive, peer);
   return start({.kind = Kind::kReceive, .out = data, .count = bytes, .dtype = DType::kUInt8, .root = peer, .tag = tag});
 }
 
-// Of a caller that does not wait.
 std::shared_ptr<Operation> Points::start(Request request) {
+  enter(request.kind, request.root);
   const bool is_long = request.kind == Kind::kReceive && request.count > Call::kSmallBytes;
   auto operation = submit(std::move(request));
-  if (is_long) {
+  if (is_long || operation->staging != nullptr) {
     turns_.hand_over(Turns::Wake::kNow);  // to copy it takes longer than to wake somebody who does
   } else {
     turns_.begin_here();
@@ -63,7 +61,7 @@ bool Points::are_free() {
     progress_.drive_mutex.is_held();
     progress_.take_inbox();
   });
-  return progress_.is_sound();
+  return progress_.is_sound() && progress_.under_way.messages.empty();
 }
 
 std::shared_ptr<Operation> Points::send_or_submit(const void* data, size_t bytes, int peer, uint64_t tag) {

@@ -17,6 +17,8 @@ class Points {
   // A message to or from another rank, or from kAnySource; a tag is a point_key(). The memory is the caller's, and in
   // use until the operation is done. ArgumentError; MismatchError, and nothing is begun: a small message that was sent
   // to this peer before met a receive of another length.
+  // A send or a receive: Request::root is the peer, and memory may be on a device, as with Communicator::submit.
+  std::shared_ptr<Operation> start(Request request);
   std::shared_ptr<Operation> isend(const void* data, size_t bytes, int peer, uint64_t tag);
   std::shared_ptr<Operation> irecv(void* data, size_t bytes, int peer, uint64_t tag);
   // For a caller that is about to wait: null if it is done, and `source` who sent it.
@@ -25,7 +27,6 @@ class Points {
 
  private:
   void enter(Kind kind, int peer);
-  std::shared_ptr<Operation> start(Request request);
   std::shared_ptr<Operation> submit(Request request);
   void throw_complaint(int peer) DCOLL_REQUIRES(progress_.drive_mutex);
   bool are_free() DCOLL_REQUIRES(progress_.drive_mutex);

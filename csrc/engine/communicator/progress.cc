@@ -21,7 +21,7 @@ bool UnderWay::awaits_copies() const {
   const auto awaits = [](const OperationQueue& queue) {
     return !queue.empty() && queue.front()->staging != nullptr && queue.front()->staging->waits();
   };
-  return awaits(ordered) || awaits(named);
+  return awaits(ordered) || awaits(named) || awaits(messages);
 }
 
 Progress::Progress(Setup& setup)
@@ -123,13 +123,13 @@ void Progress::take_inbox() {
       if (operation->by_name) {
         under_way.names->submit(operation);
       } else {
-        (is_point(operation->request.kind) ? point_queue_ : under_way.ordered).push_back(operation);
+        (is_point(operation->request.kind) ? under_way.messages : under_way.ordered).push_back(operation);
       }
     }
-    if (!point_queue_.empty()) points_busy_.store(true);
+    if (!under_way.messages.empty()) points_busy_.store(true);
     pending_.store(!under_way.ordered.empty() || !under_way.names_idle());
   }
-  for (; !point_queue_.empty(); point_queue_.pop_front()) under_way.points->submit(point_queue_.front());
+  submit_messages();
 }
 
 void Progress::begin(OperationQueue& queue, Fabric& of, Operation& operation) {
@@ -231,7 +231,7 @@ void Progress::make_points() {
     if (members.window != nullptr && members.window->local_size() == local) ranks.window = members.window;
     under_way.points = std::make_unique<PointToPoint>(
         std::move(ranks), [this](auto operation, auto error)
-                              DCOLL_REQUIRES(drive_mutex) { finish(std::move(operation), std::move(error)); });
+                              DCOLL_REQUIRES(drive_mutex) { finish_message(std::move(operation), std::move(error)); });
   }
   uses_points_ = true;
 }
@@ -239,11 +239,34 @@ void Progress::make_points() {
 void Progress::advance_points(bool& moved) {
   if (failed_.load(std::memory_order_acquire)) return;
   try {
+    submit_messages();
     under_way.points->advance(moved);
+    if (lost_) std::rethrow_exception(lost_);
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
   note_busy_points();
+}
+
+// In the order in which the program has them sent: what waits for its copy holds up those behind it.
+void Progress::submit_messages() {
+  OperationQueue& messages = under_way.messages;
+  for (; !messages.empty(); messages.pop_front()) {
+    Staging* const staging = messages.front()->staging.get();
+    if (staging != nullptr && !staging->arrived()) return;
+    under_way.points->submit(messages.front());
+  }
+}
+
+void Progress::finish_message(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept {
+  if (error == nullptr && operation->staging != nullptr) {
+    try {
+      operation->staging->send_back(*operation);
+    } catch (...) {
+      error = lost_ = std::current_exception();
+    }
+  }
+  finish(std::move(operation), std::move(error));
 }
 
 }  // namespace dcoll

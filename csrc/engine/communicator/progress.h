@@ -32,6 +32,7 @@ struct UnderWay {
   OperationQueue named;                  // in the agreed order; the front one is running
   std::unique_ptr<NamedLane> names;      // made when a name is first used
   std::unique_ptr<PointToPoint> points;  // made with the first message
+  OperationQueue messages;               // what is on its way there: the front one may wait for a device's copy
   // Operations so far, of either order: the same on every rank.
   uint64_t started = 0, named_started = 0;
   LastOperation last;  // of those
@@ -67,7 +68,6 @@ class Progress {
   void make_names() DCOLL_EXCLUDES(drive_mutex);
   void make_points() DCOLL_EXCLUDES(drive_mutex);
   bool uses_names() const { return uses_names_; }
-  bool uses_points() const { return uses_points_; }
   // Nothing is submitted any more. False: that was said before.
   bool close();
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
@@ -95,7 +95,9 @@ class Progress {
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry) DCOLL_REQUIRES(drive_mutex);
   // Advances the running operation of either order. True when it ended and the next one may start.
   bool advance_front(OperationQueue& queue, Fabric& of, bool& moved) DCOLL_REQUIRES(drive_mutex);
-  void note_busy_points() DCOLL_REQUIRES(drive_mutex) { points_busy_.store(under_way.points->busy()); }
+  void note_busy_points() DCOLL_REQUIRES(drive_mutex) {
+    points_busy_.store(under_way.points->busy() || !under_way.messages.empty());
+  }
   std::vector<std::shared_ptr<Operation>> named_in_flight() DCOLL_REQUIRES(drive_mutex);
   // The first failure wins; it ends everything that is queued, here and (tell_peers) everywhere.
   void fail_with(std::exception_ptr error, bool tell_peers) noexcept DCOLL_REQUIRES(drive_mutex);
@@ -119,6 +121,9 @@ class Progress {
   void begin(OperationQueue& queue, Fabric& of, Operation& operation) DCOLL_REQUIRES(drive_mutex);
   void advance_names(bool& moved) DCOLL_REQUIRES(drive_mutex);
   void advance_points(bool& moved) DCOLL_REQUIRES(drive_mutex);
+  void submit_messages() DCOLL_REQUIRES(drive_mutex);
+  void finish_message(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept
+      DCOLL_REQUIRES(drive_mutex);
   void count_named_round() DCOLL_REQUIRES(drive_mutex);
   void update_pending() DCOLL_REQUIRES(drive_mutex);
   void finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept DCOLL_REQUIRES(drive_mutex);
@@ -132,7 +137,7 @@ class Progress {
   const Setup& setup_;
   const std::string out_of_memory_;  // what to tell the others when there is no memory for more
 
-  OperationQueue point_queue_ DCOLL_GUARDED_BY(drive_mutex);  // what is on its way to under_way.points
+  std::exception_ptr lost_ DCOLL_GUARDED_BY(drive_mutex);  // why a message that came could not be copied to its device
   // Failed, with what they had of their own: a list.
   std::shared_ptr<Operation> abandoned_ DCOLL_GUARDED_BY(drive_mutex);
   bool let_go_ DCOLL_GUARDED_BY(drive_mutex) = true;  // after a failure: the transport needs no operation's memory

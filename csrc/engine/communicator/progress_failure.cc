@@ -61,8 +61,8 @@ void Progress::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
     for (const auto& [id, operation] : under_way.names->abandon()) finish(operation, failure_);
   }
   if (under_way.points != nullptr) under_way.points->abandon(failure_);
-  for (; !point_queue_.empty(); point_queue_.pop_front()) {
-    if (!point_queue_.front()->done.load()) finish(point_queue_.front(), failure_);
+  for (OperationQueue& messages = under_way.messages; !messages.empty(); messages.pop_front()) {
+    if (!messages.front()->done.load()) finish(messages.front(), failure_);
   }
   points_busy_.store(false);
   end_inbox();

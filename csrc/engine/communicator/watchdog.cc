@@ -84,10 +84,9 @@ void Watchdog::tell_of_waiting(const Operation& operation, Clock::time_point now
 // Each message has a deadline of its own. That it waits is told here: the other rank has nothing in common with it that
 // it could be asked about.
 void Watchdog::watch_points(Clock::time_point now) {
-  all().points->for_each([&](Operation& operation) DCOLL_REQUIRES(progress_.drive_mutex) {
+  const auto look = [&](Operation& operation, const std::vector<int>& missing) DCOLL_REQUIRES(progress_.drive_mutex) {
     const double idle = seconds_between(operation.last_moved, now);
     const double limit = setup_.settings.stall_shutdown_time_s;
-    const std::vector<int> missing = sources_of(operation.request);
     if (!setup_.settings.stall_check_disable && idle > setup_.settings.stall_check_time_s) {
       if (!operation.stalled.exchange(true)) setup_.log(LogLevel::kWarning, wait_text(operation, idle, missing));
       if (limit > 0 && idle > limit) throw_stall(wait_text(operation, idle, missing));
@@ -95,7 +94,10 @@ void Watchdog::watch_points(Clock::time_point now) {
     tell_of_waiting(operation, now, missing);
     if (idle > setup_.settings.timeout_s + patience(operation))
       throw TimeoutError(timeout_text(operation, idle, missing));
-  });
+  };
+  all().points->for_each([&](Operation& operation)
+                             DCOLL_REQUIRES(progress_.drive_mutex) { look(operation, sources_of(operation.request)); });
+  for (const auto& operation : all().messages) look(*operation, {});  // waits for its device
 }
 
 std::vector<int> Watchdog::sources_of(const Request& request) const {

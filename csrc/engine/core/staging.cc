@@ -63,6 +63,13 @@ void StagingLane::retire(std::vector<std::shared_ptr<Memory>> blocks) noexcept {
   }
 }
 
+std::shared_ptr<StagingLane> StagingLanes::of(int device) {
+  const MutexLock lock(mutex_);
+  std::shared_ptr<StagingLane>& known = lanes_[device];
+  if (known == nullptr) known = std::make_shared<StagingLane>(device::device_of(device), allocate_);
+  return known;
+}
+
 Staging::Staging(std::shared_ptr<StagingLane> lane, Request& r, int rank, int size, int job_rank)
     : lane_(std::move(lane)), caller_(r.stream), rank_(job_rank) {
   const size_t bytes = r.call().bytes();
@@ -74,17 +81,15 @@ Staging::Staging(std::shared_ptr<StagingLane> lane, Request& r, int rank, int si
     moved_->hold(lane_->stream());
     // Of a broadcast others have nothing to give.
     r.in = begin(r.kind == Kind::kBroadcast && rank != r.root ? nullptr : in, bytes);
-    if (r.kind == Kind::kAllReduce || r.kind == Kind::kBroadcast) {
+    if (r.kind == Kind::kAllReduce || r.kind == Kind::kBroadcast || r.kind == Kind::kReceive) {
       r.out = blocks_.back()->data();
       result_bytes_ = bytes;
-    } else if (r.kind == Kind::kReduceScatter) {
-      result_bytes_ = share_bytes(r, rank, size);
-      r.out = begin(nullptr, result_bytes_);
-    } else {
-      r.out = nullptr;  // the core makes it, in host memory
-      r.out_bytes = 0;
+    } else if (r.kind != Kind::kSend) {
+      result_bytes_ = r.kind == Kind::kReduceScatter ? share_bytes(r, rank, size) : r.out_bytes;
+      r.out = result_bytes_ > 0 ? begin(nullptr, result_bytes_) : nullptr;  // null: the core makes it, in host memory
     }
     moved_->record(lane_->stream());
+    arrived_ = r.kind == Kind::kReceive;  // a peer waits for nothing of this rank's
   } catch (const device::DeviceError&) {
     refused_ = std::current_exception();
   }
@@ -118,8 +123,8 @@ bool Staging::arrived() try {
   rethrow_with_rank(e);
 }
 
-void Staging::send_back() try {
-  if (result_ == nullptr) return;
+void Staging::send_back(const Operation& operation) try {
+  if (result_ == nullptr || operation.output != nullptr) return;
   lane_->device().copy(result_, source_, result_bytes_, lane_->stream());
   moved_->record(lane_->stream());
 } catch (const device::DeviceError& e) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,18 @@ class StagingLane {
   std::vector<Retired> retired_ DCOLL_GUARDED_BY(mutex_);
 };
 
+// Those of a communicator, made when a device is first used.
+class StagingLanes {
+ public:
+  explicit StagingLanes(StagingLane::Allocate allocate) : allocate_(std::move(allocate)) {}
+  std::shared_ptr<StagingLane> of(int device);
+
+ private:
+  const StagingLane::Allocate allocate_;
+  Mutex mutex_;
+  std::map<int, std::shared_ptr<StagingLane>> lanes_ DCOLL_GUARDED_BY(mutex_);
+};
+
 class Staging {
  public:
   // Begins the copy of the operand, and has the request work on host memory. What the device has against it comes out
@@ -58,8 +71,8 @@ class Staging {
   // Of the thread that drives. DeviceError.
   bool arrived();
   bool waits() const { return !arrived_; }
-  // The operation is done: begins the copy of its result.
-  void send_back();
+  // The operation is done: begins the copy of its result, if that lies where the request has it. DeviceError.
+  void send_back(const Operation& operation);
   // Then, of whoever waits for the operation. Whether its memory is as it should be; has a stream wait for that; waits.
   bool settled() { return moved_ == nullptr || moved_->done(); }
   void hold(device::Stream stream);

@@ -1,0 +1,60 @@
+"""A Work of tensors on a GPU that several threads wait for, each with a stream of its own; without a GPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import dcoll.torch.work as works
+
+
+class Core:
+    """What the core gives for a collective that is done."""
+
+    def wait(self, timeout: float, spins: bool) -> None: ...
+
+    def released(self) -> bool:
+        return True
+
+
+class Stream:
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def record_event(self) -> Any:
+        self.log.append(f"{self.name} records")
+        return SimpleNamespace(of=self.name, device="cuda:1")
+
+    def wait_event(self, event: Any) -> None:
+        self.log.append(f"{self.name} waits for {event.of}")
+
+
+def started(on_cuda: bool, log: list[str]) -> works.Started:
+    tensor: Any = SimpleNamespace(is_cuda=on_cuda, device="cuda:1")
+    core: Any = Core()
+    return works.Started(core, (None, [tensor]), lambda _: log.append("copies"))
+
+
+def test_other_streams_wait_for_what_the_first_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    current = [Stream("first", log)]
+
+    def current_stream(device: str) -> Stream:
+        assert device == "cuda:1"
+        return current[0]
+
+    monkeypatch.setattr(works.torch.cuda, "current_stream", current_stream)
+    handle = started(True, log)
+    handle.wait()
+    assert log == ["copies", "first records", "first waits for first"]
+    current[0] = Stream("second", log)
+    handle.wait()
+    assert log[3:] == ["second waits for first"]
+
+
+def test_tensors_of_the_cpu_need_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works.torch.cuda, "current_stream", None)
+    log: list[str] = []
+    started(False, log).wait()
+    assert log == ["copies"]
+    assert works.devices_of([]) == []
