@@ -302,8 +302,8 @@ EMULATED_DEVICE: int
 
 @final
 class OnDevice:
-    """The collectives of a Communicator or of a ByName, and the Communicator's isend() and irecv(), on memory of a device:
-    a GPU by its number, or EMULATED_DEVICE.
+    """The collectives of a Communicator or of a ByName, and the Communicator's isend() and irecv(), on memory of a
+    device: a GPU by its number, or EMULATED_DEVICE.
 
     They begin after what is in the thread's current stream, and the stream that is current in Handle.wait() waits for
     them. A device that fails raises DcollError on its rank and PeerError on the others."""
