@@ -113,7 +113,9 @@ class _Starts:
         algo: str = "",
         dims: Sequence[int] = (),
         codec: str = "",
-    ) -> Handle: ...
+        group: str = "",
+    ) -> Handle:
+        """group: what is in the operand, if that is several tensors; ranks compare it as they do the name."""
     def adasum(
         self,
         in_ptr: int,
@@ -214,6 +216,7 @@ class Communicator(_Starts):
         algo: str = "",
         dims: Sequence[int] = (),
         codec: str = "",
+        group: str = "",
     ) -> None: ...
     def broadcast_sync(
         self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()

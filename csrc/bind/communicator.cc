@@ -106,7 +106,7 @@ std::vector<int64_t> dims_of(const py::tuple& given) {
 
 Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
                            double prescale, double postscale, std::string algo, const py::tuple& dims,
-                           const std::string& codec) {
+                           const std::string& codec, std::string group) {
   return {.kind = Kind::kAllReduce,
           .in = to_pointer(in),
           .out = to_pointer(out),
@@ -118,6 +118,7 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
           .algo = std::move(algo),
           .encoding = codec.empty() ? Encoding{} : kernels::encoding_named(codec),
           .name = std::move(name),
+          .group = std::move(group),
           .dims = dims_of(dims)};
 }
 
@@ -298,7 +299,7 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
   const py::tuple none;
   const auto all_reduce_args =
       std::make_tuple("in_ptr"_a, "out_ptr"_a, "count"_a, "dtype"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
-                      "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none, "codec"_a = "");
+                      "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none, "codec"_a = "", "group"_a = "");
   const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "", "dims"_a = none);
   const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
                                                "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none);

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from dcoll.collectives import on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import CODES, KINDS, code_of, kind_of
 from dcoll.errors import ArgumentError
-from dcoll.ops import ReduceOp, wrong_op
+from dcoll.ops import Adasum, ReduceOp, wrong_op
 
 
 class _AllOf:
@@ -137,12 +138,55 @@ def start_allreduce(
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
     one = on_communicator.allreduce_ if in_place else on_communicator.allreduce
-    return _together([one(comm, t, op, f"{name}[{i}]", prescale, postscale, "", codec) for i, t in enumerate(listed)])
+    parts = _parts_on_devices(dense) if op is not Adasum else {}
+    alone = [i for i in range(len(listed)) if not any(i in part for part in parts.values())]
+    handles = [one(comm, listed[i], op, f"{name}[{i}]", prescale, postscale, "", codec) for i in alone]
+    for part in parts.values():
+        some = [dense[i] for i in part]
+        flat = sys.modules["torch"].cat([tensor.detach().reshape(-1) for tensor in some])
+        options = f"{name}[{part[0]}]", prescale, postscale, "", codec, _text_of(some)
+        handles.append(on_communicator.allreduce_(comm, flat, op, *options))
+
+    def finish(results: list[Any]) -> list[Any]:
+        found = dict(zip(alone, results, strict=False))
+        for part, flat in zip(parts.values(), results[len(alone) :], strict=True):
+            outs = [listed[i] if in_place else KINDS[type(listed[i])].empty_like(listed[i]) for i in part]
+            _spread(flat, outs)
+            found.update(zip(part, outs, strict=True))
+        return [found[i] for i in range(len(listed))]
+
+    return _together(handles, finish)
 
 
-def _together(handles: list[Handle]) -> Handle:
+def _parts_on_devices(tensors: list[Any]) -> dict[Any, list[int]]:
+    """Those that travel as one: of one dtype and device. Put together there, which costs little beside the way to the
+    host."""
+    parts: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if kind_of(tensor).on_device(tensor):
+            parts.setdefault((tensor.dtype, tensor.device), []).append(i)
+    return {kind: part for kind, part in parts.items() if len(part) > 1}
+
+
+def _text_of(tensors: list[Any]) -> str:
+    """What ranks compare of tensors that travel as one, and messages say: the first in words, all as a hash."""
+    shown = 3
+    texts = [f"{'x'.join(map(str, tensor.shape)) or '1'}" for tensor in tensors]
+    hashed = f", ... #{zlib.crc32(' '.join(texts).encode()):08x}" if len(texts) > shown else ""
+    return f"{len(texts)} tensors: {', '.join(texts[:shown])}{hashed}"
+
+
+def _spread(flat: Any, outs: list[Any]) -> None:
+    torch = sys.modules["torch"]
+    pieces = torch.split(flat, [out.numel() for out in outs])
+    with torch.no_grad():
+        torch._foreach_copy_(outs, [piece.view(out.shape) for piece, out in zip(pieces, outs, strict=True)])
+
+
+def _together(handles: list[Handle], finish: Callable[[list[Any]], list[Any]] = lambda results: results) -> Handle:
+    """finish: makes the group's results of those of the handles."""
     core: Any = _AllOf(handles)
-    return Handle(core, handles, lambda _: core.results, None)
+    return Handle(core, handles, lambda _: finish(core.results), None)
 
 
 def _run_rows(run: Callable[[list[Any]], Any], listed: list[Any], what: str) -> tuple[list[Any], Any] | None:

@@ -98,7 +98,15 @@ def allreduce(
 
 
 def allreduce_(
-    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
+    comm: Lane,
+    tensor: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    algo: str = "",
+    codec: str = "",
+    group: str = "",
 ) -> Handle:
     if type(op) is not ReduceOp:
         raise wrong_op(op)
@@ -108,7 +116,7 @@ def allreduce_(
     address = kind.address(target)
     count, dims = kind.count(target), target.shape if target.ndim > 1 else ()
     core = kind.on(comm, target).allreduce(
-        address, address, count, code, op, name, prescale, postscale, algo, dims, codec
+        address, address, count, code, op, name, prescale, postscale, algo, dims, codec, group
     )
     if target is not tensor:
         return _in_place(core, tensor, target)

@@ -15,7 +15,7 @@ from dcoll.errors import ArgumentError, JoinedError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
-from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer
+from dcoll.optimizer.compressed_reducer import CompressedReducer, DeviceReducer, PythonReducer
 
 library("torch")  # gives its dtypes their codes
 
@@ -114,6 +114,9 @@ class Layout:
                     "DistributedOptimizer got parameters on a device and a compression that works on the CPU: use "
                     "Compression.none, fp16, bf16 or powersgd, or a class of your own"
                 )
+            if wire is not None or compression is NoneCompressor:
+                sizes = self._bucket_bytes, self._first_bucket_bytes
+                return DeviceReducer(comm, params, called, self.op, pre, post, groups, *sizes, compression=compression)
             return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)
         if wire is None and not codec and compression is not NoneCompressor:
             return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)

@@ -1,4 +1,4 @@
-"""Reducers in Python, for compressors in Python: each gradient is compressed, reduced and decompressed by itself.
+"""Reducers in Python: for compressors in Python, each gradient by itself, and for gradients on a device, by buckets.
 
 They have the methods of the core's Reducer (dcoll/_C.pyi), so that GradientSync does not know which one it has. What
 compress() returns may have any shape and dtype; only the user's class knows how several would be put together.
@@ -13,7 +13,7 @@ import torch
 from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
-from dcoll.compression.codecs import StatefulCompressor
+from dcoll.compression.codecs import NoneCompressor, StatefulCompressor
 from dcoll.errors import ArgumentError
 from dcoll.ops import Average, Max, ReduceOp
 
@@ -241,3 +241,72 @@ class CompressedReducer(PythonReducer):
         gradient.copy_(decoded)
         if compression.gathers and self._op is Average:
             gradient.div_(self._comm.size)
+
+
+class BucketReducer(PythonReducer):
+    """Buckets as the core's: of one dtype and device, by size or by group."""
+
+    def __init__(
+        self,
+        comm: _C.Communicator,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        groups: Sequence[int],
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+    ) -> None:
+        self._limits = first_bucket_bytes, bucket_bytes
+        alike = [(group, p.dtype, p.device) for group, p in zip(groups, params, strict=True)] if groups else ()
+        super().__init__(comm, params, names, op, prescale, postscale, alike)
+
+    def _units_of(self, order: Sequence[int]) -> list[list[int]]:
+        if self._groups:
+            return super()._units_of(order)
+        filled: list[list[int]] = []
+        growing: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+        for i in order:
+            gradient = self.gradients[i]
+            kind = gradient.dtype, gradient.device
+            unit, nbytes = growing.get(kind, ([], 0))
+            if unit and nbytes + gradient.nbytes > self._limits[bool(filled)]:
+                filled.append(unit)
+                unit, nbytes = [], 0
+            growing[kind] = [*unit, i], nbytes + gradient.nbytes
+        return filled + [unit for unit, _ in growing.values()]
+
+    def _name_of(self, unit: Sequence[int]) -> str:
+        return f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
+
+
+class DeviceReducer(BucketReducer):
+    """For gradients on a device, as they are or in 16 bits: each bucket travels as one."""
+
+    def __init__(self, *args: Any, compression: Any) -> None:
+        """compression: Compression.none, fp16 or bf16."""
+        self._compression = compression
+        super().__init__(*args)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
+
+    def _calls(self) -> int:
+        return len(self._units)
+
+    def _send(self, unit: Sequence[int]) -> None:
+        wires, contexts = zip(*(self._compression.compress(self.gradients[i]) for i in unit), strict=True)
+        name, in_place = self._name_of(unit), self._compression is NoneCompressor
+        handle = grouped.start_allreduce(self._comm, list(wires), self._op, name, *self._scales, in_place=in_place)
+        self._sent.append((unit, self._note(handle), list(contexts)))
+
+    def _receive(self) -> None:
+        for unit, sent, contexts in self._sent:
+            for i, received, context in zip(unit, self._wait(sent), contexts, strict=True):
+                if received is not self.gradients[i]:
+                    self.gradients[i].copy_(self._compression.decompress(received, context))
+
+    def _store(self, unused: Sequence[int]) -> None:
+        pass  # done

@@ -23,7 +23,7 @@ from dcoll.compression.codecs import PowerSGD
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
-from dcoll.optimizer.compressed_reducer import PythonReducer
+from dcoll.optimizer.compressed_reducer import BucketReducer
 
 
 def _exactly(gradient: torch.Tensor) -> torch.autocast:
@@ -134,8 +134,8 @@ class _Matrix:
         torch.mm(self.p.t(), self.sum, out=self.value)
 
 
-class PowerSGDReducer(PythonReducer):
-    """Buckets as the core's: of one dtype and device, by size or by group."""
+class PowerSGDReducer(BucketReducer):
+    """Of every bucket P travels, then Q."""
 
     def __init__(
         self,
@@ -152,27 +152,10 @@ class PowerSGDReducer(PythonReducer):
         states: Sequence[MatrixState],
     ) -> None:
         self._options = compression
-        self._limits = first_bucket_bytes, bucket_bytes
         self._states = states
         self._compressible = [compression.compresses(p) for p in params]
         self._rounds = 0  # ended, well or not: the same number on every rank
-        alike = [(group, p.dtype, p.device) for group, p in zip(groups, params, strict=True)] if groups else ()
-        super().__init__(comm, params, names, op, prescale, postscale, alike)
-
-    def _units_of(self, order: Sequence[int]) -> list[list[int]]:
-        if self._groups:
-            return super()._units_of(order)
-        filled: list[list[int]] = []
-        growing: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
-        for i in order:
-            gradient = self.gradients[i]
-            kind = gradient.dtype, gradient.device
-            unit, nbytes = growing.get(kind, ([], 0))
-            if unit and nbytes + gradient.nbytes > self._limits[bool(filled)]:
-                filled.append(unit)
-                unit, nbytes = [], 0
-            growing[kind] = [*unit, i], nbytes + gradient.nbytes
-        return filled + [unit for unit, _ in growing.values()]
+        super().__init__(comm, params, names, op, prescale, postscale, groups, bucket_bytes, first_bucket_bytes)
 
     def _reset(self) -> None:
         super()._reset()
@@ -229,7 +212,7 @@ class PowerSGDReducer(PythonReducer):
                 continue
             matrices.append(self._begun.pop(i) if i in self._begun else self._matrix(i))
             tensors.append(matrices[-1].p)
-        name = f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
+        name = self._name_of(unit)
         handle = self._start(tensors, name)
         self._send_last()
         self._first = handle, name, matrices

@@ -1,5 +1,6 @@
 """Checks of collectives on tensors of a device: with DCOLL_DEVICE=emulated on any machine, else on a GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from tested_device import DEVICE, EMULATED, NAME
 
 import dcoll as hvd
 from dcoll import _C
+from dcoll.collectives import on_communicator
 from dcoll.job import world
 
 
@@ -81,6 +83,67 @@ def check_groups() -> None:
     mixed = hvd.grouped_allreduce([mine(3), np.full(3, hvd.rank() + 1.0)], op=hvd.Max)
     assert is_filled(mixed[0], n, 3)
     assert (mixed[1] == n).all()
+
+
+def operations(run: Callable[[], object]) -> list[str]:
+    """The names of the all-reduces that are started meanwhile, in place or not."""
+    names: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("allreduce", "allreduce_"):
+            start = getattr(on_communicator, kind)
+
+            def noted(*args: Any, start: Any = start) -> Any:
+                names.append(args[3])
+                return start(*args)
+
+            patch.setattr(on_communicator, kind, noted)
+        run()
+    return names
+
+
+def check_a_group_travels_as_one() -> None:
+    n = hvd.size()
+    total = n * (n + 1) // 2
+    some = [mine(6).view(2, 3), mine(0), mine(4, torch.float64), mine(12).view(3, 4).t(), mine(1).view(())]
+    results: list[torch.Tensor] = []
+    names = operations(lambda: results.extend(hvd.grouped_allreduce(some, op=hvd.Sum, name="g")))
+    assert names == ["g[2]", "g[0]"]
+    names = operations(lambda: hvd.grouped_allreduce_(some, op=hvd.Sum, name="g"))
+    assert names == ["g[2]", "g[0]"]
+    for one, out in zip(some, results, strict=True):
+        assert one.shape == out.shape
+        assert one.dtype == out.dtype
+        assert (one == total).all()
+        assert torch.equal(one, out)
+        assert out.numel() == 0 or out.untyped_storage().nbytes() == out.nbytes
+    if n > 1:
+        shape = (2, 3) if hvd.rank() == 0 else (3, 2)
+        with pytest.raises(hvd.MismatchError, match="2 tensors: 3x2, 4"):
+            hvd.grouped_allreduce([mine(6).view(shape), mine(4)], name="other shapes")
+    assert is_filled(hvd.allreduce(mine(5), op=hvd.Min), 1, 5)
+
+
+def check_gradients_travel_in_buckets() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)), torch.nn.Linear(4, 1).double()).to(DEVICE)
+    params = list(model.parameters())
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(params, lr=0.0), model.named_parameters(), compression=compression
+        )
+
+        def step(optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            out = model[:5](torch.full((2, 4), hvd.rank() + 1.0, device=DEVICE))
+            model[5](out.double()).sum().backward()
+            optimizer.step()
+
+        step()
+        names = [name for name in operations(step) if "which gradients" not in name]
+        assert len(names) == (2 if hvd.size() > 1 else len(names)), names
+        grads = hvd.allgather_object([p.grad.detach().cpu() for p in params if p.grad is not None])
+        assert len(grads[0]) == len(params)
+        assert all(torch.equal(a, b) for one in grads for a, b in zip(one, grads[0], strict=True))
 
 
 def check_a_process_set() -> None:

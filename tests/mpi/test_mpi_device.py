@@ -21,11 +21,11 @@ EMULATED = (("DCOLL_DEVICE", "emulated"),)
 PRETENDED = (("CHECKS_DEVICE", "pretended"), ("DCOLL_COMPRESS_LOCAL", "1"))
 ONE_NODE = PRETENDED[:1]  # on which PowerSGD compresses nothing
 LAYOUTS = [(3, "auto"), (2, "mpi")]
-# What they ask is otherwise on a device: poll() is not true before the copy back is done, messages say ", on emulated",
-# a group is one operation for each tensor, and each gradient is reduced by itself.
+# What they ask is otherwise on a device: poll() is not true before the copy back is done, and messages say
+# ", on emulated".
 OTHERWISE = {
     "check_barrier_and_many_in_flight", "check_mismatch", "check_a_refused_call_fails_alone",
-    "check_groups_are_reduced_together", "check_a_mismatch_by_name",
+    "check_a_mismatch_by_name",
 }  # fmt: skip
 OF_THE_CPU_TOO: list[ModuleType] = [
     checks_batch_norm, checks_collectives, checks_names, checks_optimizer, checks_optimizer_options,
