@@ -22,8 +22,23 @@
 #include <string_view>
 
 #include "base/types.h"
+#include "kernels/dispatch.h"
 
 namespace dcoll::kernels {
+
+// A reduction but for its memory: what can be looked at before the operands are there.
+class Reduction {
+ public:
+  Reduction(DType dtype, ReduceOp op, double scale = 1.0);  // ArgumentError
+  // As reduce_n_to_n.
+  void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t count) const;
+
+ private:
+  ReduceFn loop_;
+  Scale scale_;
+  size_t element_bytes_;
+  size_t loop_count_;  // of what the loop counts, in an element
+};
 
 // dst[i] = (a[i] op b[i]) * scale
 void reduce2(void* dst, const void* a, const void* b, size_t count, DType dtype, ReduceOp op, double scale = 1.0);

@@ -37,6 +37,7 @@ void NodeAllReduce::enter(uint64_t fingerprint) {
     entered_ns_ = now_ns();
   ticket_ = board_.post(post);
   everybody_.emplace(board_, ticket_);
+  if (bytes <= Board::kInlineBytes) prepare_inline();
 }
 
 bool NodeAllReduce::poll(bool& moved) {
@@ -72,13 +73,17 @@ void NodeAllReduce::choose_form() {
   if (job_.timed) [[unlikely]]
     agreed_ns_ = now_ns();
   const size_t bytes = job_.bytes();
-  const int mapped = board_.count_mapped(ticket_);
   if (!board_.fingerprints_equal(ticket_)) {
     outcome_ = Outcome::kMismatch;
-  } else if (bytes <= Board::kInlineBytes) {
-    reduce_inline();
-    done();
-  } else if (mapped == 0 && bytes <= slots_.one_shot_bytes()) {
+    return;
+  }
+  if (bytes <= Board::kInlineBytes) {
+    void* const out = job_.out;
+    reduction_.run({&out, 1}, sources_, job_.count);
+    return done();
+  }
+  const int mapped = board_.count_mapped(ticket_);
+  if (mapped == 0 && bytes <= slots_.one_shot_bytes()) {
     slots_.reduce(ticket_, job_, 0, job_.count);
     done();
   } else if (mapped == board_.size()) {
@@ -133,10 +138,10 @@ void NodeAllReduce::done() {
   board_.fetch_next_record();
 }
 
-void NodeAllReduce::reduce_inline() {
+void NodeAllReduce::prepare_inline() {
+  reduction_ = {job_.dtype, job_.op, job_.postscale};
   sources_.resize(board_.size());
   for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = board_.inline_data(rank, ticket_);
-  kernels::reduce_n(job_.out, sources_, job_.count, job_.dtype, job_.op, job_.postscale);
 }
 
 void NodeAllReduce::waiting_for(std::vector<int>& ranks) const {

@@ -25,6 +25,7 @@
 #include "engine/node/slots.h"
 #include "engine/node/staged.h"
 #include "engine/node/two_shot.h"
+#include "kernels/reduce.h"
 
 namespace dcoll {
 
@@ -68,7 +69,7 @@ class NodeAllReduce final : public Pollable {
   void fill_and_post();
   void fill_first_pieces_and_post();
   void stage();
-  void reduce_inline();
+  void prepare_inline();
   void done();
 
   Board& board_;
@@ -82,7 +83,9 @@ class NodeAllReduce final : public Pollable {
   int64_t agreed_ns_ = 0;
   uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_ and staged_
   std::optional<BoardWait> everybody_;
-  std::vector<const void*> sources_;  // reused by every reduce_inline
+  // Of an operand that travels with the post: looked up while the peers are waited for.
+  std::vector<const void*> sources_;
+  kernels::Reduction reduction_{DType::kFloat32, ReduceOp::kSum};
 };
 
 }  // namespace dcoll
