@@ -51,11 +51,10 @@ std::shared_ptr<Memory> Setup::alloc(size_t bytes) const {
   return window != nullptr && window->local_size() > 1 ? Memory::mapped(window, bytes) : Memory::plain(bytes);
 }
 
-std::shared_ptr<Operation> Setup::operation_of(Request request) const {
+std::shared_ptr<Operation> Setup::operation_of(Request&& request) const {
   request.validate(members.size);
   request.root_in_job = request.root == kAnySource ? request.root : members.job_rank(request.root);
   auto operation = std::make_shared<Operation>(std::move(request));
-  operation->last_moved = Clock::now();
   operation->phases.on = timeline().on();
   Request& staged = operation->request;
   if (staged.device != device::kHost) {

@@ -57,7 +57,7 @@ struct Setup {
   Setup(Members members, const Settings& settings);
 
   // What becomes of a call: of memory on a device, its copy begins. ArgumentError: see Request::validate.
-  std::shared_ptr<Operation> operation_of(Request request) const;
+  std::shared_ptr<Operation> operation_of(Request&& request) const;
   // See Communicator::alloc.
   std::shared_ptr<Memory> alloc(size_t bytes) const;
   // In a process that a rank forked: Error. To be asked before a lock is taken, for its copy in the child may be held,

@@ -105,6 +105,7 @@ bool Points::recv_briefly(Request& request, int& source, std::shared_ptr<Operati
     });
     if (!now.done) {
       rest = setup_.operation_of(std::move(request));
+      rest->last_moved = Clock::now();
       points.go_on(now, rest);
     }
     progress_.note_busy_points();

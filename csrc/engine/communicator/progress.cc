@@ -70,7 +70,10 @@ bool Progress::submit(std::shared_ptr<Operation> operation, bool is_farewell) {
   operation->phases.enter(Phase::kQueue);
   const MutexLock lock(inbox_mutex_);
   if (!is_farewell) check_open();
-  if (is_point(operation->request.kind)) operation->phases.number = kFirstPoint + ++points_started_;
+  if (is_point(operation->request.kind)) {
+    operation->phases.number = kFirstPoint + ++points_started_;
+    operation->last_moved = Clock::now();
+  }
   const bool had_work = pending_.load();
   inbox_.push_back(std::move(operation));
   pending_.store(true);

@@ -13,6 +13,7 @@ void Progress::make_names() {
 
 void Progress::submit_by_name(const std::shared_ptr<Operation>& operation) {
   operation->phases.enter(Phase::kQueue);
+  operation->last_moved = Clock::now();
   const MutexLock lock(inbox_mutex_);
   check_open();
   const uint64_t id = NamedLane::id_of(operation->request);

@@ -67,7 +67,7 @@ struct Request {
 class Staging;
 
 struct Operation {
-  explicit Operation(Request r) : request(std::move(r)) {}
+  explicit Operation(Request&& r) : request(std::move(r)) {}
   Request request;
   std::shared_ptr<Memory> keep;      // the caller's memory, where the core owns it
   std::shared_ptr<Staging> staging;  // of memory on a device
