@@ -11,7 +11,7 @@ namespace dcoll {
 namespace {
 
 // JSON's escapes; what is no UTF-8, as a name that was cut off in a letter, becomes '?'.
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (size_t i = 0; i < text.size();) {
     const auto byte = static_cast<unsigned char>(text[i]);
@@ -72,7 +72,7 @@ std::string TimelineJson::head(int64_t begin_ns) const {
   gethostname(host.data(), host.size() - 1);
   const std::string process = "\"pid\":" + std::to_string(rank_);
   return "{\"ph\":\"M\",\"name\":\"process_name\"," + process +
-         ",\"args\":{\"name\":" + quoted("rank " + std::to_string(rank_) + " (" + host.data() + ")") + "}},\n" +
+         ",\"args\":{\"name\":" + json_string("rank " + std::to_string(rank_) + " (" + host.data() + ")") + "}},\n" +
          "{\"ph\":\"M\",\"name\":\"process_sort_index\"," + process +
          ",\"args\":{\"sort_index\":" + std::to_string(rank_) + "}},\n" +
          "{\"ph\":\"i\",\"s\":\"p\",\"name\":\"timeline begins\"," + process + ",\"tid\":0,\"ts\":" + at(begin_ns) +
@@ -105,7 +105,7 @@ int TimelineJson::lane(std::string& text, const std::string& track, int64_t begi
   }
   lanes.push_back({next_id_++, end_ns});
   text += ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":" + std::to_string(rank_) +
-          ",\"tid\":" + std::to_string(lanes.back().id) + ",\"args\":{\"name\":" + quoted(track) + "}}";
+          ",\"tid\":" + std::to_string(lanes.back().id) + ",\"args\":{\"name\":" + json_string(track) + "}}";
   return lanes.back().id;
 }
 
@@ -118,13 +118,13 @@ void TimelineJson::append_operation(std::string& text, const TimelineRecord& rec
   const std::string where = ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(id);
 
   std::string details = "\"bytes\":" + std::to_string(record.bytes);
-  if (has_dtype(record.kind)) details += ",\"dtype\":" + quoted(dtype_name(record.dtype));
+  if (has_dtype(record.kind)) details += ",\"dtype\":" + json_string(dtype_name(record.dtype));
   if (record.kind == Kind::kAllReduce || record.kind == Kind::kReduceScatter) {
-    details += ",\"op\":" + quoted(op_name(record.op));
+    details += ",\"op\":" + json_string(op_name(record.op));
   }
-  text += ",\n{\"ph\":\"X\",\"cat\":\"operation\",\"name\":" + quoted(kind_name(record.kind)) + where +
+  text += ",\n{\"ph\":\"X\",\"cat\":\"operation\",\"name\":" + json_string(kind_name(record.kind)) + where +
           ",\"ts\":" + at(phases.begin_ns[0]) + ",\"dur\":" + microseconds(record.end_ns - phases.begin_ns[0]) +
-          ",\"args\":{\"name\":" + quoted(record.name) + "," + details +
+          ",\"args\":{\"name\":" + json_string(record.name) + "," + details +
           ",\"communicator\":" + std::to_string(record.communicator) + ",\"number\":" + std::to_string(phases.number) +
           (record.failed ? ",\"failed\":true" : "") + "}}";
 
@@ -134,23 +134,23 @@ void TimelineJson::append_operation(std::string& text, const TimelineRecord& rec
     const bool moves = phases.phase[i] == Phase::kMove;
     const std::string_view name =
         moves && phases.algorithm[0] != '\0' ? std::string_view(phases.algorithm) : phase_name(phases.phase[i]);
-    text += ",\n{\"ph\":\"X\",\"cat\":" + quoted(moves ? "algorithm" : phase_name(phases.phase[i])) +
-            ",\"name\":" + quoted(name) + where + ",\"ts\":" + at(begin) + ",\"dur\":" + microseconds(end - begin) +
-            (moves ? ",\"args\":{" + details + "}" : "") + "}";
+    text += ",\n{\"ph\":\"X\",\"cat\":" + json_string(moves ? "algorithm" : phase_name(phases.phase[i])) +
+            ",\"name\":" + json_string(name) + where + ",\"ts\":" + at(begin) +
+            ",\"dur\":" + microseconds(end - begin) + (moves ? ",\"args\":{" + details + "}" : "") + "}";
   }
 }
 
 void TimelineJson::append_span(std::string& text, const TimelineRecord& record) {
   const int64_t begin = record.phases.begin_ns[0];
   const int id = lane(text, record.track, begin, record.end_ns);
-  text += ",\n{\"ph\":\"X\",\"cat\":\"span\",\"name\":" + quoted(record.name) + ",\"pid\":" + std::to_string(rank_) +
-          ",\"tid\":" + std::to_string(id) + ",\"ts\":" + at(begin) +
+  text += ",\n{\"ph\":\"X\",\"cat\":\"span\",\"name\":" + json_string(record.name) +
+          ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(id) + ",\"ts\":" + at(begin) +
           ",\"dur\":" + microseconds(record.end_ns - begin) + ",\"args\":{\"bytes\":" + std::to_string(record.bytes) +
           "}}";
 }
 
 void TimelineJson::append_mark(std::string& text, const TimelineRecord& record) const {
-  text += ",\n{\"ph\":\"i\",\"s\":\"p\",\"cat\":\"mark\",\"name\":" + quoted(record.name) +
+  text += ",\n{\"ph\":\"i\",\"s\":\"p\",\"cat\":\"mark\",\"name\":" + json_string(record.name) +
           ",\"pid\":" + std::to_string(rank_) + ",\"tid\":0,\"ts\":" + at(record.end_ns) + "}";
 }
 
