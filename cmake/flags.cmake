@@ -25,5 +25,7 @@ else()
   endif()
   # Nobody replaces a function of a library of ours by one of his own: they call each other directly.
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-semantic-interposition>")
-  add_link_options(LINKER:-Bsymbolic-functions)
+  # Where the compiler links libstdc++ statically (-static-libstdc++, toolchains beside the system's), that copy must be
+  # all of a piece: its functions would call each other, but look up locales in the copy that Python has loaded.
+  add_link_options(LINKER:-Bsymbolic-functions LINKER:--exclude-libs,ALL)
 endif()
