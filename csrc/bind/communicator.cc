@@ -73,7 +73,9 @@ class Handle {
 
  private:
   void check_finished() const {
-    if (!poll()) throw ArgumentError(operation_->request.describe() + " is not finished; call wait() first.");
+    // What it tells is there, though a device may still copy its result.
+    if (!comm_->poll(*operation_))
+      throw ArgumentError(operation_->request.describe() + " is not finished; call wait() first.");
   }
   CommPtr comm_;
   std::shared_ptr<Operation> operation_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import checks_device
 import checks_device_models
+import checks_torch_device
 import presence
 import pytest
 from mpirun import expect, names_of_checks, run_checks
@@ -26,3 +27,10 @@ def test_device(n: int, check: str) -> None:
 def test_models(n: int, check: str) -> None:
     presence.require()
     expect(run_checks("checks_device_models", n, CUDA), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_torch_device))
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_torch(n: int, check: str) -> None:
+    presence.require()
+    expect(run_checks("checks_torch_device", n), check)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import checks_torch_collectives
+import checks_torch_device
 import checks_torch_groups
 import checks_torch_messages
 import checks_torch_parallel
@@ -28,6 +29,7 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (3, "emulated mpi"),
     ],
     checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun"), (2, "emulated")],
+    checks_torch_device: [(2, "emulated"), (3, "emulated mpi")],
 }
 ENVIRONMENTS = {
     "auto": (),
