@@ -16,6 +16,7 @@ namespace {
 PyObject* stream_of = nullptr;
 
 device::Stream current_stream(int number) {
+  device::device_of(number);  // ArgumentError where there is none, in our words
   if (number == device::kEmulated || stream_of == nullptr) return nullptr;
   const auto answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(stream_of, "i", number));
   if (!answer) throw py::error_already_set();
