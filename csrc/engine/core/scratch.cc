@@ -43,7 +43,7 @@ void Scratch::put(std::shared_ptr<Memory> block) {
     return;
   }
   kept_bytes_ += bytes;
-  while (kept_bytes_ > kMostKeptBytes && !kept_.empty()) {
+  while (kept_bytes_ > most_kept_bytes_ && !kept_.empty()) {
     kept_bytes_ -= kept_.front()->bytes();
     kept_.erase(kept_.begin());
   }
