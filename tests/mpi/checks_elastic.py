@@ -50,6 +50,7 @@ def _once(what: object) -> object:
     def before_step(state: hvd.elastic.TorchState) -> None:
         if state.step == 3 and not seen:
             seen.append(True)
+            hvd.barrier()  # a rank still in commit() would hear of the failure there, and come here a second time
             with torch.no_grad():
                 for parameter in state.model.parameters():
                     parameter.fill_(99.0)
