@@ -278,11 +278,8 @@ def mismatch(c: Context) -> Started:
     dtype = c.dice.choice((torch.float32, torch.float16, torch.int64))
     count, odd_one = draw_count(c.dice, dtype.itemsize), c.dice.randrange(c.size)
     places, deviation = draw_places(c, dense=True), c.dice.randrange(6)
-    if deviation in (
-        2,
-        4,
-        5,
-    ):  # like no other call: who calls what another rank had called in vain is taken to be behind
+    # Like no other call: who calls what another rank had called in vain is taken to be behind.
+    if deviation in {2, 4, 5}:
         count += 70_001 + c.index
     values = converted(integers(dtype, Sum, c.rank, count, c.rank), dtype)
     mine = own_operand(c, values, places)
