@@ -333,6 +333,8 @@ class InlineCall:
     otherwise: the Python function; ops: the members of dcoll.ReduceOp; communicator: None means the job's (set_job).
     An allreduce in place has no parameter `compression`; else it may be no_compression.
     wrap_rows(tensor, buffer, counts) makes a tensor of a result whose size was not guessed.
+    handle: makes it asynchronous, without a parameter `compression`. It returns
+    handle(core handle, operand or None, None, result); an allgather or alltoall is always handed on.
     """
 
     def __init__(
@@ -344,6 +346,7 @@ class InlineCall:
         communicator: Communicator | None = None,
         no_compression: Any = ...,
         wrap_rows: Callable[[Any, Buffer, list[int]], Any] = ...,
+        handle: Callable[[Handle, Any, None, Any], Any] = ...,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 

@@ -18,6 +18,10 @@ bool was_refused();
 // The communicator in its Python object; null, with a Python error set, when the object is none.
 Communicator* communicator_of(PyObject* object);
 
+// Starts the call, to meet those of its name if it has one, otherwise in order. A new reference to the core's handle;
+// null: a Python error is set.
+PyObject* start_call(PyObject* communicator, const Call& call);
+
 void bind_errors(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_on_device(pybind11::module_& m);

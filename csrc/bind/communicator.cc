@@ -376,6 +376,18 @@ Communicator* communicator_of(PyObject* object) {
   }
 }
 
+PyObject* start_call(PyObject* communicator, const Call& call) {
+  try {
+    const auto comm = py::cast<CommPtr>(py::handle(communicator));
+    Request request = Request::of(call, comm->size());
+    auto handle = call.name.empty() ? start(comm, std::move(request)) : start(ByName{comm}, std::move(request));
+    return py::cast(std::move(handle)).release().ptr();
+  } catch (...) {
+    set_error(std::current_exception());
+    return nullptr;
+  }
+}
+
 void bind_communicator(py::module_& m) {
   py::class_<Handle>(m, "Handle", py::is_final())
       .def("poll", &Handle::poll)

@@ -1,16 +1,10 @@
-// dcoll.allreduce and dcoll.allreduce_ as inline calls (inline_call.h).
-#include <array>
-
+// dcoll.allreduce, allreduce_, allreduce_async and allreduce_async_ as inline calls (inline_call.h).
 #include "bind/inline_call.h"
 
 namespace py = pybind11;
 
 namespace dcoll::bind {
 namespace {
-
-// dcoll.allreduce_ has no compression.
-constexpr std::array kParameters{kTensor, kAverage, kName, kCompression, kOp, kPrescale, kPostscale, kProcessSet};
-constexpr std::array kParametersInPlace{kTensor, kAverage, kName, kOp, kPrescale, kPostscale, kProcessSet};
 
 bool read_options(const InlineCall& self, const Arguments& arguments, Call& call) {
   PyObject* compression = arguments.given[kCompression];
@@ -29,8 +23,8 @@ PyObject* new_result(PyObject* tensor, const Operand& source, const Shape& shape
   return empty_like(tensor);
 }
 
-// A new reference to the result; null: a Python error is set. `plain` false: nothing was done.
-PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& arguments, bool& plain) {
+// A new reference to the result, or the handle; null: a Python error is set. `plain` false: nothing was done.
+PyObject* reduce(InlineCall& self, const Ranks& ranks, const Arguments& arguments, bool& plain) {
   PyObject* const tensor = arguments.given[kTensor];
   Call call;
   Operand source;
@@ -52,8 +46,9 @@ PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& argument
   call.count = source.count;
   call.dtype = source.dtype;
   call.dims = shape.all();
+  if (self.handle != nullptr) return start_inline(self, ranks, call, tensor, result.ptr());
   std::shared_ptr<Operation> operation;
-  if (!run_call(core, call, source.bytes(), {tensor, result.ptr()}, operation)) return nullptr;
+  if (!run_call(*ranks.core, call, source.bytes(), {tensor, result.ptr()}, operation)) return nullptr;
   if (self.in_place && !mark_written(tensor)) return nullptr;
   return result.release().ptr();
 }
@@ -63,15 +58,14 @@ PyObject* reduce(InlineCall& self, Communicator& core, const Arguments& argument
 PyObject* call_all_reduce(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* names) {
   InlineCall& self = as_inline(object);
   Arguments arguments;
-  const std::span<const Parameter> order =
-      self.in_place ? std::span<const Parameter>(kParametersInPlace) : std::span<const Parameter>(kParameters);
-  if (arguments.place(args, PyVectorcall_NARGS(nargsf), names, order) && arguments.given[kTensor] != nullptr) {
+  if (arguments.place(args, PyVectorcall_NARGS(nargsf), names, parameters_of(self)) &&
+      arguments.given[kTensor] != nullptr) {
     const Ranks ranks = find_ranks(self, arguments.given[kProcessSet]);
     // A reference of our own: another thread may call shutdown() while this one waits.
     const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
     bool plain = ranks.core != nullptr;
-    PyObject* result = plain ? reduce(self, *ranks.core, arguments, plain) : nullptr;
-    if (plain) return note_if_refused(result, ranks.core);
+    PyObject* result = plain ? reduce(self, ranks, arguments, plain) : nullptr;
+    if (plain) return note_if_refused(self, result, ranks, arguments.given[kName]);
   }
   return hand_on(self, args, nargsf, names);
 }

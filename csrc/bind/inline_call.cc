@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -25,6 +26,26 @@ constexpr const char* kParameterNames[kNumParameters] = {
 PyObject* interned[kNumParameters];
 
 }  // namespace
+
+std::span<const Parameter> parameters_of(const InlineCall& self) {
+  static constexpr std::array kReduce{kTensor, kAverage, kName, kCompression, kOp, kPrescale, kPostscale, kProcessSet};
+  static constexpr std::array kReducePlainly{kTensor, kAverage, kName, kOp, kPrescale, kPostscale, kProcessSet};
+  static constexpr std::array kBroadcast{kTensor, kRootRank, kName, kProcessSet};
+  static constexpr std::array kGather{kTensor, kName, kProcessSet};
+  static constexpr std::array kScatter{kTensor, kName, kCompression, kOp, kProcessSet, kPrescale, kPostscale};
+  static constexpr std::array kScatterPlainly{kTensor, kName, kOp, kProcessSet, kPrescale, kPostscale};
+  static constexpr std::array kExchange{kTensor, kSplits, kName, kProcessSet};
+  static constexpr std::array kMeet{kProcessSet};
+  const bool starts = self.handle != nullptr;  // without compression
+  if (self.kind == Kind::kAllReduce && (starts || self.in_place)) return kReducePlainly;
+  if (self.kind == Kind::kAllReduce) return kReduce;
+  if (self.kind == Kind::kBroadcast) return kBroadcast;
+  if (self.kind == Kind::kAllGather) return kGather;
+  if (self.kind == Kind::kReduceScatter && starts) return kScatterPlainly;
+  if (self.kind == Kind::kReduceScatter) return kScatter;
+  if (self.kind == Kind::kAllToAll) return kExchange;
+  return kMeet;
+}
 
 // Names in a call's source are interned, so comparing addresses finds them.
 bool Arguments::place(PyObject* const* args, Py_ssize_t positional, PyObject* names, std::span<const Parameter> order) {
@@ -101,25 +122,47 @@ bool finish_call(Communicator& core, const std::shared_ptr<Operation>& operation
   return false;
 }
 
-PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names) {
-  PyObject* result = PyObject_Vectorcall(self.otherwise, args, nargsf, names);
-  if (result != nullptr) return result;
-  PyObject* process_set = nullptr;
-  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    if (PyTuple_GET_ITEM(names, i) == interned[kProcessSet]) process_set = args[PyVectorcall_NARGS(nargsf) + i];
-  }
-  const Ranks ranks = find_ranks(self, process_set);
-  const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
-  return note_if_refused(result, ranks.core);
-}
+namespace {
 
 void note_refused(Communicator& core) {
-  if (!was_refused()) return;
   const py::error_scope kept;
   const std::string text = std::string(reinterpret_cast<PyTypeObject*>(kept.type)->tp_name) + ": " +
                            (kept.value != nullptr ? std::string(py::str(kept.value)) : "");
   const py::gil_scoped_release unlocked;
   core.note_refused(text);
+}
+
+}  // namespace
+
+PyObject* note_if_refused(const InlineCall& self, PyObject* result, const Ranks& ranks, PyObject* name) {
+  const bool named = name != nullptr && PyUnicode_Check(name) && PyUnicode_GET_LENGTH(name) > 0;
+  const bool by_name = self.handle != nullptr && named;
+  if (result == nullptr && ranks.core != nullptr && !by_name && was_refused()) note_refused(*ranks.core);
+  return result;
+}
+
+PyObject* start_inline(const InlineCall& self, const Ranks& ranks, const Call& call, PyObject* tensor,
+                       PyObject* result) {
+  const auto core = py::reinterpret_steal<py::object>(start_call(ranks.communicator, call));
+  if (!core || (self.in_place && !mark_written(tensor))) return nullptr;
+  PyObject* const args[] = {core.ptr(), self.in_place ? Py_None : tensor, Py_None, result};
+  return PyObject_Vectorcall(self.handle, args, std::size(args), nullptr);
+}
+
+PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names) {
+  PyObject* result = PyObject_Vectorcall(self.otherwise, args, nargsf, names);
+  if (result != nullptr) return result;
+  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+  const auto order = parameters_of(self);
+  const Py_ssize_t name_place = std::ranges::find(order, kName) - order.begin();
+  PyObject *process_set = nullptr, *name = positional > name_place ? args[name_place] : nullptr;
+  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    if (PyTuple_GET_ITEM(names, i) == interned[kProcessSet]) process_set = args[positional + i];
+    if (PyTuple_GET_ITEM(names, i) == interned[kName]) name = args[positional + i];
+  }
+  const Ranks ranks = find_ranks(self, process_set);
+  const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
+  return note_if_refused(self, result, ranks, name);
 }
 
 namespace {
@@ -134,6 +177,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self.communicator);
   Py_VISIT(self.no_compression);
   Py_VISIT(self.wrap_rows);
+  Py_VISIT(self.handle);
   for (PyObject* op : self.ops) Py_VISIT(op);
   return 0;
 }
@@ -146,6 +190,7 @@ int clear(PyObject* object) {
   Py_CLEAR(self.communicator);
   Py_CLEAR(self.no_compression);
   Py_CLEAR(self.wrap_rows);
+  Py_CLEAR(self.handle);
   for (PyObject*& op : self.ops) Py_CLEAR(op);
   return 0;
 }
@@ -188,15 +233,16 @@ bool read_kind(const char* text, Kind& kind) {
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"otherwise",    "collective",     "ops",       "in_place",
-                                "communicator", "no_compression", "wrap_rows", nullptr};
-  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr, *wrap_rows = nullptr;
+  static const char* names[] = {"otherwise",      "collective", "ops",    "in_place", "communicator",
+                                "no_compression", "wrap_rows",  "handle", nullptr};
+  PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr, *wrap_rows = nullptr,
+                             *handle = nullptr;
   const char* collective = nullptr;
   int in_place = 0;
   Kind kind{};
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOO:InlineCall", const_cast<char**>(names), &otherwise,
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOOO:InlineCall", const_cast<char**>(names), &otherwise,
                                   &collective, &PyTuple_Type, &ops, &in_place, &communicator, &no_compression,
-                                  &wrap_rows) == 0 ||
+                                  &wrap_rows, &handle) == 0 ||
       !read_kind(collective, kind)) {
     return nullptr;
   }
@@ -209,6 +255,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   self.otherwise = Py_NewRef(otherwise);
   self.no_compression = Py_XNewRef(no_compression);
   self.wrap_rows = Py_XNewRef(wrap_rows);
+  self.handle = Py_XNewRef(handle);
   self.kind = kind;
   self.in_place = in_place != 0;
   if (core != nullptr) {

@@ -1,5 +1,5 @@
-// Inline calls: Python callables that do the plain synchronous collectives in C and leave all other calls to the Python
-// function they stand for.
+// Inline calls: Python callables that do the plain collectives in C, or start them, and leave all other calls to the
+// Python function they stand for.
 //
 // A plain call has a plain tensor (operand.h), arguments of the usual types, and a communicator. It takes no dict, no
 // string and no allocation of ours from here to the core and back; that is what a call of 4 bytes consists of. Any
@@ -30,6 +30,7 @@ struct InlineCall {
   PyObject* no_compression;      // null: any compression is the function's business
   PyObject* ops[kNumReduceOps];  // dcoll.ReduceOp by code
   PyObject* wrap_rows;           // makes a result of the core's memory
+  PyObject* handle;              // the type of what an asynchronous call returns; null: a synchronous one
   Kind kind;
   bool in_place;
 };
@@ -55,6 +56,7 @@ struct Arguments {
   // `order`: the function's parameters. False: too many, twice, or an unknown name.
   bool place(PyObject* const* args, Py_ssize_t positional, PyObject* names, std::span<const Parameter> order);
 };
+std::span<const Parameter> parameters_of(const InlineCall& self);
 
 // A process set with a communicator. Nulls: the Python function knows.
 struct Ranks {
@@ -88,14 +90,15 @@ inline bool run_call(Communicator& core, const Call& call, size_t bytes, std::in
   return finish_call(core, operation, memory);
 }
 
+// Starts an asynchronous call. A new reference to its handle, which gives `result`; null: a Python error is set.
+PyObject* start_inline(const InlineCall& self, const Ranks& ranks, const Call& call, PyObject* tensor,
+                       PyObject* result);
+
 // Hands a call to the Python function it stands for.
 PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names);
-// After a call that may have failed: where it did before the other ranks heard of it, `core` keeps the reason for them.
-void note_refused(Communicator& core);
-inline PyObject* note_if_refused(PyObject* result, Communicator* core) {
-  if (result == nullptr && core != nullptr) note_refused(*core);
-  return result;
-}
+// After a call that may have failed: where it did before the other ranks heard of it, the communicator keeps the reason
+// for them. Not of one that would have met by its name, in no order.
+PyObject* note_if_refused(const InlineCall& self, PyObject* result, const Ranks& ranks, PyObject* name);
 
 // What is called: of an all-reduce (inline_all_reduce.cc), of the others (inline_collective.cc).
 PyObject* call_all_reduce(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);

@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 
 #include "base/error.h"
 #include "bind/inline_call.h"
@@ -11,19 +10,6 @@ namespace py = pybind11;
 
 namespace dcoll::bind {
 namespace {
-
-std::span<const Parameter> parameters_of(Kind kind) {
-  static constexpr std::array kBroadcast{kTensor, kRootRank, kName, kProcessSet};
-  static constexpr std::array kGather{kTensor, kName, kProcessSet};
-  static constexpr std::array kScatter{kTensor, kName, kCompression, kOp, kProcessSet, kPrescale, kPostscale};
-  static constexpr std::array kExchange{kTensor, kSplits, kName, kProcessSet};
-  static constexpr std::array kMeet{kProcessSet};
-  if (kind == Kind::kBroadcast) return kBroadcast;
-  if (kind == Kind::kAllGather) return kGather;
-  if (kind == Kind::kReduceScatter) return kScatter;
-  if (kind == Kind::kAllToAll) return kExchange;
-  return kMeet;
-}
 
 // Roots are numbers of the job. False: not a plain number, or no rank of the set.
 bool read_root(const Communicator& core, PyObject* object, int& root) {
@@ -44,8 +30,8 @@ bool read_root(const Communicator& core, PyObject* object, int& root) {
 // One call under way: what its steps share.
 class CollectiveCall {
  public:
-  CollectiveCall(InlineCall& self, Communicator& core, const Arguments& arguments)
-      : self_(self), core_(core), arguments_(arguments), tensor_(arguments.given[kTensor]) {
+  CollectiveCall(InlineCall& self, const Ranks& ranks, const Arguments& arguments)
+      : self_(self), ranks_(ranks), core_(*ranks.core), arguments_(arguments), tensor_(arguments.given[kTensor]) {
     call_.kind = self.kind;
   }
 
@@ -62,6 +48,7 @@ class CollectiveCall {
 
   // A new reference; null: a Python error is set.
   PyObject* run() {
+    if (self_.handle != nullptr) return start_inline(self_, ranks_, call_, tensor_, result_.ptr());
     std::shared_ptr<Operation> operation;
     if (!run_call(core_, call_, source_.bytes(), {tensor_, result_.ptr()}, operation)) return nullptr;
     if (self_.kind == Kind::kBarrier) return Py_NewRef(Py_None);
@@ -79,6 +66,7 @@ class CollectiveCall {
     }
     call_.row_elems = shape_.row_elems();
     if (self_.kind == Kind::kReduceScatter) return read_rows() && read_reduction();
+    if (self_.handle != nullptr) return false;  // the Python function's handle takes a result of any size
     call_.row_elems *= dtype_bytes(source_.dtype);
     return (self_.kind == Kind::kAllGather || absent(arguments_.given[kSplits])) && read_rows();
   }
@@ -146,6 +134,7 @@ class CollectiveCall {
   }
 
   InlineCall& self_;
+  const Ranks& ranks_;
   Communicator& core_;
   const Arguments& arguments_;
   PyObject* const tensor_;
@@ -160,14 +149,15 @@ class CollectiveCall {
 PyObject* call_collective(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* names) {
   InlineCall& self = as_inline(object);
   Arguments arguments;
-  if (arguments.place(args, PyVectorcall_NARGS(nargsf), names, parameters_of(self.kind))) {
+  if (arguments.place(args, PyVectorcall_NARGS(nargsf), names, parameters_of(self))) {
     const Ranks ranks = find_ranks(self, arguments.given[kProcessSet]);
     // A reference of our own: another thread may call shutdown() while this one waits.
     const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
     if (ranks.core != nullptr) {
-      CollectiveCall call(self, *ranks.core, arguments);
-      if (call.read()) return note_if_refused(call.run(), ranks.core);
-      if (PyErr_Occurred() != nullptr) return note_if_refused(nullptr, ranks.core);
+      CollectiveCall call(self, ranks, arguments);
+      PyObject* const name = arguments.given[kName];
+      if (call.read()) return note_if_refused(self, call.run(), ranks, name);
+      if (PyErr_Occurred() != nullptr) return note_if_refused(self, nullptr, ranks, name);
     }
   }
   return hand_on(self, args, nargsf, names);

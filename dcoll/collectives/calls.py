@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
-from dcoll.collectives.inline import in_order, inline
+from dcoll.collectives.inline import in_order, in_order_or_by_name, inline
 from dcoll.compression.codecs import Compression, codec_of, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.job import objects
@@ -45,8 +45,7 @@ def _comm(process_set: ProcessSet) -> _C.Communicator:
 
 def _lane(process_set: ProcessSet, name: str | None) -> on_communicator.Lane:
     """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
-    # As _comm(), written out: an operation of a few bytes feels one more call in Python.
-    comm = (WORLD.comm or communicator()) if process_set is global_process_set else communicator_of(process_set)
+    comm = _comm(process_set)
     return comm.by_name if name else comm
 
 
@@ -104,6 +103,7 @@ def allreduce_(
     return cast(T, on_communicator.allreduce_sync_(_comm(process_set), tensor, *options))
 
 
+@inline("allreduce", starts=True)
 def allreduce_async(
     tensor: Any,
     average: bool | None = None,
@@ -121,6 +121,7 @@ def allreduce_async(
     )
 
 
+@inline("allreduce", in_place=True, starts=True)
 def allreduce_async_(
     tensor: Any,
     average: bool | None = None,
@@ -197,6 +198,7 @@ def grouped_allreduce_(
     return grouped.allreduce_sync(_comm(process_set), tensors, *options, in_place=True)
 
 
+@in_order_or_by_name
 def grouped_allreduce_async(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -212,6 +214,7 @@ def grouped_allreduce_async(
     return grouped.start_allreduce(comm, tensors, *options, in_place=False)
 
 
+@in_order_or_by_name
 def grouped_allreduce_async_(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -260,6 +263,7 @@ def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: 
     return out
 
 
+@inline("broadcast", starts=True)
 def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -267,6 +271,7 @@ def broadcast_async(
     return on_communicator.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 
+@inline("broadcast", in_place=True, starts=True)
 def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -289,6 +294,7 @@ def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = glob
     return out
 
 
+@inline("allgather", starts=True)
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start an allgather(). The tensor must not change until the handle is done."""
     return on_communicator.allgather(_lane(process_set, name), tensor, name or "")
@@ -306,6 +312,7 @@ def grouped_allgather(
     return grouped.allgather_sync(_comm(process_set), tensors, name or "")
 
 
+@in_order_or_by_name
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -340,6 +347,7 @@ def reducescatter(
     return result
 
 
+@inline("reducescatter", starts=True)
 def reducescatter_async(
     tensor: Any,
     name: str | None = None,
@@ -376,6 +384,7 @@ def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tup
     return grouped.reducescatter_sync(_comm(process_set), tensors, *options)
 
 
+@in_order_or_by_name
 def grouped_reducescatter_async(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -411,6 +420,7 @@ def alltoall(
     return out if splits is None else (out, received)
 
 
+@inline("alltoall", starts=True)
 def alltoall_async(
     tensor: Any,
     splits: Iterable[int] | None = None,

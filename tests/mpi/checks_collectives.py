@@ -271,6 +271,9 @@ def check_a_refused_call_fails_alone() -> None:
     for call in (
         lambda: hvd.allreduce(bad if odd else good),
         lambda: hvd.allreduce_(bad if odd else torch.ones(3)),
+        lambda: hvd.synchronize(hvd.allreduce_async(bad if odd else good)),
+        lambda: hvd.synchronize(hvd.allreduce_async_(bad if odd else torch.ones(3))),
+        lambda: hvd.synchronize(hvd.allreduce_async(good.bool(), op=hvd.Average if odd else hvd.Sum)),
         lambda: hvd.allreduce(good, op=17 if odd else hvd.Sum),
         lambda: hvd.allreduce(good.bool(), op=hvd.Average if odd else hvd.Sum),
         lambda: hvd.broadcast(bad if odd else good, 0),
@@ -281,6 +284,11 @@ def check_a_refused_call_fails_alone() -> None:
         lambda: hvd.grouped_allreduce([good, bad if odd else good]),
         lambda: hvd.grouped_allgather([good, bad if odd else good]),
         lambda: hvd.allreduce(good, algo="nonsense" if odd else "ring"),
+        lambda: hvd.synchronize(hvd.broadcast_async_(good, n if odd else 0)),
+        lambda: hvd.synchronize(hvd.allgather_async(good.sum() if odd else good)),
+        lambda: hvd.synchronize(hvd.reducescatter_async("text" if odd else good)),
+        lambda: hvd.synchronize(hvd.alltoall_async(torch.ones(n), [1] * (n - odd))),
+        lambda: hvd.synchronize(hvd.grouped_allreduce_async([good, bad if odd else good])),
     ):
         outcome = _outcome(call)
         if odd:
@@ -295,6 +303,7 @@ def check_a_refused_call_fails_alone() -> None:
     for ranks in (range(n), (0,)):
         if hvd.rank() in ranks:
             assert _outcome(lambda: hvd.allreduce(bad)).startswith("ArgumentError: ")
+            assert _outcome(lambda: hvd.allreduce_async(bad, name="apart")).startswith("ArgumentError: ")
         assert hvd.allgather(torch.ones(1)).tolist() == [1] * n
 
 

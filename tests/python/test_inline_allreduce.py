@@ -14,7 +14,8 @@ import torch
 from local_ranks import JOIN_S, run_ranks
 from reference import DTYPES, ops_of, reduced, sample, sizes_for
 
-from dcoll import _C, MismatchError, PeerError, ReduceOp, Sum
+from dcoll import _C, ArgumentError, Average, Max, MismatchError, PeerError, ReduceOp, Sum
+from dcoll.collectives.handle import Handle
 
 OPS = tuple(ReduceOp)
 
@@ -28,6 +29,10 @@ def never(*_args: Any, **_kwargs: Any) -> None:
 
 def inline(comm: _C.Communicator, in_place: bool, otherwise: Callable[..., Any] = never) -> Any:
     return _C.InlineCall(otherwise, "allreduce", OPS, in_place, comm)
+
+
+def starting(comm: _C.Communicator, in_place: bool, otherwise: Callable[..., Any] = never) -> Any:
+    return _C.InlineCall(otherwise, "allreduce", OPS, in_place, comm, None, never, Handle)
 
 
 def alone() -> _C.Communicator:
@@ -51,6 +56,68 @@ def test_every_op_and_size(n: int, dtype: torch.dtype) -> None:
                 assert torch.equal(mine, want), (op, count)
 
     run_ranks(n, body)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_asynchronous_ones(n: int) -> None:
+    def body(comm: _C.Communicator) -> None:
+        new, in_place = starting(comm, False), starting(comm, True)
+        for dtype, op in ((torch.float32, Sum), (torch.int16, Max), (torch.bfloat16, Average)):
+            inputs = [[sample(rank, count, dtype, op, n) for rank in range(n)] for count in sizes_for(n)]
+            mine = [each[comm.rank].clone() for each in inputs]
+            ahead = [new(one, op=op) for one in mine]
+            # By name, in another order on each rank, beside those in order.
+            order = sorted(range(len(mine)), key=lambda i: (i * 7 + comm.rank * 3) % len(mine))
+            named = {i: in_place(mine[i].clone(), None, f"number {i}", op) for i in order}
+            for i, each in enumerate(inputs):
+                want = reduced(each, op)
+                assert torch.equal(ahead[i].wait(), want)
+                assert torch.equal(named[i].wait(), want)
+                assert torch.equal(mine[i], each[comm.rank]), "the input changed"
+            assert ahead[0].wait() is ahead[0].wait()
+
+    run_ranks(n, body)
+
+
+def test_what_asynchronous_ones_return_and_keep() -> None:
+    def body(comm: _C.Communicator) -> None:
+        x, array = torch.ones(100_000), np.ones((2, 3), dtype=np.int64)
+        in_place, new = (
+            starting(comm, True)(x),
+            starting(comm, False)(x.clone(), op=Sum),
+        )  # the operand has no other name
+        assert type(in_place) is Handle
+        assert x._version == 1, "autograd was not told"
+        assert in_place.wait() is x
+        assert x.eq(1).all()
+        assert new.wait().eq(2).all()
+        assert type(starting(comm, False)(array, op=Sum).wait()) is np.ndarray
+        assert starting(comm, True)(array, op=Sum).wait() is array
+        assert (array == 2).all()
+        del x, new
+        starting(comm, False)(torch.ones(50_000), op=Sum)  # dropped: it outlives that
+        comm.barrier_sync()
+        # What may need a gradient is the Python function's, which returns a handle without one.
+        other = starting(comm, False, lambda *_a, **_k: "python")
+        assert other(torch.ones(2, requires_grad=True)) == "python"
+
+    run_ranks(2, body)
+
+
+def test_errors_of_asynchronous_ones() -> None:
+    def body(comm: _C.Communicator) -> None:
+        f = starting(comm, False)
+        with pytest.raises(ArgumentError, match="average of bool"):
+            f(torch.ones(2, dtype=torch.bool))
+        first = f(torch.ones(2), name="twice")
+        with pytest.raises(ArgumentError, match="twice"):
+            f(torch.ones(2), name="twice")
+        first.wait()
+        with pytest.raises(MismatchError, match="different collectives"):
+            f(torch.ones(2 + comm.rank), op=Sum).wait()
+        assert f(torch.ones(2), op=Sum).wait().tolist() == [2.0, 2.0]
+
+    run_ranks(2, body)
 
 
 @pytest.mark.parametrize(

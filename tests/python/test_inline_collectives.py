@@ -12,6 +12,7 @@ from local_ranks import run_ranks
 import dcoll
 from dcoll import _C, MismatchError, ReduceOp, Sum
 from dcoll.collectives import on_communicator
+from dcoll.collectives.handle import Handle
 from dcoll.compression import Compression
 
 OPS = tuple(ReduceOp)
@@ -77,6 +78,37 @@ def test_every_collective_and_size(n: int, library: str) -> None:
             sent = [brought(rank, rows * n, library)[rows * me : rows * (me + 1)] for rank in range(n)]
             if 4 * rows * n <= 128 << 10:
                 assert same(exchange(shared), joined(sent))
+
+    run_ranks(n, body)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_asynchronous_ones(library: str) -> None:
+    n = 3
+
+    def body(comm: _C.Communicator) -> None:
+        def started(kind: str, in_place: bool = False, otherwise: Callable[..., Any] = never) -> Any:
+            return _C.InlineCall(otherwise, kind, OPS, in_place, comm, None, on_communicator.wrap_rows, Handle)
+
+        me = comm.rank
+        for rows in ROWS:
+            all_of_them, root = [brought(rank, rows, library) for rank in range(n)], rows % n
+            mine, other = brought(me, rows, library), brought(me, rows, library)
+            begins = [rows // n * rank + min(rank, rows % n) for rank in range(n + 1)]
+            total = sum(all_of_them[1:], all_of_them[0])
+            handles = [
+                started("broadcast")(mine, root),
+                started("reducescatter")(mine, op=Sum),
+                started("broadcast", True)(other, root, "by name"),
+            ]
+            assert all(type(handle) is Handle for handle in handles)
+            assert same(handles[0].wait(), all_of_them[root])
+            assert same(handles[1].wait(), total[begins[me] : begins[me + 1]])
+            assert handles[2].wait() is other
+            assert same(other, all_of_them[root])
+            assert same(mine, all_of_them[me]), "an operand changed"
+        for kind in ("allgather", "alltoall"):  # how large their results are only the collective tells
+            assert started(kind, False, lambda *_a, **_k: "python")(brought(me, n, library)) == "python"
 
     run_ranks(n, body)
 

@@ -1,4 +1,4 @@
-"""dcoll.allreduce and dcoll.allreduce_, whose usual calls are done in C, are functions to whoever looks at them."""
+"""The all-reduces whose usual calls are done in C are functions to whoever looks at them."""
 
 import copy
 import gc
@@ -16,11 +16,11 @@ import dcoll
 from dcoll import _C
 from dcoll.job.world import WORLD
 
-FUNCTIONS = [dcoll.allreduce, dcoll.allreduce_]
-both = pytest.mark.parametrize("function", FUNCTIONS, ids=["allreduce", "allreduce_"])
+FUNCTIONS = [dcoll.allreduce, dcoll.allreduce_, dcoll.allreduce_async, dcoll.allreduce_async_]
+each = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 
 
-@both
+@each
 def test_signature_and_documentation(function: object) -> None:
     assert callable(function)
     parameters = inspect.signature(function).parameters
@@ -38,7 +38,7 @@ def test_signature_and_documentation(function: object) -> None:
     assert f"def {name}(" in inspect.getsource(function)  # type: ignore[arg-type]
 
 
-@both
+@each
 def test_copies_pickles_and_references(function: object) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
     assert copy.deepcopy(function) is function
@@ -78,10 +78,10 @@ def test_it_refuses_what_cannot_work() -> None:
         _C.InlineCall(print, "allreduce", ("x",), False)  # type: ignore[arg-type]
 
 
-@both
+@each
 def test_errors_are_those_of_the_function(function: object, job: None) -> None:
     assert callable(function)
-    with pytest.raises(TypeError, match=r"allreduce_?\(\) got an unexpected keyword argument 'opp'"):
+    with pytest.raises(TypeError, match=r"allreduce(_async)?_?\(\) got an unexpected keyword argument 'opp'"):
         function(torch.ones(1), opp=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'tensor'"):
         function()
@@ -95,7 +95,7 @@ def test_errors_are_those_of_the_function(function: object, job: None) -> None:
         function(torch.ones(1), average=True)
 
 
-@both
+@each
 def test_without_a_job(function: object) -> None:
     assert WORLD.comm is None
     assert callable(function)
