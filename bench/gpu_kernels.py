@@ -1,4 +1,4 @@
-"""How fast the CUDA kernels are, next to the device's own copy: reduce, cast and pack over sizes, types and sources.
+"""How fast the CUDA kernels are, next to the device's own copy: reduce, cast, pack, encoders and top-k over sizes.
 
     python bench/gpu_kernels.py                                  # the usual table
     python bench/gpu_kernels.py --what reduce -p 8 -t bfloat16 -o sum max -b 1M 256M
@@ -8,6 +8,9 @@ A kernel and a cudaMemcpyAsync from device to device that moves as many bytes ar
 all rounds. "GB/s" counts every byte read and written; "copy" is the kernel's rate over the copy's, the median over the
 rounds, so 1.00 is what the device can do. Calls of one turn repeat on the same buffers, one launch behind the other:
 what fits in the L2 cache is served by it ("L2"), and of small sizes it is the launches that are measured.
+
+"error": the encoder also reads and writes what it has lost, for the next call. Lines of torch do what the lines before
+them do; their bytes are counted as those of dcoll's kernel, so that the rates compare.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +36,9 @@ from dcoll import _C
 
 UINT8 = DTYPES["uint8"][0]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-WHAT = ("reduce", "cast", "pack")
+WHAT = ("reduce", "cast", "pack", "code", "topk")
+CODECS = ("fp16", "bf16", "int8")
+TOP_SHARE = 100  # one element of so many is sent
 TURN_S = 2e-3
 MOST_CALLS = 1000
 ALIGNMENT = 256  # between buffers, as cudaMalloc gives it
@@ -58,13 +64,22 @@ class Case(NamedTuple):
 class Arena:
     """Device memory from `base` on, handed out anew for every case."""
 
-    def __init__(self, base: int, nbytes: int) -> None:
-        self.base, self.nbytes = base, nbytes
+    def __init__(self, base: int, nbytes: int, memory: torch.Tensor | None = None) -> None:
+        """memory: bytes, of which the arena is a part; without, nothing of torch is measured."""
+        self.base, self.nbytes, self._memory = base, nbytes, memory
 
     def buffers(self, count: int, nbytes: int) -> list[int]:
         step = aligned(nbytes)
         assert count * step <= self.nbytes, (count, nbytes, self.nbytes)
         return [self.base + i * step for i in range(count)]
+
+    def tensors(self, address: int, count: int, nbytes: int) -> list[torch.Tensor]:
+        """float32 tensors of so many bytes each, one behind the other; none without torch's memory."""
+        if self._memory is None:
+            return []
+        begin = address - self._memory.data_ptr()
+        whole = self._memory[begin : begin + count * nbytes].view(torch.float32)
+        return list(whole.view(count, nbytes // 4))
 
 
 def aligned(nbytes: int) -> int:
@@ -73,12 +88,26 @@ def aligned(nbytes: int) -> int:
 
 def needed_bytes(options: argparse.Namespace) -> int:
     """Of one arena for all cases: the most buffers of the greatest size, or the two of a copy that moves as much."""
-    return (max([1, *options.sources]) + 1) * aligned(max(options.size)) + 2 * ALIGNMENT
+    most = max([2, *options.sources]) + 1
+    if "topk" not in options.what:
+        return most * aligned(max(options.size)) + 2 * ALIGNMENT
+    return max(most, 4) * max(aligned(longest_of_top(size)) for size in options.size) + 2 * ALIGNMENT
+
+
+def longest_of_top(size: int) -> int:
+    """Bytes of the longest of operand, message and scratch memory."""
+    count = size // 4
+    k = top_k(count)
+    return max(size, _C.kernels.top_bytes(count, k), _C.cuda.encode_top_scratch(count, k))
+
+
+def top_k(count: int) -> int:
+    return max(1, count // TOP_SHARE)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all three")
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all")
     parser.add_argument("-t", "--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16", "float16"],
                         help="of reduce (default float32 bfloat16 float16)")  # fmt: skip
     parser.add_argument("-o", "--op", nargs="+", choices=OPS, default=["sum"], help="of reduce (default sum)")
@@ -105,42 +134,84 @@ def parse_cast(text: str) -> tuple[str, str]:
     return source, to
 
 
+class Lines:
+    """All lines of one size."""
+
+    def __init__(self, options: argparse.Namespace, size: int, arena: Arena, stream: int) -> None:
+        self.found: list[Case] = []
+        self._options, self._size, self._arena, self._stream = options, size, arena, stream
+
+    def _add(self, kernel: str, dtype: str, op: str, moved: int, call: Call, sources: int = 1) -> None:
+        dst, src = self._arena.buffers(2, moved // 2)
+        # Bytes scaled by 1 are one cudaMemcpyAsync, called as the kernels are.
+        copy = partial(_C.cuda.scale, dst, src, moved // 2, UINT8, 1.0, self._stream)
+        self.found.append(Case(kernel, dtype, op, self._size, sources, moved, call, copy))
+
+    def reduce(self) -> None:
+        for dtype, op in product(self._options.dtype, self._options.op):
+            if dtype == "bool" and op == "average":
+                continue
+            code, width = DTYPES[dtype]
+            count = self._size // width
+            for p in self._options.sources:
+                dst, *srcs = self._arena.buffers(p + 1, self._size)
+                scale = 1.0 / p if op == "average" else 1.0
+                call = partial(_C.cuda.reduce_n, dst, srcs, count, code, OPS[op], scale, self._stream)
+                self._add("reduce", dtype, op, (p + 1) * count * width, call, p)
+
+    def cast(self) -> None:
+        for source, to in self._options.cast:
+            (from_code, from_width), (to_code, to_width) = DTYPES[source], DTYPES[to]
+            count = self._size // max(from_width, to_width)
+            dst, src = self._arena.buffers(2, self._size)
+            call = partial(_C.cuda.cast, dst, to_code, src, from_code, count, self._stream)
+            self._add("cast", f"{source}:{to}", "-", count * (from_width + to_width), call)
+
+    def pack(self) -> None:
+        flat, tensors = self._arena.buffers(2, self._size)
+        segments = equal_segments(tensors, self._size, self._options.tensors)
+        parts, moved = f"{len(segments)} parts", 2 * sum(nbytes for _, _, nbytes in segments)
+        self._add("pack", parts, "-", moved, partial(_C.cuda.pack, flat, segments, self._stream))
+        self._add("unpack", parts, "-", moved, partial(_C.cuda.unpack, segments, flat, self._stream))
+        each = segments[0][2]
+        equal = [segment for segment in segments if segment[2] == each]
+        into, out_of = (self._arena.tensors(at, len(equal), each) for at in (flat, tensors))
+        if into:
+            call = partial(torch._foreach_copy_, into, out_of)
+            self._add("torch._foreach_copy_", f"{len(equal)} parts", "-", 2 * len(equal) * each, call)
+
+    def code(self) -> None:
+        count = self._size // 4
+        for codec in CODECS:
+            wire = _C.kernels.encoded_bytes(codec, count)
+            message, values, error = self._arena.buffers(3, max(self._size, wire))
+            encode = partial(_C.cuda.encode, codec, message, values, count, stream=self._stream)
+            self._add("encode", codec, "-", 4 * count + wire, encode)
+            self._add("encode", codec, "error", 3 * 4 * count + wire, partial(encode, error=error))
+            decode = partial(_C.cuda.decode, codec, values, message, count, stream=self._stream)
+            self._add("decode", codec, "-", 4 * count + wire, decode)
+
+    def topk(self) -> None:
+        count = self._size // 4
+        k = top_k(count)
+        message, values, error, scratch = self._arena.buffers(4, longest_of_top(self._size))
+        call = partial(_C.cuda.encode_top, message, values, count, k, scratch, error=error, stream=self._stream)
+        moved = 3 * 4 * count + _C.kernels.top_bytes(count, k)
+        self._add("encode", f"top {k}", "error", moved, call)
+        for tensor in self._arena.tensors(values, 1, 4 * count):
+            self._add("torch.topk(abs)", f"top {k}", "-", moved, partial(torch_top, tensor, k))
+
+
+def torch_top(tensor: torch.Tensor, k: int) -> object:
+    return torch.topk(tensor.abs(), k)
+
+
 def cases(options: argparse.Namespace, size: int, arena: Arena, stream: int) -> list[Case]:
     """All lines of one size."""
-    found = []
-
-    def add(kernel: str, dtype: str, op: str, sources: int, moved: int, call: Call) -> None:
-        dst, src = arena.buffers(2, moved // 2)
-        # Bytes scaled by 1 are one cudaMemcpyAsync, called as the kernels are.
-        copy = partial(_C.cuda.scale, dst, src, moved // 2, UINT8, 1.0, stream)
-        found.append(Case(kernel, dtype, op, size, sources, moved, call, copy))
-
-    if "reduce" in options.what:
-        for dtype in options.dtype:
-            code, width = DTYPES[dtype]
-            count = size // width
-            for op in options.op:
-                if dtype == "bool" and op == "average":
-                    continue
-                for p in options.sources:
-                    dst, *srcs = arena.buffers(p + 1, size)
-                    scale = 1.0 / p if op == "average" else 1.0
-                    call = partial(_C.cuda.reduce_n, dst, srcs, count, code, OPS[op], scale, stream)
-                    add("reduce", dtype, op, p, (p + 1) * count * width, call)
-    if "cast" in options.what:
-        for source, to in options.cast:
-            (from_code, from_width), (to_code, to_width) = DTYPES[source], DTYPES[to]
-            count = size // max(from_width, to_width)
-            dst, src = arena.buffers(2, size)
-            call = partial(_C.cuda.cast, dst, to_code, src, from_code, count, stream)
-            add("cast", f"{source}:{to}", "-", 1, count * (from_width + to_width), call)
-    if "pack" in options.what:
-        flat, tensors = arena.buffers(2, size)
-        segments = equal_segments(tensors, size, options.tensors)
-        moved = 2 * sum(nbytes for _, _, nbytes in segments)
-        add("pack", f"{len(segments)} parts", "-", 1, moved, partial(_C.cuda.pack, flat, segments, stream))
-        add("unpack", f"{len(segments)} parts", "-", 1, moved, partial(_C.cuda.unpack, segments, flat, stream))
-    return found
+    lines = Lines(options, size, arena, stream)
+    for what in options.what:
+        getattr(lines, what)()
+    return lines.found
 
 
 def equal_segments(tensors: int, size: int, count: int) -> list[tuple[int, int, int]]:
@@ -182,13 +253,13 @@ def row(case: Case, copy_s: list[float | None], kernel_s: list[float | None], l2
 
 
 HEAD = (
-    f"{'kernel':<7} {'type':<18} {'op':<8} {'bytes':>11} {'p':>2} {'us':>10} {'GB/s':>8} {'copy GB/s':>9} {'copy':>5}"
+    f"{'kernel':<20} {'type':<18} {'op':<8} {'bytes':>11} {'p':>2} {'us':>10} {'GB/s':>8} {'copy GB/s':>9} {'copy':>5}"
 )
 
 
 def line(found: dict[str, Any]) -> str:
     return (
-        f"{found['kernel']:<7} {found['dtype']:<18} {found['op']:<8} {found['size_bytes']:>11} {found['sources']:>2} "
+        f"{found['kernel']:<20} {found['dtype']:<18} {found['op']:<8} {found['size_bytes']:>11} {found['sources']:>2} "
         f"{found['time_us']:>10.2f} {found['gb_per_s']:>8.1f} {found['copy_gb_per_s']:>9.1f} {found['to_copy']:>5.2f}"
         f"{'  L2' if found['fits_l2'] else ''}"
     )
@@ -269,7 +340,7 @@ def main(argv: list[str] | None = None) -> int:
     env = describe()
     # Bytes below 64: finite numbers of every type, and not zeros, which some devices move faster.
     memory = torch.randint(0, 64, (needed + ALIGNMENT,), dtype=torch.uint8, device="cuda")
-    arena = Arena(aligned(memory.data_ptr()), needed)
+    arena = Arena(aligned(memory.data_ptr()), needed, memory)
     print(header(env), HEAD, sep="\n")
     rows = []
     for size in options.size:

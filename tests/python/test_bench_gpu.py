@@ -23,7 +23,7 @@ class FakeDevice:
     """Stands in for dcoll._C and for the clock: a call takes as long as the bytes it moves, and notes its buffers."""
 
     def __init__(self) -> None:
-        self.cuda = self
+        self.cuda = self.kernels = self
         self.now = 0.0
         self.buffers: list[tuple[int, int]] = []
 
@@ -47,6 +47,28 @@ class FakeDevice:
     def unpack(self, segments, flat, stream):
         self.pack(flat, segments, stream)
 
+    def encoded_bytes(self, codec, count):
+        return _C.kernels.encoded_bytes(codec, count)
+
+    def top_bytes(self, count, k):
+        return _C.kernels.top_bytes(count, k)
+
+    def encode_top_scratch(self, count, k):
+        return count // 2 + 8 * k
+
+    def encode(self, codec, dst, src, count, error=0, *, stream):
+        size, wire = 4 * count, self.encoded_bytes(codec, count)
+        kept = [(error, size)] if error else []
+        self.takes(size + wire + 2 * size * len(kept), KERNEL_RATE, (dst, wire), (src, size), *kept)
+
+    def decode(self, codec, dst, src, count, stream):
+        self.encode(codec, src, dst, count, stream=stream)
+
+    def encode_top(self, message, src, count, k, scratch, error, stream):
+        size, wire = 4 * count, self.top_bytes(count, k)
+        used = (scratch, self.encode_top_scratch(count, k))
+        self.takes(3 * size + wire, KERNEL_RATE, (message, wire), (src, size), (error, size), used)
+
     def scale(self, dst, src, count, dtype, scale, stream):
         assert (dtype, scale) == (_C.UINT8, 1.0)
         self.takes(2 * count, COPY_RATE, (dst, count), (src, count))
@@ -55,7 +77,7 @@ class FakeDevice:
         began = self.now
         for _ in range(repeat):
             call()
-        return (self.now - began) / repeat
+        return max(self.now - began, 1e-9) / repeat  # torch's own calls take no time here
 
 
 WIDTHS = dict(gpu_kernels.DTYPES.values())
@@ -115,7 +137,10 @@ def test_bytes_moved_are_those_read_and_written(device):
         ("cast", 125 * (2 + 8)),
         ("pack", 2 * 3 * 320),  # tensors of whole 16-byte units
         ("unpack", 2 * 3 * 320),
-    ]
+        *[(kernel, floats + _C.kernels.encoded_bytes(codec, 250)) for codec in ("fp16", "bf16", "int8")
+          for kernel, floats in (("encode", 1000), ("encode", 3000), ("decode", 1000))],
+        ("encode", 3000 + _C.kernels.top_bytes(250, 2)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,11 +162,11 @@ def test_calls_and_copies_stay_inside_the_arena_and_apart(device, argv):
 def test_rates_and_the_ratio_to_the_copy(device):
     found = lines_of("-t float32 bfloat16 -p 2 8 -b 1M 64M")
     rows = gpu_kernels.measure(found, device.timer, 3, L2)
-    assert len(rows) == len(found) == 2 * (4 + 2 + 2)
+    assert len(rows) == len(found) == 2 * (4 + 2 + 2 + 3 * 3 + 1)
     for case, row in zip(found, rows, strict=True):
         assert row["gb_per_s"] == pytest.approx(KERNEL_RATE / 1e9)
         assert row["copy_gb_per_s"] == pytest.approx(COPY_RATE / 1e9)
-        assert row["to_copy"] == pytest.approx(0.75)
+        assert row["to_copy"] == pytest.approx(0.75, rel=1e-5)
         assert row["time_us"] == pytest.approx(case.moved_bytes / KERNEL_RATE * 1e6)
         assert row["rounds"] == 3
         assert row["fits_l2"] == (case.moved_bytes <= L2)
@@ -219,7 +244,9 @@ def test_the_document_has_rows_arguments_and_environment(device, monkeypatch, ca
     document = json.loads(result.read_text())
     assert document["environment"] == env
     assert document["arguments"]["size"] == [64 << 10, 4 << 10]
-    assert len(document["rows"]) == 2 * (3 * 3 + 2 + 2)
+    assert len(document["rows"]) == 2 * (3 * 3 + 2 + 2 + 3 * 3 + 1 + 2)  # the last two are torch's
+    named = [(row["kernel"], row["dtype"]) for row in document["rows"] if "torch" in row["kernel"]]
+    assert named[:2] == [("torch._foreach_copy_", "100 parts"), ("torch.topk(abs)", "top 163")]
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 2 + 1 + len(document["rows"]) + 1
     assert table[0] == "# today  a GPU (sm_90, 132 multiprocessors, L2 32 MiB)"
