@@ -55,7 +55,7 @@ constexpr std::array kTable = {
     HorovodSetting{"HOROVOD_GLOO_TIMEOUT_SECONDS", "", kNoGloo},
     HorovodSetting{"HOROVOD_ELASTIC", "", kFixedRanks},
     HorovodSetting{"HOROVOD_ELASTIC_TIMEOUT", "", kFixedRanks},
-    HorovodSetting{"HOROVOD_START_TIMEOUT", "", "ranks meet within 60 s, or say who is missing"},
+    HorovodSetting{"HOROVOD_START_TIMEOUT", "", "ranks meet within DCOLL_TIMEOUT, or say who is missing"},
     HorovodSetting{"HOROVOD_SECRET_KEY", "", "mpirun starts the ranks"},
     HorovodSetting{"HOROVOD_RANK", "", kPlace},
     HorovodSetting{"HOROVOD_SIZE", "", kPlace},

@@ -77,7 +77,7 @@ def run(
         raise ArgumentError("run() got hosts= and hostfile=, which say the same thing: pass one of them")
     if start_timeout is not None or disable_cache is not None:
         warnings.warn(
-            "start_timeout= and disable_cache= need nothing here: ranks meet within 60 s, and nothing is cached",
+            "start_timeout= and disable_cache= need nothing here: ranks meet within DCOLL_TIMEOUT, nothing is cached",
             stacklevel=2,
         )
     ranks = num_proc if np is None else np
