@@ -66,6 +66,9 @@ class Buffer:
     nbytes: int
     mapped: bool
     """True when the node's other ranks have it mapped too."""
+    def appear_at(self, address: int, nbytes: int) -> None:
+        """Have the pages of mapped memory appear at that address too, in place of whole pages of another mapping, which
+        is copied first and whose owner unmaps them. This object must live until then."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 

@@ -30,6 +30,12 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("address", [](const Memory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
       .def_property_readonly("nbytes", &Memory::bytes)
       .def_property_readonly("mapped", &Memory::is_mapped)
+      .def(
+          "appear_at",
+          [](Memory& memory, uintptr_t address, size_t bytes) {
+            memory.appear_at(reinterpret_cast<void*>(address), bytes);
+          },
+          py::arg("address"), py::arg("nbytes"))
       .def("__len__", &Memory::bytes);
 }
 

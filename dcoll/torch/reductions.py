@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dcoll.torch.calls import Calls
+from dcoll.torch.ddp_buckets import LEAST_ELEMENTS, called_by_backward, place_of
 from dcoll.torch.dtypes import PLAIN_DTYPES, PLAIN_OPERATORS, reduction
 from dcoll.torch.memory import dense, one, one_behind_the_other, same_kind
 from dcoll.torch.work import DONE, Work
@@ -39,6 +40,8 @@ class Reductions(Calls):
             count *= per_element
         target = tensor if tensor.is_contiguous() and tensor.is_cpu else dense("all_reduce", tensor)
         place = target.data_ptr()
+        if count >= LEAST_ELEMENTS and target is tensor and called_by_backward() and self._on(tensor) is self._comm:
+            place = place_of(self._comm, tensor)
         if not (opts is None or op is opts or opts.asyncOp) and self._limit_s is None:
             self._on(target).allreduce_sync(place, place, count, code, operator, "", factor)
             if target is not tensor:

@@ -221,19 +221,23 @@ class Completions:
                     self._changed.wait()
                 if self._stops:
                     return
-                works = list(self._pending)
-            # The oldest is mostly the first that ends. Were it the only one looked at, then a future of another group
-            # would wait for this one's other ranks, which may themselves wait for what its callback does.
-            order = works[0]._order
-            alone = len(works) == 1 or (order is not None and all(work._order is order for work in works))
-            with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
-                works[0]._handle.wait(_SLICE_S if alone else _SHORT_SLICE_S, spins=False)
-            done = [work for work in works if work._handle.poll()]
-            with self._changed:
-                for work in done:
-                    self._pending.remove(work)
+            self._complete_some()  # whose variables end with it: nothing keeps the last one's tensors
+
+    def _complete_some(self) -> None:
+        with self._changed:
+            works = list(self._pending)
+        # The oldest is mostly the first that ends. Were it the only one looked at, then a future of another group would
+        # wait for this one's other ranks, which may themselves wait for what its callback does.
+        order = works[0]._order
+        alone = len(works) == 1 or (order is not None and all(work._order is order for work in works))
+        with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
+            works[0]._handle.wait(_SLICE_S if alone else _SHORT_SLICE_S, spins=False)
+        done = [work for work in works if work._handle.poll()]
+        with self._changed:
             for work in done:
-                work._complete()
+                self._pending.remove(work)
+        for work in done:
+            work._complete()
 
     def _stop(self) -> None:
         """Before the interpreter ends, which a thread that comes back from the core would not survive."""

@@ -1,10 +1,13 @@
 """What PyTorch builds on process groups, on the dcoll backend: each trains a model to what one process comes to."""
 
 import copy
+import gc
+import mmap
 import os
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from parallel_models import BATCH, WIDTH, batches, model, near, train, trained
@@ -17,7 +20,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import dcoll.torch  # noqa: F401 - registers the backend
+import dcoll
+from dcoll import _C
+from dcoll.torch.ddp_buckets import MOVED
 
 
 def check_init() -> None:
@@ -40,6 +45,55 @@ def check_ddp() -> None:
         net = model()
         train(DDP(net, **options), share)
         near(whole_state(net), trained())
+
+
+def _steps(net: torch.nn.Module, batch: torch.Tensor, count: int) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=2.0**-6)
+    for _ in range(count):
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+
+
+def check_ddp_buckets_move_into_shared_memory() -> None:
+    width = 160  # two layers are more than LEAST_ELEMENTS
+    rows = torch.randn(8 * dist.get_world_size(), width, dtype=torch.double, generator=torch.manual_seed(1))
+    for views in (False, True):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, width)).double()
+        alone, whole = copy.deepcopy(net), dist.new_group()
+        ddp = DDP(net, process_group=whole, gradient_as_bucket_view=views)
+        for steps in (2, 3):  # torch makes its buckets anew in the second; in the third they move
+            _steps(ddp, share(rows), steps)
+            _steps(alone, rows, steps)
+            near(whole_state(net), whole_state(alone))
+        moved = [memory for weak, memory in MOVED.values() if not weak.expired()]
+        assert bool(moved) != _C.emulates_device()
+        assert all(memory.mapped for memory in moved)
+        gradients = [parameter.grad for parameter in net.parameters()]
+        kept = [gradient.clone() for gradient in gradients]
+        if views and moved:
+            assert {gradient.untyped_storage().data_ptr() for gradient in gradients} <= set(MOVED)
+            # Another process would map the file, which does not have these pages.
+            file = gradients[0].untyped_storage()._get_shared_fd()
+            with pytest.raises(OSError, match="device"):
+                mmap.mmap(file, 4096)
+        del ddp, net
+        dist.destroy_process_group(whole)
+        dcoll.empty(1 << 20).fill_(7)  # would be memory that was freed too early
+        assert all(torch.equal(*pair) for pair in zip(gradients, kept, strict=True))
+        del gradients
+        gc.collect()  # DDP is part of a cycle
+        assert views or all(weak.expired() for weak, _ in MOVED.values()), "torch's buckets are still there"
+
+
+def check_reduced_tensors_of_programs_do_not_move() -> None:
+    tensor = torch.ones(1 << 17)
+    place = tensor.data_ptr()
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    assert tensor.data_ptr() == place
+    assert not tensor.is_shared()
 
 
 def check_ddp_with_hooks_and_no_sync() -> None:

@@ -1,13 +1,19 @@
 #include "engine/core/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <new>
+#include <string>
+#include <system_error>
 #include <vector>
 
+#include "base/error.h"
 #include "base/fork.h"
 #include "base/thread_safety.h"
 
@@ -104,6 +110,26 @@ std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
 }
 
 Memory::Kept Memory::kept() { return Spare::get().kept(); }
+
+void Memory::appear_at(void* address, size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (!is_mapped() || bytes == 0 || bytes > bytes_ || reinterpret_cast<uintptr_t>(address) % page != 0) {
+    throw ArgumentError(
+        "only the pages of a mapped block can appear elsewhere: in place of whole pages, and no more of "
+        "them than it has");
+  }
+  const size_t length = (bytes + page - 1) / page * page;  // the arena's blocks are whole pages
+  // Of a shared mapping, no bytes moved to a new length are a second mapping of the same pages (mremap(2)). First where
+  // nothing is: what can fail fails there.
+  void* const second = mremap(data_, 0, length, MREMAP_MAYMOVE);
+  if (second == MAP_FAILED) throw Error("mremap of mapped memory: " + std::generic_category().message(errno));
+  std::memcpy(data_, address, bytes);
+  if (mremap(second, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, address) == MAP_FAILED) {
+    const int error = errno;
+    munmap(second, length);
+    throw Error("mremap of mapped memory to where other was: " + std::generic_category().message(error));
+  }
+}
 
 Memory::~Memory() {
   const Block block{data_, capacity_};

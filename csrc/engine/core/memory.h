@@ -35,6 +35,10 @@ class Memory {
   size_t bytes() const { return bytes_; }
   bool is_mapped() const { return window_ != nullptr; }
 
+  // Has the pages of a mapped block appear at `address` too, in place of whole pages there, which whoever mapped them
+  // will unmap. The block gets what was there. Until then nobody else may touch it; the block must live as long.
+  void appear_at(void* address, size_t bytes);
+
  private:
   Memory(std::shared_ptr<Window> window, std::byte* data, size_t bytes, size_t capacity)
       : window_(std::move(window)), data_(data), bytes_(bytes), capacity_(capacity) {}
