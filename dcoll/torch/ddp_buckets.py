@@ -49,15 +49,17 @@ def place_of(comm: _C.Communicator, bucket: torch.Tensor) -> int:
     before = _seen.pop(storage._cdata, None)
     if before is not None and not before.expired():
         return _move(comm, storage)
-    for gone in [key for key, kept in _seen.items() if kept.expired()]:
-        del _seen[gone]
+    for key, kept in list(_seen.items()):  # a list: threads may train models of their own
+        if kept.expired():
+            _seen.pop(key, None)
     _seen[storage._cdata] = _WeakStorage(storage)
     return address
 
 
 def _move(comm: _C.Communicator, storage: torch.UntypedStorage) -> int:
-    for gone in [address for address, (kept, _) in MOVED.items() if kept.expired()]:
-        del MOVED[gone]
+    for address, (kept, _) in list(MOVED.items()):
+        if kept.expired():
+            MOVED.pop(address, None)
     before, nbytes = storage.data_ptr(), storage.nbytes()
     try:
         memory = comm.alloc(nbytes)
