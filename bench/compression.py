@@ -160,7 +160,7 @@ def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
 
     import dcoll as hvd
     from dcoll.collectives.on_communicator import allreduce_sync_
-    from dcoll.compression import codec_of
+    from dcoll.compression.codecs import codec_of
     from dcoll.job.world import communicator
 
     values = torch.randn(size // 4)

@@ -1,6 +1,8 @@
 """The rules of the layout that no compiler checks: who includes whom, how long a file may be, which settings exist."""
 
 import ast
+import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -292,6 +294,29 @@ def test_functions_fit_a_screen() -> None:
     assert python_functions(python) == {"f": 2}
     cpp = "void A::f(int a,\n          int b) {\n  if (a) {\n  }\n}\nclass B {\n  int g() {\n    return 1;\n  }\n};\n"
     assert cpp_functions(cpp) == {"A::f": 5, "g": 3}
+
+
+def missing_names(text: str) -> list[str]:
+    """What is imported from dcoll by name and is not there."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "dcoll":
+            assert node.module
+            module = importlib.import_module(node.module)
+            for name in {alias.name for alias in node.names} - {"*"}:
+                if not hasattr(module, name) and importlib.util.find_spec(f"{node.module}.{name}") is None:
+                    found.append(f"{node.module}.{name}")
+    return found
+
+
+def test_names_that_are_imported_exist() -> None:
+    """In functions too, which no test may call: a benchmark runs once in a while."""
+    paths = sources("dcoll", "tests", "bench", "examples", suffixes=(".py",))
+    assert len(paths) > 200
+    found = {str(path.relative_to(ROOT)): missing_names(path.read_text()) for path in paths}
+    assert {path: names for path, names in found.items() if names} == {}
+    text = "def f():\n    from dcoll.compression import codec_of, codecs\n"
+    assert missing_names(text) == ["dcoll.compression.codec_of"]
 
 
 def python_methods(text: str) -> dict[str, int]:
