@@ -19,7 +19,7 @@ std::string text_of(const std::vector<GroupTensor>& tensors) {
   };
   return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
     const Dims dims = compared(tensors[i].dims) ? tensors[i].dims : Dims();
-    all.add(tensors[i].count).add(static_cast<uint64_t>(tensors[i].dtype) | uint64_t{dims.size()} << 8);
+    all.add(static_cast<uint64_t>(tensors[i].dtype) | uint64_t{dims.size()} << 8, tensors[i].count);
     add_dims(all, dims);
   });
 }

@@ -24,8 +24,8 @@ std::string group_of(const std::vector<RowTensor>& tensors, bool with_rows) {
   const auto text = [&](size_t i) { return text_of(tensors[i], with_rows); };
   return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
     const RowTensor& tensor = tensors[i];
-    all.add(with_rows ? tensor.rows : 0).add(tensor.row_elems);
-    all.add(static_cast<uint64_t>(tensor.dtype) | uint64_t{tensor.row_dims.size()} << 8);
+    if (with_rows) all.add(tensor.rows);
+    all.add(static_cast<uint64_t>(tensor.dtype) | uint64_t{tensor.row_dims.size()} << 8, tensor.row_elems);
     add_dims(all, tensor.row_dims);
   });
 }
