@@ -2,9 +2,10 @@
 // Python function they stand for.
 //
 // A plain call has a plain tensor (operand.h), arguments of the usual types, and a communicator. It takes no dict, no
-// string and no allocation of ours from here to the core and back; that is what a call of 4 bytes consists of. Any
-// other call goes to the Python function with the very arguments it came with, before anything was sent: so errors,
-// warnings and odd tensors are that function's business alone.
+// string and no allocation of ours from here to the core and back; that is what a call of 4 bytes consists of. (One
+// that is only started makes its operation and two handles, the core's and Python's.) Any other call goes to the Python
+// function with the very arguments it came with, before anything was sent: so errors, warnings and odd tensors are that
+// function's business alone.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -267,7 +267,7 @@ def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: 
 def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start a broadcast()."""
+    """Start a broadcast(). The tensor must not change until the handle is done."""
     return on_communicator.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
 
 

@@ -23,7 +23,8 @@ _WeakStorage: Any = reductions.StorageWeakRef
 _BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 
 _seen: dict[int, Any] = {}
-"""Weak references to storages that were reduced once, by their address in C++: what DDP keeps comes again."""
+"""Weak references to storages that were reduced once, by their address in C++, which nothing else gets as long
+as there is the reference. What DDP keeps comes again."""
 
 MOVED: dict[int, tuple[Any, _C.Buffer]] = {}
 """By where a tensor has its storage: a weak reference to that, and the memory whose pages it has, which has to live as
@@ -46,8 +47,7 @@ def place_of(comm: _C.Communicator, bucket: torch.Tensor) -> int:
     storage = bucket.untyped_storage()
     if storage.data_ptr() != address or storage.is_shared() or not storage.resizable():
         return address
-    before = _seen.pop(storage._cdata, None)
-    if before is not None and not before.expired():
+    if _seen.pop(storage._cdata, None) is not None:
         return _move(comm, storage)
     for key, kept in list(_seen.items()):  # a list: threads may train models of their own
         if kept.expired():

@@ -172,6 +172,8 @@ def test_rates_and_the_ratio_to_the_copy(device):
         assert row["fits_l2"] == (case.moved_bytes <= L2)
     json.dumps(rows)
     assert gpu_kernels.footer(rows) == "# beyond the L2: 0.75 of the copy's rate (median), 0.75 at least"
+    slow = rows[-1] | {"kernel": "torch.topk(abs)", "to_copy": 0.01}
+    assert gpu_kernels.footer([*rows, slow]) == gpu_kernels.footer(rows)
     assert "every line fits" in gpu_kernels.footer([row for row in rows if row["fits_l2"]])
     text = gpu_kernels.line(rows[0])
     assert text.split() == ["reduce", "float32", "sum", "1048576", "2", "2.10", "1500.0", "2000.0", "0.75", "L2"]

@@ -82,10 +82,8 @@ def test_asynchronous_ones(n: int) -> None:
 def test_what_asynchronous_ones_return_and_keep() -> None:
     def body(comm: _C.Communicator) -> None:
         x, array = torch.ones(100_000), np.ones((2, 3), dtype=np.int64)
-        in_place, new = (
-            starting(comm, True)(x),
-            starting(comm, False)(x.clone(), op=Sum),
-        )  # the operand has no other name
+        in_place = starting(comm, True)(x)
+        new = starting(comm, False)(x.clone(), op=Sum)  # the operand has no other name
         assert type(in_place) is Handle
         assert x._version == 1, "autograd was not told"
         assert in_place.wait() is x

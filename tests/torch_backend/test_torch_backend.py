@@ -73,6 +73,7 @@ tensor = torch.ones(3)
 for group in (None, dist.new_group([0, 1])):
     dist.all_reduce(tensor, group=group)
 assert tensor.tolist() == [4.0] * 3
+torch._C._distributed_c10d._dump_fr_trace_json()  # the flight recorder, which has Gloo's and NCCL's calls alone
 dist.destroy_process_group()
 print("ended")
 """
@@ -80,7 +81,7 @@ print("ended")
 
 def test_distributed_debug_is_detail() -> None:
     """From 2.14 on PyTorch wraps backends then, and the wrapper cannot call one that is written in Python."""
-    done = launch(2, "-c", WITH_DETAILS, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    done = launch(2, "-c", WITH_DETAILS, TORCH_DISTRIBUTED_DEBUG="DETAIL", TORCH_FR_BUFFER_SIZE="100")
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
 
