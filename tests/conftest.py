@@ -26,6 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line of a rank is one write: ranks of a job may share one pipe
 # A test that would wait for ever fails, and says which ranks were waited for.
 os.environ.setdefault("DCOLL_TIMEOUT", "20")
+# Each TCPStore of PyTorch's looks its peer's address up by DNS, for a message that nobody sees. Where a name server
+# loses a query, that would be 5 seconds.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 SEED = int(os.environ.setdefault("TESTS_SEED", str(random.SystemRandom().randrange(10**6))))  # of the jobs too
 
 # Not hypothesis's own profile for CI, which draws the same examples for ever.
