@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,8 @@ import checks_torch_messages
 import checks_torch_parallel
 import pytest
 from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
+
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 pytestmark = pytest.mark.mpi
 
@@ -84,6 +87,73 @@ def test_distributed_debug_is_detail() -> None:
     done = launch(2, "-c", WITH_DETAILS, TORCH_DISTRIBUTED_DEBUG="DETAIL", TORCH_FR_BUFFER_SIZE="100")
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
+
+
+WITH_ANOTHER_FOR_CUDA = """
+import sys
+import torch
+import torch.distributed as dist
+import dcoll.torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+dist.init_process_group(sys.argv[1])
+tensor = torch.ones(3)
+for group in (dist.group.WORLD, dist.new_group([0, 1])):
+    assert type(group._get_backend(CPU)).__name__ == "DcollBackend", group._get_backend(CPU)
+    assert type(group._get_backend(CUDA)).__name__ == "ProcessGroupGloo", group._get_backend(CUDA)
+    dist.all_reduce(tensor, group=group)
+    dist.barrier(group)
+    both = [None, None]
+    dist.all_gather_object(both, dist.get_rank(), group=group)
+    assert both == [0, 1]
+    if torch.cuda.is_available():
+        there = torch.ones(3, device=CUDA)
+        dist.all_reduce(there, group=group)
+        assert there.tolist() == [2.0] * 3
+assert tensor.tolist() == [4.0] * 3
+data = torch.ones(2, 4) * (dist.get_rank() + 1)
+averaged = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4, bias=False))
+averaged(data).sum().backward()
+assert averaged.module.weight.grad.tolist() == [[3.0] * 4] * 4
+sharded = fully_shard(torch.nn.Linear(4, 4, bias=False), mesh=init_device_mesh("cpu", (2,)))
+sharded(data).sum().backward()
+assert sharded.weight.grad.full_tensor().tolist() == [[3.0] * 4] * 4
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+def needs_backends_in_python() -> None:
+    if not BACKENDS_IN_PYTHON:
+        pytest.skip("needs torch214: PyTorch 2.14 or later, make test-torch")
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
+@pytest.mark.parametrize("name", ["cpu:dcoll,cuda:gloo", "cuda:gloo,cpu:dcoll"])
+def test_another_backend_has_the_tensors_of_cuda(name: str, launcher: tuple[str, ...]) -> None:
+    """Gloo stands for NCCL, which starts only where each rank has a GPU."""
+    needs_backends_in_python()
+    done = launch(2, "-c", WITH_ANOTHER_FOR_CUDA, name, launcher=launcher)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
+def test_found_by_its_name(tmp_path: Path) -> None:
+    """What a package's metadata say, without an import."""
+    needs_backends_in_python()
+    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]
+    (info := tmp_path / "dcoll-0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dcoll\nVersion: 0\n")
+    [(group, entries)] = project["entry-points"].items()
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in entries.items())]))
+    script = tmp_path / "script.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group('dcoll')\nprint(dist.get_backend())\n"
+                      "dist.destroy_process_group()\n")  # fmt: skip
+    done = launch(2, str(script), launcher=TORCHRUN, PYTHONPATH=f"{tmp_path}:{HERE.parents[1]}")
+    assert done.returncode == 0, done.text
+    assert done.stdout.split() == ["dcoll"] * 2
 
 
 WITH_A_FILE = """
