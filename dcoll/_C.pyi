@@ -678,7 +678,15 @@ class kernels:
     @staticmethod
     def decode(codec: str, dst: int, src: int, count: int) -> None: ...
     @staticmethod
-    def sum_encoded(codec: str, dst: int, srcs: Sequence[int], count: int, scale: float = 1.0, error: int = 0) -> int:
+    def sum_encoded(
+        codec: str,
+        dst: int,
+        srcs: Sequence[int],
+        count: int,
+        scale: float = 1.0,
+        error: int = 0,
+        key: int | None = None,
+    ) -> int:
         """The encoded form of scale * (the sum of what srcs stand for); error: what encoding lost is added there."""
     @staticmethod
     def top_bytes(count: int, k: int) -> int: ...
@@ -748,7 +756,16 @@ class cuda:
     @staticmethod
     def unpack(segments: Sequence[tuple[int, int, int]], flat: int, stream: int = 0) -> None: ...
     @staticmethod
-    def encode(codec: str, dst: int, src: int, count: int, error: int = 0, beyond: int = 0, stream: int = 0) -> None:
+    def encode(
+        codec: str,
+        dst: int,
+        src: int,
+        count: int,
+        error: int = 0,
+        beyond: int = 0,
+        key: int | None = None,
+        stream: int = 0,
+    ) -> None:
         """As kernels.encode; how many values float16 had no room for is added to a uint64 at beyond, unless 0."""
     @staticmethod
     def decode(codec: str, dst: int, src: int, count: int, stream: int = 0) -> None: ...
@@ -761,6 +778,7 @@ class cuda:
         scale: float = 1.0,
         error: int = 0,
         beyond: int = 0,
+        key: int | None = None,
         stream: int = 0,
     ) -> None: ...
     @staticmethod

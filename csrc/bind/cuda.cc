@@ -54,10 +54,10 @@ void sum_top(uintptr_t dst, const std::vector<uintptr_t>& messages, size_t count
 void bind_encoded(py::module_& c) {
   using namespace py::literals;
   c.def("encode", by_address(&cuda::encode), "codec"_a, "dst"_a, "src"_a, "count"_a, "error"_a = 0, "beyond"_a = 0,
-        "stream"_a = 0, NoGil());
+        "key"_a = py::none(), "stream"_a = 0, NoGil());
   c.def("decode", by_address(&cuda::decode), "codec"_a, "dst"_a, "src"_a, "count"_a, "stream"_a = 0, NoGil());
   c.def("sum_encoded", by_address(&cuda::sum_encoded), "codec"_a, "dst"_a, "srcs"_a, "count"_a, "scale"_a = 1.0,
-        "error"_a = 0, "beyond"_a = 0, "stream"_a = 0, NoGil());
+        "error"_a = 0, "beyond"_a = 0, "key"_a = py::none(), "stream"_a = 0, NoGil());
   c.def("encode_top_scratch", &cuda::encode_top_scratch, "count"_a, "k"_a);
   c.def("sum_top_scratch", &cuda::sum_top_scratch, "count"_a, "messages"_a);
   c.def("encode_top", &encode_top, "message"_a, "src"_a, "count"_a, "k"_a, "scratch"_a, "error"_a = 0, "velocity"_a = 0,

@@ -51,11 +51,8 @@ void bind_encoded(py::module_& k) {
   k.def("encode", by_address(&kernels::encode), "codec"_a, "dst"_a, "src"_a, "count"_a, "error"_a = 0,
         "key"_a = py::none(), NoGil());
   k.def("decode", by_address(&kernels::decode), "codec"_a, "dst"_a, "src"_a, "count"_a, NoGil());
-  k.def(
-      "sum_encoded",
-      [](std::string_view codec, uintptr_t dst, const std::vector<uintptr_t>& srcs, size_t count, double scale,
-         uintptr_t error) { return by_address(&kernels::sum_encoded)(codec, dst, srcs, count, scale, error, {}); },
-      "codec"_a, "dst"_a, "srcs"_a, "count"_a, "scale"_a = 1.0, "error"_a = 0, NoGil());
+  k.def("sum_encoded", by_address(&kernels::sum_encoded), "codec"_a, "dst"_a, "srcs"_a, "count"_a, "scale"_a = 1.0,
+        "error"_a = 0, "key"_a = py::none(), NoGil());
   k.def("top_bytes", &kernels::top_bytes, "count"_a, "k"_a);
   k.def("encode_top", &encode_top, "message"_a, "src"_a, "count"_a, "k"_a, "error"_a = 0, "velocity"_a = 0,
         "momentum"_a = 0.0, NoGil());

@@ -3,6 +3,7 @@
 //      512 bytes side by side, 16 bytes from each lane.
 //   2. Only int8 needs the other lanes: for the block's greatest magnitude, one reduction of the warp.
 //   3. What is encoded is decoded in registers where there is feedback, so memory is neither read nor written twice.
+//   4. Stochastic rounding draws as simd_draw.h: elements 128 apart share a hash, and so the two quads of a lane do.
 // Pointers that are not aligned for a quad, and the last block, go element by element. An int8 block is 260 bytes long,
 // so its quads of steps are aligned to 4 bytes, and stored by 4.
 #include <cuda_bf16.h>
@@ -10,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "kernels/cuda.h"
@@ -80,12 +82,40 @@ __device__ void store_floats(float* at, unsigned n, bool whole, const Lane8& blo
   store_quads(at, n, whole, [&](unsigned i) { return block.x[i]; });
 }
 
+// ---- how elements are rounded. bits_of_block() are a lane's random bits, of() those of one element. ----
+
+struct ToNearest {
+  static constexpr bool kAtRandom = false;
+  __device__ ToNearest bits_of_block(size_t) const { return {}; }
+};
+
+struct RandomBits {
+  static constexpr bool kAtRandom = true;
+  uint32_t words[kQuad];
+  __device__ uint32_t of(unsigned i) const { return i < kQuad ? words[i] & 0xffff : words[i - kQuad] >> 16; }
+};
+
+struct AtRandom {
+  uint64_t key;
+  __device__ RandomBits bits_of_block(size_t b) const {
+    RandomBits bits;
+#pragma unroll
+    for (unsigned i = 0; i < kQuad; ++i) {
+      uint32_t x = static_cast<uint32_t>(b * (kBlock / kQuads)) + first_of_quad(0) + i + static_cast<uint32_t>(key);
+      x = (x ^ x >> 16) * 0x7feb352du;
+      x = (x ^ x >> 15 ^ static_cast<uint32_t>(key >> 32)) * 0x846ca68bu;
+      bits.words[i] = x ^ x >> 16;
+    }
+    return bits;
+  }
+};
+
 // ---- the forms: what a block is in memory. encode() makes of `block` what decoding gives; all lanes call it. ----
 
 struct Float32 {
   using Element = float;
   static constexpr size_t kBlockBytes = 4 * kBlock;
-  __device__ static unsigned encode(void* dst, Lane8& block, unsigned n, bool whole) {
+  __device__ static unsigned encode(void* dst, Lane8& block, unsigned n, bool whole, const ToNearest&) {
     store_floats(static_cast<float*>(dst), n, whole, block);
     return 0;
   }
@@ -99,12 +129,17 @@ template <class From>
 struct Narrow {
   using Element = uint16_t;
   static constexpr size_t kBlockBytes = 2 * kBlock;
-  __device__ static unsigned encode(void* dst, Lane8& block, unsigned n, bool whole) {
+  template <class Bits>
+  __device__ static unsigned encode(void* dst, Lane8& block, unsigned n, bool whole, const Bits& random) {
     unsigned beyond = 0;
     uint16_t bits[kQuads * kQuad];
 #pragma unroll
     for (unsigned i = 0; i < kQuads * kQuad; ++i) {
-      bits[i] = From::narrow(block.x[i], beyond);
+      if constexpr (Bits::kAtRandom) {
+        bits[i] = From::narrow(block.x[i], beyond, random.of(i));
+      } else {
+        bits[i] = From::narrow(block.x[i], beyond);
+      }
       block.x[i] = From::widen(bits[i]);
     }
     store_quads(static_cast<uint16_t*>(dst), n, whole, [&](unsigned i) { return bits[i]; });
@@ -130,6 +165,16 @@ struct Half {
     }
     return __half_as_ushort(__float2half_rn(x));
   }
+  // 13 drawn bits below what normal float16 keeps; 16 below what subnormal ones do, in steps of 2^-40.
+  __device__ static uint16_t narrow(float x, unsigned& beyond, uint32_t draw) {
+    const uint32_t magnitude = magnitude_bits(x), sign = __float_as_uint(x) >> 16 & 0x8000;
+    if (magnitude >= kGreatest) return narrow(x, beyond);
+    const uint32_t rounded =
+        magnitude < (113u << 23)
+            ? (static_cast<uint32_t>(__float2int_rz(__fmul_rn(__uint_as_float(magnitude), 0x1p40f))) + draw) >> 16
+            : (magnitude + (draw >> 3) - (112u << 23)) >> 13;
+    return static_cast<uint16_t>(sign | rounded);
+  }
   __device__ static float widen(uint16_t bits) {
     if ((bits & 0x7fff) <= 0x7c00) return __half2float(__ushort_as_half(bits));
     return __uint_as_float((bits & 0x8000u) << 16 | kInfinityBits | kQuietBit | (bits & 0x3ffu) << 13);
@@ -141,13 +186,20 @@ struct Brain {
     const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
     return static_cast<uint16_t>((x != x ? bits | kQuietBit : rounded) >> 16);
   }
+  // 16 drawn bits below the kept half; none to the greatest value, to infinity and to NaN.
+  __device__ static uint16_t narrow(float x, unsigned&, uint32_t draw) {
+    const uint32_t bits = __float_as_uint(x);
+    if (magnitude_bits(x) >= 0x7f7f0000) return static_cast<uint16_t>((x != x ? bits | kQuietBit : bits) >> 16);
+    return static_cast<uint16_t>((bits + draw) >> 16);
+  }
   __device__ static float widen(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
 };
 
 struct Int8 {
   using Element = int8_t;
   static constexpr size_t kBlockBytes = 4 + kBlock;
-  __device__ static unsigned encode(void* dst, Lane8& block, unsigned n, bool whole) {
+  template <class Bits>
+  __device__ static unsigned encode(void* dst, Lane8& block, unsigned n, bool whole, const Bits& random) {
     uint32_t most = 0;
 #pragma unroll
     for (unsigned i = 0; i < kQuads * kQuad; ++i) {
@@ -164,13 +216,20 @@ struct Int8 {
 #pragma unroll
     for (unsigned i = 0; i < kQuads * kQuad; ++i) {
       // Adding 1.5 * 2^23 leaves the whole number, rounded to nearest even, in the low bits.
-      const float shifted = __fadd_rn(__fmul_rn(block.x[i], per_step), 12582912.0f);
-      steps[i] = finite ? static_cast<int8_t>(__float_as_uint(shifted)) : int8_t{0};
+      float multiple = __fmul_rn(block.x[i], per_step);
+      if constexpr (Bits::kAtRandom) multiple = __fadd_rn(multiple, dither(random.of(i)));
+      int step = static_cast<int>(__float_as_uint(__fadd_rn(multiple, 12582912.0f)) - 0x4b400000);
+      if constexpr (Bits::kAtRandom) step = step > 127 ? 127 : step < -127 ? -127 : step;  // 127 and a bit, dithered
+      steps[i] = finite ? static_cast<int8_t>(step) : int8_t{0};
       block.x[i] = multiply(__int2float_rn(steps[i]), scale);
     }
     if (lane() == 0) *static_cast<float*>(dst) = scale;
     store_quads(static_cast<int8_t*>(dst) + 4, n, whole, [&](unsigned i) { return steps[i]; });
     return 0;
+  }
+  // What is added before the nearest whole number is taken: between -1/2 and 1/2, both excluded.
+  __device__ static float dither(uint32_t draw) {
+    return __fadd_rn(__fmul_rn(__int2float_rn(static_cast<int>(draw)), 0x1p-16f), -0x1.fffep-2f);
   }
   __device__ static Lane8 decode(const void* src, unsigned n, bool whole) {
     const float scale = *static_cast<const float*>(src);
@@ -212,9 +271,9 @@ struct Feed {
   bool aligned;  // the floats, for quads
 };
 
-template <class Form>
+template <class Form, class Rounding>
 __global__ void __launch_bounds__(kThreads)
-    encode_kernel(char* dst, bool dst_aligned, const float* src, size_t count, Feed feed) {
+    encode_kernel(char* dst, bool dst_aligned, const float* src, size_t count, Feed feed, Rounding rounding) {
   unsigned beyond = 0;
   for_blocks(count, [&](size_t b, unsigned n) {
     Lane8 block = load_floats(src + b * kBlock, n, feed.aligned);
@@ -224,7 +283,7 @@ __global__ void __launch_bounds__(kThreads)
       for (unsigned i = 0; i < kQuads * kQuad; ++i) block.x[i] = add(block.x[i], error.x[i]);
     }
     const Lane8 whole = block;
-    beyond += Form::encode(dst + b * Form::kBlockBytes, block, n, dst_aligned);
+    beyond += Form::encode(dst + b * Form::kBlockBytes, block, n, dst_aligned, rounding.bits_of_block(b));
     if (feed.error == nullptr) return;
 #pragma unroll
     for (unsigned i = 0; i < kQuads * kQuad; ++i) block.x[i] = lost(whole.x[i], block.x[i]);
@@ -246,10 +305,10 @@ struct Messages {
   unsigned size;
 };
 
-template <class Form>
+template <class Form, class Rounding>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(char* dst, const __grid_constant__ Messages srcs, bool forms_aligned, size_t count, Scale scale,
-               float back, Feed feed) {
+               float back, Feed feed, Rounding rounding) {
   unsigned beyond = 0;
   for_blocks(count, [&](size_t b, unsigned n) {
     Lane8 sum = Form::decode(srcs.at[0] + b * Form::kBlockBytes, n, forms_aligned);
@@ -263,7 +322,7 @@ __global__ void __launch_bounds__(kThreads)
     for (unsigned i = 0; i < kQuads * kQuad; ++i) sum.x[i] = scaled_bits(sum.x[i], scale);
     const Lane8 whole = sum;
     __syncwarp();  // dst may be srcs[0], of which every lane reads the scale of int8
-    beyond += Form::encode(dst + b * Form::kBlockBytes, sum, n, forms_aligned);
+    beyond += Form::encode(dst + b * Form::kBlockBytes, sum, n, forms_aligned, rounding.bits_of_block(b));
     if (feed.error == nullptr) return;
     Lane8 error = load_floats(feed.error + b * kBlock, n, feed.aligned);
 #pragma unroll
@@ -294,6 +353,15 @@ void with_form(Codec codec, const Use& use) {
   }
 }
 
+// Of what can be rounded at random, so is what has a key.
+template <class Form, class Use>
+void with_rounding(const Key& key, const Use& use) {
+  if constexpr (!std::is_same_v<Form, Float32>) {
+    if (key) return use(AtRandom{*key});
+  }
+  use(ToNearest{});
+}
+
 // Whether quads of T at `at` are aligned. Of encoded forms 4 bytes are asked for.
 template <class T>
 bool quads_at(const void* at) {
@@ -308,14 +376,16 @@ size_t threads_for(size_t count) { return (count + kBlock - 1) / kBlock * kWarp;
 }  // namespace
 
 void encode(Codec codec, void* dst, const float* src, size_t count, float* error, unsigned long long* beyond,
-            void* stream) {
+            const Key& key, void* stream) {
   with_form(codec, [&]<class Form>() {
     if (count == 0) return;
-    constexpr auto* kernel = &encode_kernel<Form>;
     const bool aligned = quads_at<float>(src) && (error == nullptr || quads_at<float>(error));
-    launch_kernel<kernel>(blocks_for<kernel>(threads_for(count)), static_cast<cudaStream_t>(stream), "launching encode",
-                          static_cast<char*>(dst), quads_at<typename Form::Element>(dst), src, count,
-                          Feed{error, beyond, aligned});
+    with_rounding<Form>(key, [&]<class Rounding>(const Rounding& rounding) {
+      constexpr auto* kernel = &encode_kernel<Form, Rounding>;
+      launch_kernel<kernel>(blocks_for<kernel>(threads_for(count)), static_cast<cudaStream_t>(stream),
+                            "launching encode", static_cast<char*>(dst), quads_at<typename Form::Element>(dst), src,
+                            count, Feed{error, beyond, aligned}, rounding);
+    });
   });
 }
 
@@ -330,7 +400,7 @@ void decode(Codec codec, float* dst, const void* src, size_t count, void* stream
 }
 
 void sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size_t count, double factor, float* error,
-                 unsigned long long* beyond, void* stream) {
+                 unsigned long long* beyond, const Key& key, void* stream) {
   if (srcs.empty() || srcs.size() > kMaxPointers) {
     throw ArgumentError("the sum of encoded forms on the GPU needs 1 to " + std::to_string(kMaxPointers) +
                         " of them (got " + std::to_string(srcs.size()) + ")");
@@ -345,11 +415,13 @@ void sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size
       messages.at[s] = static_cast<const char*>(srcs[s]);
       aligned &= quads_at<typename Form::Element>(srcs[s]);
     }
-    constexpr auto* kernel = &sum_kernel<Form>;
-    launch_kernel<kernel>(blocks_for<kernel>(threads_for(count)), static_cast<cudaStream_t>(stream),
-                          "launching a sum of encoded forms", static_cast<char*>(dst), messages, aligned, count, scale,
-                          static_cast<float>(1.0 / factor),
-                          Feed{error, beyond, error == nullptr || quads_at<float>(error)});
+    with_rounding<Form>(key, [&]<class Rounding>(const Rounding& rounding) {
+      constexpr auto* kernel = &sum_kernel<Form, Rounding>;
+      launch_kernel<kernel>(blocks_for<kernel>(threads_for(count)), static_cast<cudaStream_t>(stream),
+                            "launching a sum of encoded forms", static_cast<char*>(dst), messages, aligned, count,
+                            scale, static_cast<float>(1.0 / factor),
+                            Feed{error, beyond, error == nullptr || quads_at<float>(error)}, rounding);
+    });
   });
 }
 

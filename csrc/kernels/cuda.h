@@ -36,11 +36,11 @@ void unpack(std::span<const Segment> segments, const void* flat, void* stream);
 
 // How many values float16 had no room for is added to *beyond, which lies in the device's memory, unless it is null.
 void encode(Codec codec, void* dst, const float* src, size_t count, float* error, unsigned long long* beyond,
-            void* stream);
+            const Key& key, void* stream);
 void decode(Codec codec, float* dst, const void* src, size_t count, void* stream);
 // Two NaNs of different bits that are added leave either.
 void sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, size_t count, double scale, float* error,
-                 unsigned long long* beyond, void* stream);
+                 unsigned long long* beyond, const Key& key, void* stream);
 
 // Of scratch memory for encode_top(), aligned to 16 bytes, as below: 8 bytes for each of k and a sixteenth of the
 // elements, and 1 % or so of the operand.

@@ -119,6 +119,7 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
+inline int __float2int_rz(float x) { return static_cast<int>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __double2float_rz(double x) {
   const auto nearest = static_cast<float>(x);

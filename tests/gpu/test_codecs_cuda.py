@@ -39,8 +39,9 @@ def check(on_gpu: torch.Tensor, on_cpu: torch.Tensor, what: object) -> None:
     assert torch.equal(on_gpu.cpu().view(torch.uint8), on_cpu.view(torch.uint8)), what
 
 
+@pytest.mark.parametrize("key", [None, 0x9E3779B97F4A7C15], ids=["nearest", "random"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_encode_decode_and_sum(codec: str) -> None:
+def test_encode_decode_and_sum(codec: str, key: int | None) -> None:
     for count, feedback in itertools.product(SIZES, (False, True)):
         src, error = some_floats(count, 1), some_floats(count, 2)
         other = some_floats(count, 3)
@@ -48,10 +49,10 @@ def test_encode_decode_and_sum(codec: str) -> None:
         beyond = torch.zeros(1, dtype=torch.int64, device="cuda")
         d_src, d_error, d_wire = src.cuda(), error.cuda(), wires[0].cuda()
         found = _C.kernels.encode(
-            codec, wires[0].data_ptr(), src.data_ptr(), count, error.data_ptr() if feedback else 0
+            codec, wires[0].data_ptr(), src.data_ptr(), count, error.data_ptr() if feedback else 0, key
         )
         _C.cuda.encode(codec, d_wire.data_ptr(), d_src.data_ptr(), count,
-                       d_error.data_ptr() if feedback else 0, beyond.data_ptr())  # fmt: skip
+                       d_error.data_ptr() if feedback else 0, beyond.data_ptr(), key)  # fmt: skip
         check(d_wire, wires[0], (count, feedback))
         check(d_error, error, (count, feedback))
         assert int(beyond) == found
@@ -67,8 +68,9 @@ def test_encode_decode_and_sum(codec: str) -> None:
         d_sums, d_wires = sums.cuda(), [wire.cuda() for wire in wires]
         left = torch.zeros(count)
         d_left = left.cuda()
-        _C.kernels.sum_encoded(codec, sums.data_ptr(), [w.data_ptr() for w in wires], count, 1 / 3, left.data_ptr())
-        _C.cuda.sum_encoded(codec, d_sums.data_ptr(), [w.data_ptr() for w in d_wires], count, 1 / 3, d_left.data_ptr())
+        messages, d_messages = [w.data_ptr() for w in wires], [w.data_ptr() for w in d_wires]
+        _C.kernels.sum_encoded(codec, sums.data_ptr(), messages, count, 1 / 3, left.data_ptr(), key)
+        _C.cuda.sum_encoded(codec, d_sums.data_ptr(), d_messages, count, 1 / 3, d_left.data_ptr(), 0, key)
         check(d_sums, sums, (count, "sum"))
         check(d_left, left, (count, "sum"))
 
