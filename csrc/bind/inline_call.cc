@@ -154,15 +154,17 @@ PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObje
   if (result != nullptr) return result;
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   const auto order = parameters_of(self);
-  const Py_ssize_t name_place = std::ranges::find(order, kName) - order.begin();
-  PyObject *process_set = nullptr, *name = positional > name_place ? args[name_place] : nullptr;
-  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    if (PyTuple_GET_ITEM(names, i) == interned[kProcessSet]) process_set = args[positional + i];
-    if (PyTuple_GET_ITEM(names, i) == interned[kName]) name = args[positional + i];
-  }
-  const Ranks ranks = find_ranks(self, process_set);
+  const auto given = [&](Parameter parameter) -> PyObject* {
+    const auto place = std::ranges::find(order, parameter);
+    if (place != order.end() && place - order.begin() < positional) return args[place - order.begin()];
+    for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+      if (PyTuple_GET_ITEM(names, i) == interned[parameter]) return args[positional + i];
+    }
+    return nullptr;
+  };
+  const Ranks ranks = find_ranks(self, given(kProcessSet));
   const auto keep = py::reinterpret_borrow<py::object>(ranks.communicator);
-  return note_if_refused(self, result, ranks, name);
+  return note_if_refused(self, result, ranks, given(kName));
 }
 
 namespace {

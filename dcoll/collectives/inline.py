@@ -38,16 +38,16 @@ def inline(kind: str, in_place: bool = False, starts: bool = False) -> Callable[
 def in_order(function: Function, *, unless_named: bool = False) -> Function:
     """Where a call of the decorated function is refused before the other ranks hear of it, they may have made it: the
     core keeps the reason for them, as it does itself for calls that are done in C."""
-    name_place = list(inspect.signature(function).parameters).index("name")
+    parameters = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            process_set = kwargs.get("process_set", global_process_set)
+            given = dict(zip(parameters, args, strict=False)) | kwargs
+            process_set, named = given.get("process_set", global_process_set), given.get("name")
             comm = WORLD.comm if process_set is global_process_set else getattr(process_set, "comm", None)
-            named = kwargs.get("name", args[name_place] if len(args) > name_place else None)
             refused = isinstance(error, ArgumentError) or not isinstance(error, DcollError)
             if comm is not None and refused and not (named and unless_named):
                 comm.note_refused(f"{type(error).__name__}: {error}")

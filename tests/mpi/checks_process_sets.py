@@ -187,6 +187,29 @@ def check_mismatch_in_a_set() -> None:
     assert hvd.remove_process_set(pair)
 
 
+def check_a_refused_call_is_that_sets() -> None:
+    """Whether the set is given by name or by place: the next call on it meets."""
+    ranks = [0, hvd.size() - 1]
+    with_set = hvd.add_process_set(ranks) if hvd.size() > 2 else hvd.global_process_set
+    if hvd.rank() in ranks and len(set(ranks)) == 2:
+        good, odd = torch.ones(2), hvd.rank() == 0
+        for call in (
+            lambda: hvd.allgather(good.sum() if odd else good, None, with_set),
+            lambda: hvd.allgather_async(good.sum() if odd else good, None, with_set).wait(),
+            lambda: hvd.allgather_async(good.sum() if odd else good, process_set=with_set).wait(),
+            lambda: hvd.broadcast(good, 17 if odd else 0, None, with_set),
+            lambda: hvd.alltoall(torch.ones(2), [1] * (2 - odd), None, with_set),
+            lambda: hvd.grouped_allgather_async([good.sum() if odd else good], None, with_set).wait(),
+        ):
+            error = hvd.ArgumentError if odd else hvd.MismatchError
+            with pytest.raises((error, ValueError), match="" if odd else r"after a call there was refused"):
+                call()
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=with_set).item() == 2
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    if with_set is not hvd.global_process_set:
+        hvd.remove_process_set(with_set)
+
+
 def check_messages_of_a_set_say_the_ranks_of_the_job() -> None:
     n, r = hvd.size(), hvd.rank()
     if n == 2:

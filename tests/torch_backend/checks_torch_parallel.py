@@ -5,7 +5,9 @@ import gc
 import mmap
 import os
 import tempfile
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dcoll
 from dcoll import _C
-from dcoll.torch.ddp_buckets import MOVED
+from dcoll.torch import ddp_buckets
 
 
 def check_init() -> None:
@@ -56,6 +58,22 @@ def _steps(net: torch.nn.Module, batch: torch.Tensor, count: int) -> None:
 
 
 def check_ddp_buckets_move_into_shared_memory() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        buckets: list[tuple[int, weakref.ref[Any]]] = []  # where they are, and the memory
+        move = ddp_buckets._move
+
+        def noted(comm: Any, storage: torch.UntypedStorage) -> int:
+            place = move(comm, storage)
+            known = getattr(storage, ddp_buckets.KEY)
+            if known is not ddp_buckets.STAYS:
+                buckets.append((known[0], weakref.ref(known[1])))
+            return place
+
+        patch.setattr(ddp_buckets, "_move", noted)
+        _train_with_moved_buckets(buckets)
+
+
+def _train_with_moved_buckets(buckets: list[tuple[int, "weakref.ref[Any]"]]) -> None:
     width = 160  # two layers are more than LEAST_ELEMENTS
     rows = torch.randn(8 * dist.get_world_size(), width, dtype=torch.double, generator=torch.manual_seed(1))
     for views in (False, True):
@@ -67,24 +85,24 @@ def check_ddp_buckets_move_into_shared_memory() -> None:
             _steps(ddp, share(rows), steps)
             _steps(alone, rows, steps)
             near(whole_state(net), whole_state(alone))
-        moved = [memory for weak, memory in MOVED.values() if not weak.expired()]
+        moved = [memory for memory in (weak() for _, weak in buckets) if memory is not None]
         assert bool(moved) != _C.emulates_device()
         assert all(memory.mapped for memory in moved)
         gradients = [parameter.grad for parameter in net.parameters()]
         kept = [gradient.clone() for gradient in gradients]
         if views and moved:
-            assert {gradient.untyped_storage().data_ptr() for gradient in gradients} <= set(MOVED)
+            assert {gradient.untyped_storage().data_ptr() for gradient in gradients} <= {at for at, _ in buckets}
             # Another process would map the file, which does not have these pages.
             file = gradients[0].untyped_storage()._get_shared_fd()
             with pytest.raises(OSError, match="device"):
                 mmap.mmap(file, 4096)
-        del ddp, net
+        del ddp, net, moved
         dist.destroy_process_group(whole)
         dcoll.empty(1 << 20).fill_(7)  # would be memory that was freed too early
         assert all(torch.equal(*pair) for pair in zip(gradients, kept, strict=True))
         del gradients
         gc.collect()  # DDP is part of a cycle
-        assert views or all(weak.expired() for weak, _ in MOVED.values()), "torch's buckets are still there"
+        assert all(weak() is None for _, weak in buckets), "memory of torch's buckets is still there"
 
 
 def check_reduced_tensors_of_programs_do_not_move() -> None:

@@ -1,5 +1,9 @@
 """What keeps a bucket of DDP where PyTorch has made it (dcoll/torch/ddp_buckets.py). Jobs check that others move."""
 
+import errno
+import os
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,12 +31,47 @@ def places(comm: Any, bucket: torch.Tensor, calls: int = 4) -> set[int]:
 
 
 def test_without_room() -> None:
+    """Tried once: each try costs files and memory."""
     bucket, comm = torch.ones(1 << 15), Full()
     assert places(comm, bucket) == {bucket.data_ptr()}
-    assert comm.said == 2 * ["info: a bucket of 131072 bytes of DistributedDataParallel stays where it is: "
-                             "no room for 131072 bytes in the arena"]  # fmt: skip
+    assert comm.said == ["info: a bucket of 131072 bytes of DistributedDataParallel stays where it is: "
+                         "no room for 131072 bytes in the arena"]  # fmt: skip
     assert bucket.eq(1).all()
     assert not bucket.is_shared()
+
+
+class Mapped(Full):
+    """A communicator whose memory is said to be mapped, and is not."""
+
+    mapped = True
+
+    def alloc(self, nbytes: int) -> Any:
+        return self
+
+    def appear_at(self, address: int, nbytes: int) -> None:
+        raise ArgumentError("it is not mapped")
+
+
+@pytest.mark.parametrize("what", ["room", "files", "pages"])
+def test_what_is_missing_leaves_nothing_open(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(path: str) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=32, f_frsize=4096)
+
+    def no_files(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    if what == "room":
+        monkeypatch.setattr(os, "statvfs", no_room)
+    if what == "files":
+        monkeypatch.setattr(os, "open", no_files)
+    bucket, comm = torch.ones(1 << 15), Mapped()
+    before = set(os.listdir("/proc/self/fd"))
+    assert len(places(comm, bucket)) <= 2  # with pages of its own it is elsewhere
+    assert len(set(os.listdir("/proc/self/fd")) - before) == (what == "pages")  # which PyTorch keeps
+    text = {"room": "/dev/shm has no room", "files": os.strerror(errno.EMFILE), "pages": "it is not mapped"}[what]
+    assert len(comm.said) == 1
+    assert text in comm.said[0]
+    assert bucket.eq(1).all()
 
 
 def test_alone_on_a_node() -> None:
@@ -60,15 +99,23 @@ def test_a_storage_that_is_gone_is_not_taken_for_another() -> None:
     assert comm.said == []
 
 
-def test_memory_that_was_moved_and_freed_is_not_taken_for_what_lies_there_now() -> None:
-    class Gone:
-        def expired(self) -> bool:
-            return True
+def test_a_storage_keeps_the_memory_it_has_and_no_longer() -> None:
+    bucket, memory = torch.ones(1 << 15), _C.connect_local(1)[0].alloc(1 << 17)
+    setattr(bucket.untyped_storage(), ddp_buckets.KEY, (bucket.data_ptr(), memory))
+    kept, place = weakref.ref(memory), memory.address
+    del memory
+    part = bucket[1:]
+    assert places(Full(), bucket) == {place}
+    del bucket
+    assert kept() is not None
+    del part
+    assert kept() is None
 
-    bucket, other = torch.ones(1 << 15), _C.connect_local(1)[0].alloc(1 << 17)
-    ddp_buckets.MOVED[bucket.data_ptr()] = Gone(), other
+
+def test_a_storage_that_was_given_other_memory_is_found_there() -> None:
+    bucket = torch.ones(1 << 15)
+    setattr(bucket.untyped_storage(), ddp_buckets.KEY, (0, _C.connect_local(1)[0].alloc(1 << 17)))
     assert places(Full(), bucket) == {bucket.data_ptr()}
-    assert bucket.data_ptr() not in ddp_buckets.MOVED
 
 
 def test_only_pages_of_mapped_memory_appear_elsewhere() -> None:
