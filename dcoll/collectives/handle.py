@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dcoll import _C
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError
 
 
 class Handle:
@@ -27,7 +27,7 @@ class Handle:
         if not self._core.poll():
             return False
         if self._finish is not None:
-            with contextlib.suppress(DcollError):  # wait() raises it
+            with contextlib.suppress(Exception):  # wait() raises it
                 self.wait()
         return True
 

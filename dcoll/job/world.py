@@ -68,8 +68,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         REGISTRY.add(process_set, may_exist=True)
 
 
-def init_through(job: _C.Bootstrap) -> None:
-    """init() of ranks that meet through somebody else's store, which may be another one each time."""
+def init_through(job: _C.Bootstrap | None) -> None:
+    """init() of ranks that meet through somebody else's store, which may be another one each time. None: of one."""
     if WORLD.lifecycle is None:
         WORLD.lifecycle = Lifecycle(job)
     WORLD.lifecycle.job = job

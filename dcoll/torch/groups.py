@@ -2,9 +2,11 @@
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
@@ -16,20 +18,26 @@ OPEN: list[_C.Communicator] = []
 """Of groups that were not destroyed yet, in the order in which they were made."""
 
 
+def join(timeout: timedelta, begin: Callable[[], None]) -> bool:
+    """Joins the job, where nobody has: with one deadline, which names who is missing, torch's unless DCOLL_TIMEOUT is
+    set. Whether that was done."""
+    if WORLD.comm is not None:
+        return False
+    given = "DCOLL_TIMEOUT" in os.environ
+    if not given:
+        os.environ["DCOLL_TIMEOUT"] = str(timeout.total_seconds())
+    try:
+        begin()
+    finally:
+        if not given:
+            del os.environ["DCOLL_TIMEOUT"]
+    return True
+
+
 def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Communicator, bool]:
     """The communicator of all ranks, and whether destroying the group has to leave the job: it does where
     init_process_group() has joined it."""
-    joined = WORLD.comm is None
-    if joined:
-        # One deadline, which names who is missing: torch's, unless DCOLL_TIMEOUT is set.
-        given = "DCOLL_TIMEOUT" in os.environ
-        if not given:
-            os.environ["DCOLL_TIMEOUT"] = str(timeout.total_seconds())
-        try:
-            _join(store, rank, size)
-        finally:
-            if not given:
-                del os.environ["DCOLL_TIMEOUT"]
+    joined = join(timeout, lambda: _begin(store, rank, size))
     comm = WORLD.comm
     assert comm is not None
     if (comm.rank, comm.size) != (rank, size):
@@ -42,11 +50,14 @@ def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Comm
     return comm, joined
 
 
-def _join(store: Any, rank: int, size: int) -> None:
-    """Where MPI has not started the ranks, they meet in the store that init_process_group() was given."""
+def _begin(store: Any, rank: int, size: int) -> None:
+    """Where MPI has not started just these ranks, they meet in the store that init_process_group() was given."""
     launcher = find_launcher(os.environ)
-    if size == 1 or (launcher is not None and not launcher.through_store):
+    by_mpi = launcher is not None and not launcher.through_store and "TORCHELASTIC_RUN_ID" not in os.environ
+    if launcher is not None and by_mpi and launcher.size in (None, size):
         return init()
+    if size == 1:
+        return init_through(None)
 
     def get(key: str) -> bytes | None:
         return bytes(store.get(key)) if store.check([key]) else None
@@ -55,11 +66,20 @@ def _join(store: Any, rank: int, size: int) -> None:
     init_through(_C.open_store(rank, size, store.set, get))
 
 
+def is_first(size: int) -> bool:
+    """Whether a group of new_group() is the first of dcoll's, beside another backend, and has all ranks: it is the job
+    then."""
+    return WORLD.comm is None and dist.is_initialized() and dist.get_world_size() == size
+
+
 def subgroup(ranks: Sequence[int]) -> _C.Communicator:
     """The communicator of some ranks of the job. Collective over them alone; without the store, which is slow."""
     whole = WORLD.comm
     if whole is None:
-        raise DcollError('the default group was destroyed: call init_process_group("dcoll") before new_group()')
+        raise DcollError(
+            f"new_group got the ranks {list(ranks)}, but there is no group of dcoll's with all ranks yet that they "
+            'could be a part of: call init_process_group("dcoll"), dcoll.init(), or new_group() with all ranks before'
+        )
     if list(ranks) != sorted(ranks):
         raise ArgumentError(
             f"new_group got the ranks {list(ranks)} with sort_ranks=False, but dcoll's groups count their ranks in "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from dcoll.errors import ArgumentError
 
@@ -22,14 +23,29 @@ def dense(what: str, tensor: torch.Tensor) -> torch.Tensor:
             f"{what} got a tensor on {tensor.device}, but the dcoll backend is for tensors of the CPU and of CUDA: "
             f'initialise with "cpu:dcoll,{tensor.device.type}:..." (PyTorch 2.14 or later), or pass tensor.cpu()'
         )
+    if tensor.data_ptr() == 0 and tensor.numel() > 0:
+        return dense(what, _wrapped(what, tensor))
     if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
         return tensor
     return tensor.detach().contiguous().resolve_neg().resolve_conj()
 
 
+def _wrapped(what: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor without memory of its own stands for, as functional collectives return it. From PyTorch 2.14 on
+    its dispatcher has done so before."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        return tensor.wait()
+    raise ArgumentError(
+        f"{what} got a {type(tensor).__name__}, which has no memory of its own: pass what it stands for, as "
+        "DTensor.to_local() gives"
+    )
+
+
 def in_sequence(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the tensors lie one behind the other, as the chunks of one do."""
     place = tensors[0].data_ptr()
+    if place == 0:
+        return False
     for tensor in tensors:
         if tensor.data_ptr() != place or not (tensor.is_contiguous() and tensor.layout is torch.strided):
             return False

@@ -15,7 +15,7 @@ from dcoll.torch.reductions import Reductions
 
 NAME = "dcoll"
 CPU = torch.device("cpu")
-DEVICE_TYPES = ("cpu", "cuda")
+DEVICE_TYPES = ("cpu", "cuda") if torch.version.cuda is not None else ("cpu",)
 TorchBackend: Any = torch._C._distributed_c10d.Backend
 TorchProcessGroup: Any = dist.ProcessGroup  # whose methods are overloads, here they take the union
 BACKENDS_IN_PYTHON = hasattr(TorchBackend, "all_gather_single")
@@ -31,7 +31,7 @@ class Collectives(Reductions, Movement, Messages):
 
     def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
         """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
-        if ranks:
+        if ranks and not groups.is_first(size):
             self._comm = groups.subgroup(ranks)
         else:
             self._comm, self._leaves_job = groups.world(store, rank, size, timeout)

@@ -38,8 +38,10 @@ class Reductions(Calls):
         if code is None or operator is None:
             code, per_element, operator, factor = reduction("all_reduce", tensor, op)
             count *= per_element
-        target = tensor if tensor.is_contiguous() and tensor.is_cpu else dense("all_reduce", tensor)
-        place = target.data_ptr()
+        place, target = tensor.data_ptr(), tensor
+        if not (tensor.is_contiguous() and tensor.is_cpu and (place != 0 or count == 0)):
+            target = dense("all_reduce", tensor)
+            place = target.data_ptr()
         if count >= LEAST_ELEMENTS and target is tensor and called_by_backward() and self._on(tensor) is self._comm:
             place = place_of(self._comm, tensor)
         if not (opts is None or op is opts or opts.asyncOp) and self._limit_s is None:

@@ -13,16 +13,17 @@ from torch._C._distributed_c10d import TCPStore
 from dcoll.job.find_launcher import find_launcher
 from dcoll.job.objects import broadcast_object
 from dcoll.job.world import WORLD, init
+from dcoll.torch.groups import join
 
 ASKED_FOR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _filled_in: dict[str, str] = {}
 """What was set here. Another init_process_group() gets another store: the last one may not have ended everywhere."""
 
 
-def fill_in(environ: Any) -> Any:
-    """Set what is missing of the variables that env:// and torch's users read. Collective over the job. Returns the
-    store on rank 0, which listens before the others hear of its port."""
-    init()
+def fill_in(environ: Any, timeout: timedelta) -> Any:
+    """Set what is missing of the variables that env:// and torch's users read. Collective over the job, which is joined
+    where nobody has. Returns the store on rank 0, which listens before the others hear of its port."""
+    join(timeout, init)
     comm = WORLD.comm
     assert comm is not None
     store = None
@@ -56,11 +57,13 @@ def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **o
     if not under_mpirun():
         yield from _torchs(url, timeout=timeout, **options)
         return
-    store = fill_in(os.environ)
+    store = fill_in(os.environ, timeout)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if store is None:
         port = int(os.environ["MASTER_PORT"])
         store = TCPStore(os.environ["MASTER_ADDR"], port, size, False, timeout, wait_for_workers=False)
+    assert WORLD.comm is not None
+    WORLD.comm.barrier_sync("init_process_group")  # rank 0 may destroy the group at once, and the store with it
     yield store, rank, size
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 

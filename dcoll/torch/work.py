@@ -23,19 +23,22 @@ class Started(Handle):
     The current stream of each waits for the core, and for what `finish` has copied on that of the first.
     """
 
-    __slots__ = ("_copied",)
+    __slots__ = ("_copied", "_in_inference")
 
     def __init__(self, core: Any, memory: tuple[Any, Sequence[torch.Tensor]], finish: Any) -> None:
         """memory: what the core reads and writes, and the tensors that belong to it."""
         super().__init__(core, memory, finish, None)
         self._copied: Any = None
+        self._in_inference = finish is not None and torch.is_inference_mode_enabled()
 
     def wait(self, timeout: float | None = None, spins: bool = True) -> Any:
         self._core.wait(-1.0 if timeout is None else max(0.0, timeout), spins)
         if self._finish is not None:
             with _FINISHING:
                 if self._finish is not None:
-                    self._finish(self._core)
+                    # The mode is the thread's, and another one may be the first that waits.
+                    with torch.inference_mode() if self._in_inference else contextlib.nullcontext():
+                        self._finish(self._core)
                     self._copied = _copied(self._memory[1])
                     self._finish = None
         if self._copied is not None:
@@ -197,6 +200,9 @@ class Completions:
     """One thread that completes futures. It sleeps in the core, without the interpreter's lock.
 
     Mostly it shares its core with the thread that computes, so it neither spins nor comes back sooner than it must.
+
+    A callback may wait for the future of what it has started. So when it asks for one, a new thread takes over, and the
+    callback's ends with it.
     """
 
     def __init__(self) -> None:
@@ -209,17 +215,19 @@ class Completions:
         with self._changed:
             self._pending.append(work)
             if self._thread is None:
+                atexit.register(self._stop)
+            if self._thread in (None, threading.current_thread()):
                 self._thread = threading.Thread(target=self._run, name="dcoll futures", daemon=True)
                 self._thread.start()
-                atexit.register(self._stop)
             self._changed.notify()
 
     def _run(self) -> None:
+        mine = threading.current_thread()
         while True:
             with self._changed:
-                while not self._pending and not self._stops:
+                while not self._pending and not self._stops and self._thread is mine:
                     self._changed.wait()
-                if self._stops:
+                if self._stops or self._thread is not mine:
                     return
             self._complete_some()  # whose variables end with it: nothing keeps the last one's tensors
 
@@ -232,11 +240,11 @@ class Completions:
         alone = len(works) == 1 or (order is not None and all(work._order is order for work in works))
         with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
             works[0]._handle.wait(_SLICE_S if alone else _SHORT_SLICE_S, spins=False)
-        done = [work for work in works if work._handle.poll()]
-        with self._changed:
-            for work in done:
+        for work in [work for work in works if work._handle.poll()]:
+            with self._changed:
+                if work not in self._pending:
+                    continue  # the thread that has taken over was faster
                 self._pending.remove(work)
-        for work in done:
             work._complete()
 
     def _stop(self) -> None:

@@ -276,6 +276,35 @@ def check_callbacks_that_communicate() -> None:
     assert all(one.wait()[0].eq(n * n).all() for one in results)
 
 
+def check_callbacks_that_wait() -> None:
+    """For the future of what they have started, as PowerSGD's hook does."""
+    n = dist.get_world_size()
+
+    def again(done: torch.futures.Future) -> torch.Tensor:
+        first: torch.Tensor = dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+        return first
+
+    dist.barrier()
+    if dist.get_rank() == 0:  # so that the callbacks of the others are run by the thread that completes futures
+        time.sleep(0.3)
+    futures = [dist.all_reduce(torch.ones(100_000), async_op=True).get_future() for _ in range(3)]
+    for future in futures:
+        assert future.then(again).wait().eq(n * n).all()
+    assert dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()[0].tolist() == [n] * 2
+
+
+def check_futures_of_tensors_made_for_inference() -> None:
+    """The mode is the program's thread's, and the results are copied by another one."""
+    n = dist.get_world_size()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        time.sleep(0.3)
+    with torch.inference_mode():
+        parts = [torch.empty(4) for _ in range(n)]
+        dist.all_gather(parts, torch.ones(4), async_op=True).get_future().wait()
+    assert all(part.eq(1).all() for part in parts)
+
+
 def check_futures_that_wait_leave_the_processor_alone() -> None:
     """What computes meanwhile is on the same core. A thread that spins would use all of that second; over MPI a sleep
     looks at MPI now and then."""

@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_models import BATCH, WIDTH, batches, model, near, train, trained
+from torch.distributed import _functional_collectives as functional
 from torch.distributed import checkpoint
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -112,6 +113,30 @@ def check_reduced_tensors_of_programs_do_not_move() -> None:
         dist.all_reduce(tensor)
     assert tensor.data_ptr() == place
     assert not tensor.is_shared()
+
+
+def check_tensors_that_stand_for_others() -> None:
+    """PyTorch unwraps them where its dispatcher calls the backend, from 2.14 on."""
+    n = dist.get_world_size()
+    for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0)):
+        promised = functional.all_reduce(torch.ones(8), "sum", dist.group.WORLD)
+        assert isinstance(promised, functional.AsyncCollectiveTensor)
+        call(promised)
+        assert promised.tolist() == [n * n if call is dist.all_reduce else n] * 8
+    whole = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (n,)), [Replicate()])
+    with pytest.raises((dcoll.ArgumentError, NotImplementedError), match=r"DTensor|mesh|distributed tensor"):
+        dist.all_reduce(whole)
+
+
+def check_ddp_with_powersgd() -> None:
+    net = DDP(model())
+    net.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    for _ in range(4):
+        net(torch.ones(2, WIDTH, dtype=torch.double)).square().mean().backward()
+    gradients = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
+    everybodys = [torch.empty_like(gradients) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybodys, gradients)
+    assert all(torch.equal(one, gradients) for one in everybodys)
 
 
 def check_ddp_with_hooks_and_no_sync() -> None:

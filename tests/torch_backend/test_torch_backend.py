@@ -156,6 +156,66 @@ def test_found_by_its_name(tmp_path: Path) -> None:
     assert done.stdout.split() == ["dcoll"] * 2
 
 
+WITH_A_TIMEOUT = """
+import os
+del os.environ["DCOLL_TIMEOUT"]
+from datetime import timedelta
+import torch.distributed as dist
+import dcoll.torch
+from dcoll.job.world import WORLD
+
+dist.init_process_group("dcoll", timeout=timedelta(seconds=1234))
+assert WORLD.comm.timeout_s == 1234, WORLD.comm.timeout_s
+assert "DCOLL_TIMEOUT" not in os.environ
+dist.destroy_process_group()  # at once: no rank may still look for the store
+print("ended")
+"""
+
+BESIDE_GLOO = """
+import sys
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+url = f"file://{sys.argv[1]}"
+rank, size = int(sys.argv[2]), 3
+dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+try:
+    if rank < 2:
+        dist.new_group([0, 1], backend="dcoll", use_local_synchronization=True)
+        raise SystemExit("made")
+except dcoll.DcollError as error:
+    assert "with all ranks" in str(error), error
+whole = dist.new_group(backend="dcoll")
+part = dist.new_group([0, 2], backend="dcoll")
+tensor = torch.ones(3)
+dist.all_reduce(tensor, group=whole)
+if rank != 1:
+    dist.all_reduce(tensor, group=part)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [15.0] * 3, tensor
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
+def test_the_timeout_is_the_jobs(launcher: tuple[str, ...]) -> None:
+    done = launch(2, "-c", WITH_A_TIMEOUT, launcher=launcher)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
+def test_groups_beside_gloo(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BESIDE_GLOO, str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(3)
+    ]
+    told = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(told)
+    assert all("ended" in text for text in told)
+
+
 WITH_A_FILE = """
 import sys
 import torch
@@ -177,12 +237,14 @@ print("ended", rank)
 """
 
 
-def test_ranks_meet_in_a_file(tmp_path: Path) -> None:
-    """Without MPI and without a launcher, as torch's own tests start theirs."""
+@pytest.mark.parametrize("variable", ["", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_ranks_meet_in_a_file(tmp_path: Path, variable: str) -> None:
+    """Without MPI and without a launcher, as torch's own tests start theirs; in a shell of a job of one, too."""
+    environ = os.environ | ({variable: "1"} if variable else {})
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", WITH_A_FILE, str(rank), "3", str(tmp_path / "store")],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ,
         )
         for rank in range(3)
     ]  # fmt: skip
