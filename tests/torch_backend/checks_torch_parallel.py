@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import dcoll
 from dcoll import _C
 from dcoll.torch import ddp_buckets
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 
 def check_init() -> None:
@@ -124,7 +125,8 @@ def check_tensors_that_stand_for_others() -> None:
         call(promised)
         assert promised.tolist() == [n * n if call is dist.all_reduce else n] * 8
     whole = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (n,)), [Replicate()])
-    with pytest.raises((dcoll.ArgumentError, NotImplementedError), match=r"DTensor|mesh|distributed tensor"):
+    error = (NotImplementedError, "") if BACKENDS_IN_PYTHON else (dcoll.ArgumentError, "all_reduce got a DTensor")
+    with pytest.raises(error[0], match=error[1]):
         dist.all_reduce(whole)
 
 

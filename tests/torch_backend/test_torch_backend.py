@@ -171,6 +171,22 @@ dist.destroy_process_group()  # at once: no rank may still look for the store
 print("ended")
 """
 
+A_PART_FIRST = """
+import sys
+import torch.distributed as dist
+import dcoll.torch
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=3)
+if dist.get_rank() < 2:
+    try:
+        dist.new_group([0, 1], backend="dcoll", use_local_synchronization=True)
+    except dcoll.DcollError as error:
+        assert "with all ranks" in str(error), error
+        print("ended")
+else:
+    print("ended")
+"""
+
 BESIDE_GLOO = """
 import sys
 import torch
@@ -180,12 +196,6 @@ import dcoll.torch
 url = f"file://{sys.argv[1]}"
 rank, size = int(sys.argv[2]), 3
 dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
-try:
-    if rank < 2:
-        dist.new_group([0, 1], backend="dcoll", use_local_synchronization=True)
-        raise SystemExit("made")
-except dcoll.DcollError as error:
-    assert "with all ranks" in str(error), error
 whole = dist.new_group(backend="dcoll")
 part = dist.new_group([0, 2], backend="dcoll")
 tensor = torch.ones(3)
@@ -205,8 +215,9 @@ def test_the_timeout_is_the_jobs(launcher: tuple[str, ...]) -> None:
     assert done.stdout.count("ended") == 2
 
 
-def test_groups_beside_gloo(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BESIDE_GLOO, str(tmp_path / "store")]
+@pytest.mark.parametrize("script", [BESIDE_GLOO, A_PART_FIRST], ids=["", "a part first"])
+def test_groups_beside_gloo(tmp_path: Path, script: str) -> None:
+    command = [sys.executable, "-c", script, str(tmp_path / "store")]
     ranks = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(3)
