@@ -38,7 +38,7 @@ def place_of(comm: _C.Communicator, bucket: torch.Tensor) -> int:
     address, storage = bucket.data_ptr(), bucket.untyped_storage()
     known = getattr(storage, KEY, None)
     if isinstance(known, tuple):
-        return known[1].address if known[0] == address else address  # not: a program has given it other memory
+        return known[1].address if known[0] == address else address  # elsewhere: a program gave it other memory
     if known is STAYS or storage.data_ptr() != address or storage.is_shared() or not storage.resizable():
         return address
     if known is None:  # what DDP keeps comes again

@@ -14,8 +14,11 @@ import checks_torch_groups
 import checks_torch_messages
 import checks_torch_parallel
 import pytest
+import torch
+import torch.distributed as dist
 from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
 
+from dcoll.torch import registration
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 pytestmark = pytest.mark.mpi
@@ -154,6 +157,34 @@ def test_found_by_its_name(tmp_path: Path) -> None:
     done = launch(2, str(script), launcher=TORCHRUN, PYTHONPATH=f"{tmp_path}:{HERE.parents[1]}")
     assert done.returncode == 0, done.text
     assert done.stdout.split() == ["dcoll"] * 2
+
+
+BELOW_MPIRUN = """
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+dist.init_process_group("dcoll")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [2.0] * 3
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+def test_torchrun_below_mpirun() -> None:
+    """Every worker of torchrun has inherited the place of the one process that mpirun has started."""
+    done = launch(2, "-c", BELOW_MPIRUN, launcher=TORCHRUN, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
+def test_the_devices_are_those_of_pytorchs_build() -> None:
+    """PyTorch asks for a GPU where a backend says that it has the tensors of one (ShardedTensor.gather)."""
+    registration.register()
+    devices = ["cpu"] if torch.version.cuda is None else ["cpu", "cuda"]
+    assert dist.Backend.backend_capability["dcoll"] == devices
 
 
 WITH_A_TIMEOUT = """
