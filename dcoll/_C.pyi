@@ -338,6 +338,9 @@ class InlineCall:
     wrap_rows(tensor, buffer, counts) makes a tensor of a result whose size was not guessed.
     handle: makes it asynchronous, without a parameter `compression`. It returns
     handle(core handle, operand or None, None, result); an allgather or alltoall is always handed on.
+    grouped: it has the parameters of the collective of a group of tensors, and hands on every call.
+
+    Where a call that was handed on fails before the other ranks hear of it, the communicator keeps the reason for them.
     """
 
     def __init__(
@@ -350,6 +353,7 @@ class InlineCall:
         no_compression: Any = ...,
         wrap_rows: Callable[[Any, Buffer, list[int]], Any] = ...,
         handle: Callable[[Handle, Any, None, Any], Any] = ...,
+        grouped: bool = False,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -483,8 +487,13 @@ def unpack_rows(
 
 # tensors: dense torch.Tensor or numpy.ndarray with rows, or of each its address, shape, elements per row and
 # dtype code; None when one of them is neither, and then nothing was done. They are copied already on return.
-def grouped_allgather_sync(comm: Communicator, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
-    """Each of the tensors gathered, by one operation, which is finished. Ranks may differ in the numbers of rows."""
+def grouped_allgather_sync(
+    comm: Communicator, tensors: list[Any], name: str = "", graded: bool = False
+) -> RowGroupHandle | None:
+    """Each of the tensors gathered, by one operation, which is finished. Ranks may differ in the numbers of rows.
+
+    graded: None, too, where one of them requires a gradient.
+    """
 
 def grouped_allgather(comm: Communicator | ByName, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
     """The same, started."""
@@ -496,6 +505,7 @@ def grouped_reducescatter_sync(
     name: str = "",
     prescale: float = 1.0,
     postscale: float = 1.0,
+    graded: bool = False,
 ) -> RowGroupHandle | None:
     """Each of the tensors reduced and its rows shared, by one operation per dtype, which are finished."""
 

@@ -24,53 +24,35 @@ namespace {
 
 using CommPtr = std::shared_ptr<Communicator>;
 
-// The shape of a tensor, a tuple.
-py::tuple shape_of(py::handle tensor) {
-  static PyObject* const name = PyUnicode_InternFromString("shape");  // immortal
-  PyObject* shape = PyObject_GetAttr(tensor.ptr(), name);
-  if (shape == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::tuple>(shape);
-}
-
-size_t length(const py::tuple& shape, size_t dim) {
-  const size_t value = PyLong_AsSize_t(PyTuple_GET_ITEM(shape.ptr(), static_cast<Py_ssize_t>(dim)));
-  if (value == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return value;
-}
-
 // All dimensions but the first, where ranks compare them.
-std::vector<int64_t> row_dims_of(const py::tuple& shape) {
-  std::vector<int64_t> dims;
-  for (size_t dim = 1; shape.size() > 2 && dim < shape.size(); ++dim) {
-    dims.push_back(static_cast<int64_t>(length(shape, dim)));
-  }
-  return dims;
+std::vector<int64_t> row_dims_of(Dims shape) {
+  const Dims dims = shape.subspan(1);
+  return compared(dims) ? std::vector<int64_t>(dims.begin(), dims.end()) : std::vector<int64_t>();
 }
 
 // A plain tensor with rows (operand.h), or (address, shape, elements per row, dtype code). False: neither.
 bool read_tensor(py::handle given, RowTensor& tensor) {
   if (PyTuple_CheckExact(given.ptr())) {
-    const auto [address, shape, row_elems, dtype] = given.cast<std::tuple<uintptr_t, py::tuple, size_t, int>>();
+    const auto [address, shape, row_elems, dtype] =
+        given.cast<std::tuple<uintptr_t, std::vector<int64_t>, size_t, int>>();
     if (shape.empty()) return false;
-    tensor = {to_pointer(address), length(shape, 0), row_elems, to_dtype(dtype), row_dims_of(shape)};
+    tensor = {to_pointer(address), static_cast<size_t>(shape[0]), row_elems, to_dtype(dtype), row_dims_of(shape)};
     return true;
   }
   Operand operand;
-  if (!read_operand(given.ptr(), Access::kRead, operand)) return false;
-  const py::tuple shape = shape_of(given);
-  if (shape.empty()) return false;
-  const size_t rows = length(shape, 0);
-  size_t row_elems = rows > 0 ? operand.count / rows : 1;
-  for (size_t dim = 1; rows == 0 && dim < shape.size(); ++dim) row_elems *= length(shape, dim);
-  tensor = {operand.data, rows, row_elems, operand.dtype, row_dims_of(shape)};
+  Shape shape;
+  if (!read_operand(given.ptr(), Access::kRead, operand, &shape) || shape.ndim == 0) return false;
+  tensor = {operand.data, static_cast<size_t>(shape.dims[0]), shape.row_elems(), operand.dtype,
+            row_dims_of(shape.all())};
   return true;
 }
 
-// Nothing when one of them is neither.
-std::optional<std::vector<RowTensor>> read_tensors(const py::list& given) {
+// Nothing when one of them is neither, or, where results are to carry gradients, requires one.
+std::optional<std::vector<RowTensor>> read_tensors(const py::list& given, bool graded) {
   std::vector<RowTensor> tensors(given.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!read_tensor(PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), tensors[i])) return std::nullopt;
+    PyObject* tensor = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
+    if ((graded && requires_grad(tensor)) || !read_tensor(tensor, tensors[i])) return std::nullopt;
   }
   return tensors;
 }
@@ -118,7 +100,7 @@ py::list with_rows(const py::list& tensors, const std::vector<size_t>& rows, con
   py::list made(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     const py::handle tensor = PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i));
-    const py::tuple shape = shape_of(tensor);
+    const py::tuple shape = tensor.attr("shape");
     py::tuple wanted(shape.size());
     wanted[0] = rows[i];
     for (size_t dim = 1; dim < shape.size(); ++dim) wanted[dim] = shape[dim];
@@ -208,17 +190,17 @@ Handle run(const CommPtr& comm, Group group) {
   return std::make_unique<RowGroupHandle>(comm, std::move(group));
 }
 
-Group gather(const CommPtr& comm, const py::list& given, const std::string& name) {
-  auto tensors = read_tensors(given);
+Group gather(const CommPtr& comm, const py::list& given, const std::string& name, bool graded = false) {
+  auto tensors = read_tensors(given, graded);
   if (!tensors) return nullptr;
   const size_t bytes = bytes_of(*tensors);
   return with_lock_as_pays(bytes, [&] { return std::make_unique<GroupedAllGather>(comm, std::move(*tensors), name); });
 }
 
 Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
-              double postscale) {
+              double postscale, bool graded = false) {
   const Call options{.op = to_op(op), .prescale = prescale, .postscale = postscale, .name = name};
-  auto tensors = read_tensors(given);
+  auto tensors = read_tensors(given, graded);
   if (!tensors) return nullptr;
   const size_t bytes = bytes_of(*tensors);
   return with_lock_as_pays(bytes,
@@ -236,27 +218,32 @@ void bind_grouped_rows(py::module_& m) {
       .def("rows", &RowGroupHandle::rows)
       .def("unpack", &RowGroupHandle::unpack, "addresses"_a);
   m.def("unpack_rows", &unpack_new, "group"_a, "tensors"_a, "makers"_a);
-  const auto define_gather = [&](const char* name, auto function) {
-    m.def(name, function, "comm"_a, "tensors"_a, "name"_a = "");
-  };
-  const auto define_scatter = [&](const char* name, auto function) {
-    m.def(name, function, "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0);
-  };
   using Name = const std::string&;
-  define_gather("grouped_allgather_sync",
-                [](const CommPtr& c, const py::list& t, Name name) { return run(c, gather(c, t, name)); });
-  define_gather("grouped_allgather",
-                [](const CommPtr& c, const py::list& t, Name name) { return start(c, gather(c, t, name)); });
-  define_gather("grouped_allgather",
-                [](const ByName& c, const py::list& t, Name name) { return start(c, gather(c.comm, t, name)); });
-  define_scatter("grouped_reducescatter_sync", [](const CommPtr& c, const py::list& t, int op, Name name, double pre,
-                                                  double post) { return run(c, scatter(c, t, op, name, pre, post)); });
-  define_scatter("grouped_reducescatter", [](const CommPtr& c, const py::list& t, int op, Name name, double pre,
-                                             double post) { return start(c, scatter(c, t, op, name, pre, post)); });
-  define_scatter("grouped_reducescatter",
-                 [](const ByName& c, const py::list& t, int op, Name name, double pre, double post) {
-                   return start(c, scatter(c.comm, t, op, name, pre, post));
-                 });
+  m.def(
+      "grouped_allgather_sync",
+      [](const CommPtr& c, const py::list& t, Name name, bool graded) { return run(c, gather(c, t, name, graded)); },
+      "comm"_a, "tensors"_a, "name"_a = "", "graded"_a = false);
+  m.def(
+      "grouped_reducescatter_sync",
+      [](const CommPtr& c, const py::list& t, int op, Name name, double pre, double post, bool graded) {
+        return run(c, scatter(c, t, op, name, pre, post, graded));
+      },
+      "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false);
+  const auto define_gather = [&](auto function) {
+    m.def("grouped_allgather", function, "comm"_a, "tensors"_a, "name"_a = "");
+  };
+  const auto define_scatter = [&](auto function) {
+    m.def("grouped_reducescatter", function, "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
+          "postscale"_a = 1.0);
+  };
+  define_gather([](const CommPtr& c, const py::list& t, Name name) { return start(c, gather(c, t, name)); });
+  define_gather([](const ByName& c, const py::list& t, Name name) { return start(c, gather(c.comm, t, name)); });
+  define_scatter([](const CommPtr& c, const py::list& t, int op, Name name, double pre, double post) {
+    return start(c, scatter(c, t, op, name, pre, post));
+  });
+  define_scatter([](const ByName& c, const py::list& t, int op, Name name, double pre, double post) {
+    return start(c, scatter(c.comm, t, op, name, pre, post));
+  });
 }
 
 }  // namespace dcoll::bind

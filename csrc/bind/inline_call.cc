@@ -234,17 +234,22 @@ bool read_kind(const char* text, Kind& kind) {
   return false;
 }
 
+// What is called of a group of tensors.
+PyObject* call_otherwise(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* names) {
+  return hand_on(as_inline(object), args, nargsf, names);
+}
+
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"otherwise",      "collective", "ops",    "in_place", "communicator",
-                                "no_compression", "wrap_rows",  "handle", nullptr};
+                                "no_compression", "wrap_rows",  "handle", "grouped",  nullptr};
   PyObject *otherwise, *ops, *communicator = Py_None, *no_compression = nullptr, *wrap_rows = nullptr,
                              *handle = nullptr;
   const char* collective = nullptr;
-  int in_place = 0;
+  int in_place = 0, grouped = 0;
   Kind kind{};
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOOO:InlineCall", const_cast<char**>(names), &otherwise,
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OsO!|pOOOOp:InlineCall", const_cast<char**>(names), &otherwise,
                                   &collective, &PyTuple_Type, &ops, &in_place, &communicator, &no_compression,
-                                  &wrap_rows, &handle) == 0 ||
+                                  &wrap_rows, &handle, &grouped) == 0 ||
       !read_kind(collective, kind)) {
     return nullptr;
   }
@@ -253,7 +258,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
   InlineCall& self = as_inline(object);
-  self.call = kind == Kind::kAllReduce ? call_all_reduce : call_collective;
+  self.call = grouped != 0 ? call_otherwise : kind == Kind::kAllReduce ? call_all_reduce : call_collective;
   self.otherwise = Py_NewRef(otherwise);
   self.no_compression = Py_XNewRef(no_compression);
   self.wrap_rows = Py_XNewRef(wrap_rows);

@@ -95,7 +95,7 @@ inline bool run_call(Communicator& core, const Call& call, size_t bytes, std::in
 PyObject* start_inline(const InlineCall& self, const Ranks& ranks, const Call& call, PyObject* tensor,
                        PyObject* result);
 
-// Hands a call to the Python function it stands for.
+// Hands a call to the Python function it stands for; note_if_refused() of its failures.
 PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names);
 // After a call that may have failed: where it did before the other ranks heard of it, the communicator keeps the reason
 // for them. Not of one that would have met by its name, in no order.

@@ -1,9 +1,9 @@
 """The collectives, under Horovod's names and with its arguments.
 
-Each takes a torch.Tensor (CPU) or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by
-order, so all of a process set must make the same calls in the same order; `name` appears in messages and must be the
-same on all ranks. Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside
-the others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is written in
+Each takes a torch.Tensor or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by order,
+so all of a process set must make the same calls in the same order; `name` appears in messages and must be the same on
+all ranks. Asynchronous operations with a name meet by it: ranks may start them in different orders, and beside the
+others. Results of synchronous calls on tensors that require a gradient carry one (autograd.py); what is written in
 place and what a handle returns does not.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
-from dcoll.collectives.inline import in_order, in_order_or_by_name, inline
+from dcoll.collectives.inline import inline
 from dcoll.compression.codecs import Compression, codec_of, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.job import objects
@@ -139,7 +139,7 @@ def allreduce_async_(
     )
 
 
-@in_order
+@inline("allreduce", grouped=True)
 def grouped_allreduce(
     tensors: Sequence[T],
     average: bool | None = None,
@@ -154,36 +154,26 @@ def grouped_allreduce(
     op = _op(average, op)
     options = (op, name or "", prescale_factor, postscale_factor)
     if compression is Compression.none:
-        return cast(list[T], _reduce_group(tensors, process_set, (*options, "")))
+        return cast(list[T], _reduce_group(tensors, process_set, *options, ""))
     listed = grouped.list_of(tensors, "grouped_allreduce")
     codecs = {codec_of(compression, tensor, op) for tensor in listed}
     codec = codecs.pop() if len(codecs) == 1 else ""
     if codec:
-        return cast(list[T], _reduce_group(listed, process_set, (*options, codec)))
-    return _compressed(listed, compression, lambda sent: _reduce_group(sent, process_set, (*options, "")))
+        return cast(list[T], _reduce_group(listed, process_set, *options, codec))
+    return grouped.compressed(listed, compression, lambda sent: _reduce_group(sent, process_set, *options, ""))
 
 
-def _compressed(tensors: Sequence[T], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[T]:
-    """What `run` makes of the tensors, which travel compressed."""
-    if compression is Compression.none:
-        return cast(list[T], run(tensors))
-    pairs = [narrow(compression, tensor) for tensor in tensors]
-    results = run([sent for sent, _ in pairs])
-    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
-
-
-def _reduce_group(
-    tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float, str]
-) -> Any:
-    results = grouped.reduce_plain(_comm(process_set), tensors, *options)
+def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
+    comm = _comm(process_set)
+    results = grouped.reduce_plain(comm, tensors, *options)
     if results is None and any(map(_has_gradient, tensors)):
         from dcoll.collectives import autograd
 
         return autograd.grouped_allreduce(list(tensors), process_set, *options)
-    return grouped.allreduce_sync(_comm(process_set), tensors, *options) if results is None else results
+    return grouped.allreduce_sync(comm, tensors, *options) if results is None else results
 
 
-@in_order
+@inline("allreduce", in_place=True, grouped=True)
 def grouped_allreduce_(
     tensors: Sequence[T],
     average: bool | None = None,
@@ -198,7 +188,7 @@ def grouped_allreduce_(
     return grouped.allreduce_sync(_comm(process_set), tensors, *options, in_place=True)
 
 
-@in_order_or_by_name
+@inline("allreduce", starts=True, grouped=True)
 def grouped_allreduce_async(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -214,7 +204,7 @@ def grouped_allreduce_async(
     return grouped.start_allreduce(comm, tensors, *options, in_place=False)
 
 
-@in_order_or_by_name
+@inline("allreduce", in_place=True, starts=True, grouped=True)
 def grouped_allreduce_async_(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -300,19 +290,21 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
     return on_communicator.allgather(_lane(process_set, name), tensor, name or "")
 
 
-@in_order
+@inline("allgather", grouped=True)
 def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
     """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
-    if any(map(_has_gradient, tensors)):
+    comm = _comm(process_set)
+    results = grouped.gather_plain(comm, tensors, name or "")
+    if results is None and any(map(_has_gradient, tensors)):
         from dcoll.collectives import autograd
 
         return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
-    return grouped.allgather_sync(_comm(process_set), tensors, name or "")
+    return grouped.allgather_sync(comm, tensors, name or "") if results is None else results
 
 
-@in_order_or_by_name
+@inline("allgather", starts=True, grouped=True)
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -361,7 +353,7 @@ def reducescatter_async(
     return on_communicator.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
 
 
-@in_order
+@inline("reducescatter", grouped=True)
 def grouped_reducescatter(
     tensors: Sequence[T],
     name: str | None = None,
@@ -373,18 +365,20 @@ def grouped_reducescatter(
 ) -> list[T]:
     """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     options = (op, name or "", prescale_factor, postscale_factor)
-    return _compressed(tensors, compression, lambda sent: _scatter_group(sent, process_set, options))
+    return grouped.compressed(tensors, compression, lambda sent: _scatter_group(sent, process_set, *options))
 
 
-def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, options: tuple[ReduceOp, str, float, float]) -> Any:
-    if any(map(_has_gradient, tensors)):
+def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
+    comm = _comm(process_set)
+    results = grouped.scatter_plain(comm, tensors, *options)
+    if results is None and any(map(_has_gradient, tensors)):
         from dcoll.collectives import autograd
 
         return autograd.grouped_reducescatter(list(tensors), process_set, *options)
-    return grouped.reducescatter_sync(_comm(process_set), tensors, *options)
+    return grouped.reducescatter_sync(comm, tensors, *options) if results is None else results
 
 
-@in_order_or_by_name
+@inline("reducescatter", starts=True, grouped=True)
 def grouped_reducescatter_async(
     tensors: Sequence[Any],
     name: str | None = None,

@@ -10,6 +10,7 @@ from dcoll import _C
 from dcoll.collectives import on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import CODES, KINDS, code_of, kind_of
+from dcoll.compression.codecs import Compression, narrow
 from dcoll.errors import ArgumentError
 from dcoll.ops import Adasum, ReduceOp, wrong_op
 
@@ -84,6 +85,15 @@ def _changed(tensors: list[Any]) -> None:
         kind.changed_all(tuple(some))
 
 
+def compressed(tensors: Sequence[Any], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[Any]:
+    """What `run` makes of the tensors, which travel compressed."""
+    if compression is Compression.none:
+        return run(tensors)  # type: ignore[no-any-return]
+    pairs = [narrow(compression, tensor) for tensor in tensors]
+    results = run([sent for sent, _ in pairs])
+    return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+
+
 def reduce_plain(
     comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, codec: str = ""
 ) -> list[Any] | None:
@@ -92,10 +102,14 @@ def reduce_plain(
     This comes first, because asking a hundred tensors from Python takes a quarter of the time that reducing them does.
     """
     _checked(op)
-    torch = sys.modules.get("torch")
-    graded = torch is not None and torch.is_grad_enabled()
     listed = list_of(tensors, "grouped_allreduce")
-    return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, graded, codec)
+    return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, _graded(), codec)
+
+
+def _graded() -> bool:
+    """Whether results of tensors that require a gradient have to carry one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.is_grad_enabled()
 
 
 def allreduce_sync(
@@ -227,6 +241,13 @@ def _handle_of(started: tuple[list[Any], Any]) -> Handle:
     return Handle(core, None, lambda _: _unpacked(dense, core), None)
 
 
+def gather_plain(comm: _C.Communicator, tensors: Any, name: str) -> list[Any] | None:
+    """allgather_sync() as reduce_plain() is allreduce_sync()."""
+    listed = list_of(tensors, "grouped_allgather")
+    core = _C.grouped_allgather_sync(comm, listed, name, _graded())
+    return None if core is None else _unpacked(listed, core)
+
+
 def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
     """Each of the tensors gathered, by one operation."""
     listed = list_of(tensors, "grouped_allgather")
@@ -243,6 +264,16 @@ def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Hand
     if started is None:
         return _together([on_communicator.allgather(comm, t, f"{name}[{i}]") for i, t in enumerate(listed)])
     return _handle_of(started)
+
+
+def scatter_plain(
+    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+) -> list[Any] | None:
+    """reducescatter_sync() as reduce_plain() is allreduce_sync()."""
+    _checked(op)
+    listed = list_of(tensors, "grouped_reducescatter")
+    core = _C.grouped_reducescatter_sync(comm, listed, op, name, prescale, postscale, _graded())
+    return None if core is None else _unpacked(listed, core)
 
 
 def reducescatter_sync(

@@ -1,5 +1,7 @@
 """Checks of groups, gradients and argument forms, as Horovod documents them; with 2, 3 and 4 ranks."""
 
+import os
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -118,6 +120,18 @@ def check_grouped_allgather_and_reducescatter() -> None:
     for call in (hvd.grouped_allgather, hvd.grouped_reducescatter, lambda group: hvd.reducescatter(group[1])):
         with pytest.raises(ValueError, match="without dimensions"):
             call([torch.ones(2), torch.tensor(1.0)])
+
+
+def check_grouped_allgather_of_any_rows() -> None:
+    """Blocks beside the posts, in slots, in rounds and above what one poll moves; a rank leaves its own where it is."""
+    n, r = hvd.size(), hvd.rank()
+    rng = random.Random(int(os.environ.get("TESTS_SEED", "0")))
+    for call in range(12):
+        shapes = [[(rng.choice([0, 1, 7, 100, 3000, 400_000]), cols) for _ in range(n)] for cols in (1, 3, 5)]
+        blocks = [[values(rank + i, *shape) for rank, shape in enumerate(each)] for i, each in enumerate(shapes)]
+        mine = [each[r] for each in blocks]
+        got = hvd.grouped_allgather(mine) if call % 2 else hvd.grouped_allgather_async(mine, name=f"{call}").wait()
+        assert equal(got, [torch.cat(each) for each in blocks]), shapes
 
 
 Collective = Callable[[torch.Tensor], torch.Tensor]

@@ -31,7 +31,8 @@ bool overlap(const std::vector<kernels::Segment>& segments) {
   for (const kernels::Segment& segment : segments) {
     if (segment.bytes > 0) places.emplace_back(static_cast<const std::byte*>(segment.tensor), segment.bytes);
   }
-  std::ranges::sort(places, std::less<>(), [](const auto& place) { return place.data(); });
+  const auto address = [](const auto& place) { return place.data(); };
+  if (!std::ranges::is_sorted(places, std::less<>(), address)) std::ranges::sort(places, std::less<>(), address);
   return std::ranges::adjacent_find(
              places, [](const auto& a, const auto& b) { return a.data() + a.size() > b.data(); }) != places.end();
 }

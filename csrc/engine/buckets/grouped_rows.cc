@@ -100,6 +100,7 @@ GroupedAllGather::GroupedAllGather(std::shared_ptr<Communicator> comm, std::vect
                   .dtype = DType::kUInt8,
                   .name = name,
                   .out_bytes = kept ? gathered : 0,
+                  .skip_own = true,
                   .group = group_of(tensors_, /*with_rows=*/false)};
 }
 
@@ -118,6 +119,7 @@ std::vector<const std::byte*> GroupedAllGather::blocks() const {
     found.push_back(at);
     at += bytes;
   }
+  found[comm_->rank()] = parts_[0].memory->data();
   return found;
 }
 

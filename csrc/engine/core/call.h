@@ -73,6 +73,7 @@ struct Call {
   // each tensor; {} is one tensor
   std::span<const size_t> splits{};
   size_t out_bytes = 0;      // allgather, alltoall: a result of just this size goes to `out`; else the core allocates
+  bool skip_own = false;     // allgather: nobody looks for this rank's own block in the result, so it may be left out
   std::string_view group{};  // of several tensors as one: what they are, compared as the name is
   // allreduce: an operand packed into mapped memory; of the same call it is so on every rank, and so part of what ranks
   // compare.

@@ -42,6 +42,7 @@ struct Request {
   uint64_t stands_for = 0;  // a joined rank's part in what others called: their fingerprint
   std::string refusal{};    // barrier: this rank cannot make its next call, because of this; the others' fails
   size_t out_bytes = 0;
+  bool skip_own = false;
   std::string group{};
   int root_in_job = -1;  // what messages call the root; -1: by its number here
   bool packed = false;

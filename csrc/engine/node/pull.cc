@@ -293,6 +293,7 @@ void Pull::place_sources() {
     for (Source& source : sources_) {
       source.to = to;
       to += source.block.bytes;
+      if (source.rank == board_.rank() && call_.skip_own) source.taken = source.block.bytes;
     }
   }
   // Peers are taken in the order of their distance, so that no rank is everybody's first.
@@ -352,6 +353,7 @@ bool Pull::copy_some() {
   for (; next_ < sources_.size(); ++next_) {
     Source& source = sources_[next_];
     const Block& block = source.block;
+    if (source.taken >= round_end(block.bytes)) continue;
     const uint64_t bytes = std::min(room, round_end(block.bytes) - source.taken);
     if (block.foreign != 0) {
       slots_.read_peer(source.rank, source.to + source.taken, block.foreign + source.taken, bytes);

@@ -117,7 +117,7 @@ bool PullNow::gather(Operation* operation) {
   if (operation != nullptr) operation->counts.clear();
   for (int rank = 0; rank < board_.size(); ++rank) {
     if (operation != nullptr) operation->counts.push_back(static_cast<int64_t>(blocks_[rank].rows));
-    copy_block(blocks_[rank], rank, to);
+    if (rank != board_.rank() || !call_.skip_own) copy_block(blocks_[rank], rank, to);
     to += blocks_[rank].bytes;
   }
   return true;
