@@ -2,8 +2,6 @@
 // refuses it, where collectives go through slots.
 #include "engine/node/peer_memory.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -18,6 +16,7 @@
 #include "engine/node/pull.h"
 #include "rank_threads.h"
 #include "support/check.h"
+#include "support/refused.h"
 #include "transport/mapped/local.h"
 
 using namespace dcoll;
@@ -64,37 +63,6 @@ class Child {
  private:
   pid_t process_;
 };
-
-// From now on this thread, and those it starts, get EPERM from process_vm_readv, as under Yama's ptrace_scope. False:
-// no filters here.
-bool refuse_reading() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter{sizeof program / sizeof *program, program};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) == 0;
-}
-
-// Runs `body` on a thread that may not read; elsewhere there is nothing to see.
-void without_reading(const std::function<void()>& body) {
-  std::exception_ptr error;
-  std::thread thread([&] {
-    try {
-      if (refuse_reading()) {
-        body();
-      } else {
-        lacks("seccomp", "this system lets nobody install a filter");
-      }
-    } catch (...) {
-      error = std::current_exception();
-    }
-  });
-  thread.join();
-  if (error) std::rethrow_exception(error);
-}
 
 // Blocks that are read in place where that is possible.
 void gather_and_check(Communicator& comm, size_t bytes) {
@@ -163,7 +131,7 @@ TEST(memory_that_was_given_up_half_way) {
 TEST(a_kernel_that_changes_its_mind) {
   const Pages pages;
   const Child child(pages);
-  without_reading([&] {
+  without(SYS_process_vm_readv, [&] {
     CHECK(!can_read(child.introduction));
     std::byte got[10];
     CHECK_THROWS(read_peer(child.introduction, 1, got, pages.address(), sizeof got), TransportError,
@@ -172,7 +140,7 @@ TEST(a_kernel_that_changes_its_mind) {
 }
 
 TEST(where_the_kernel_refuses_blocks_go_through_slots) {
-  without_reading([] {
+  without(SYS_process_vm_readv, [] {
     for (const int n : {2, 3}) {
       run_ranks(n, [](Communicator& comm) {
         for (const size_t bytes : {65'537, 300'007}) gather_and_check(comm, bytes);

@@ -222,7 +222,7 @@ void Progress::make_points() {
   const MutexLock lock(drive_mutex);
   if (under_way.points == nullptr) {
     const Members& members = setup_.members;
-    PointRanks ranks{.transport = members.transport.get()};
+    PointRanks ranks{.transport = members.transport.get(), .waiters = &waiters};
     ranks.job_ranks = members.all_job_ranks();
     const std::vector<int>& memory = members.memory_of_rank;
     const bool all_share = members.window != nullptr && members.window->local_size() == members.size;

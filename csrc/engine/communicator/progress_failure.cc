@@ -52,6 +52,7 @@ void Progress::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
     setup_.log(LogLevel::kDebug, "failed: " + failure());
     // Before anybody has their memory back.
     let_go_ = setup_.transport().let_go(kLetGo);
+    if (under_way.points != nullptr) let_go_ &= under_way.points->let_go(kLetGo);
   } catch (const std::exception&) {
     let_go_ = false;
   }

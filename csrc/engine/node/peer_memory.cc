@@ -71,4 +71,18 @@ void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size
   }
 }
 
+bool write_peer(const Introduction& peer, uint64_t to, const void* from, size_t bytes) {
+  auto* at = static_cast<std::byte*>(const_cast<void*>(from));
+  while (bytes > 0) {
+    const iovec here{at, bytes}, there{reinterpret_cast<void*>(to), bytes};
+    const ssize_t copied = process_vm_writev(static_cast<pid_t>(peer.process), &here, 1, &there, 1, 0);
+    if (copied < 0 && errno == EINTR) continue;
+    if (copied <= 0) return false;
+    at += copied;
+    to += static_cast<uint64_t>(copied);
+    bytes -= static_cast<size_t>(copied);
+  }
+  return true;
+}
+
 }  // namespace dcoll

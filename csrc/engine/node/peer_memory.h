@@ -1,5 +1,5 @@
-// Reading the private memory of the node's other processes: one copy, made by the kernel (process_vm_readv), where
-// going through a slot takes two and lines that wander between caches.
+// Reading and writing the private memory of the node's other processes: one copy, made by the kernel
+// (process_vm_readv, process_vm_writev), where going through a slot takes two and lines that wander between caches.
 //
 // Linux allows it between processes of one user, unless that was restricted (Yama's ptrace_scope, seccomp, separate
 // containers). So every rank introduces itself in shared memory, everybody tries to read a word of everybody else, and
@@ -29,5 +29,8 @@ bool is_readable(const void* at, size_t bytes);
 // Copies `bytes` from the peer's address `from`. Throws PeerError: it died; TransportError: it has given up that
 // memory, or the kernel has changed its mind.
 void read_peer(const Introduction& peer, int rank, void* to, uint64_t from, size_t bytes);
+// The other way, to the peer's address `to`; the kernel asks for no other permission. False: it does not let us. Of a
+// peer that has ended, too, which others notice.
+bool write_peer(const Introduction& peer, uint64_t to, const void* from, size_t bytes);
 
 }  // namespace dcoll

@@ -17,9 +17,11 @@ struct PointMessage {
     kAsk,        // the receiver cannot read what was offered: send it in slices (kPointDataChannel)
     kDone,       // the receiver has read what was offered
     kUnequal,    // the receiver wants another length. What was sent follows, 8 bytes
+    kShare,      // a PointShare follows: the sender may write a part of what was offered, while it waits
+    kWritten,    // the sender has written its part: for who sleeps; the shared word says it
   };
   What what{};
-  uint32_t id = 0;     // kOffer: a number of the sender's; kAsk, kDone, kUnequal: of the offer, 0: it was eager
+  uint32_t id = 0;     // kOffer: a number of the sender's; the others: of the offer, 0: it was eager
   uint64_t key = 0;    // which receives it meets (core/point.h)
   uint64_t bytes = 0;  // of the message; kUnequal: that the receiver wants
 };
@@ -29,6 +31,13 @@ struct PointOffer {
   uint64_t offset = kUnmappedOffset;  // in the sender's arena, if it lies there
   uint64_t address = 0;               // in the sender's process
   Introduction who;                   // whom to read from there
+};
+
+struct PointShare {
+  uint64_t pieces = 0;   // a SharedPieces in the receiver's arena: where,
+  uint64_t message = 0;  // and for which message it is
+  uint64_t address = 0;  // in the receiver's process, of the memory to write to
+  Introduction who;      // whom to write to
 };
 
 }  // namespace dcoll

@@ -170,7 +170,7 @@ void PointToPoint::begin_receive(Receive receive) {
 // What the peer has said since, in order.
 void PointToPoint::hear(Peer& from, bool& moved) {
   Transport& transport = *ranks_.transport;
-  const size_t most = sizeof(PointMessage) + std::max(most_eager_, sizeof(PointOffer));
+  const size_t most = sizeof(PointMessage) + std::max({most_eager_, sizeof(PointOffer), sizeof(PointShare)});
   for (;;) {
     if (!from.expecting) from.expecting = transport.post_recv_up_to(from.rank, kPointChannel, most);
     const std::byte* data = from.expecting ? transport.front(from.rank, kPointChannel) : nullptr;
@@ -203,7 +203,10 @@ void PointToPoint::take(Peer& from, const std::byte* data, size_t bytes) {
     case What::kAsk:
     case What::kDone:
     case What::kUnequal:
+    case What::kShare:
       return take_answer(from, head, data, bytes);
+    case What::kWritten:
+      return;
   }
   throw_damaged(from, "of no known kind");
 }
@@ -217,6 +220,13 @@ void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::
   }
   const auto found = from.offered.find(head.id);
   if (found == from.offered.end()) throw_damaged(from, "an answer to what this rank has not sent");
+  if (head.what == What::kShare) {
+    PointShare share;
+    if (bytes != sizeof share) throw_damaged(from, "an answer of another length");
+    std::memcpy(&share, data, sizeof share);
+    return begin_writing(from, head, share);
+  }
+  std::erase_if(from.writing, [&](const Written& one) { return one.id == head.id; });
   auto operation = std::move(found->second);
   from.offered.erase(found);
   if (head.what == What::kAsk) {
@@ -317,6 +327,7 @@ void PointToPoint::advance(bool& moved) {
     if (!known->coming.empty()) receive_slices(*known, moved);
     if (!known->outbox.empty()) empty_outbox(*known, moved);
     if (!known->leaving.empty()) send_slices(*known, moved);
+    if (!known->writing.empty()) write_on(*known, moved);
   }
   if (!reading_.empty()) read_on(moved);
 }
@@ -367,6 +378,7 @@ void PointToPoint::abandon(std::exception_ptr error) {
   end_all(reading_);
   for (Peer* known : known_) {
     end_all(known->coming);
+    known->writing.clear();
     for (; !known->outbox.empty(); known->outbox.pop_front()) {
       if (auto operation = std::move(known->outbox.front().operation)) finish(std::move(operation), error);
     }
