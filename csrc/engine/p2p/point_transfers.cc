@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMostAtOnce = size_t{1} << 20;
 // What is larger would not stay in a cache.
 constexpr size_t kLeastStreamed = size_t{8} << 20;
-// From here on the sender may write a part; measured (docs/notebook/torch.md).
+// From here on the sender may write a part; measured (docs/notebook/one-node.md).
 constexpr size_t kLeastShared = size_t{256} << 10;
 constexpr size_t kMostShared = 16;  // at once; others are read by the receiver alone
 
