@@ -197,6 +197,9 @@ def test_no_names_of_files_differ_by_one_letter() -> None:
     assert not differ_by_one_letter("pull", "pull")
 
 
+TYPE = re.compile(r"(?:enum class|enum|class|struct|union) (?:alignas\(\w+\) )?([\w:]+)[^;]*\{")
+
+
 def types_of(text: str) -> list[str]:
     """Every type that a file defines for other files to see, with its namespace. Needs clang-format's indentation."""
     found, namespace, hidden = [], "", False
@@ -205,7 +208,7 @@ def types_of(text: str) -> list[str]:
             namespace, hidden = (opened[1] or namespace), not opened[1]
         elif line == "}  // namespace":
             hidden = False
-        elif (defined := re.match(r"(?:enum class|enum|class|struct|union) ([\w:]+)[^;]*\{", line)) and not hidden:
+        elif (defined := TYPE.match(line)) and not hidden:
             found.append(f"{namespace}::{defined[1]}")
     return found
 

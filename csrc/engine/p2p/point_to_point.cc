@@ -25,7 +25,8 @@ PointToPoint::PointToPoint(PointRanks ranks, Finish finish)
       finish_(std::move(finish)),
       most_eager_(std::min(kMostEager, ranks_.transport->max_message_bytes() - sizeof(PointMessage))),
       word_(unlikely_word(this)),
-      peers_(static_cast<size_t>(ranks_.transport->size())) {}
+      peers_(static_cast<size_t>(ranks_.transport->size())),
+      words_(ranks_.window) {}
 
 PointToPoint::Peer& PointToPoint::peer(int rank) {
   std::unique_ptr<Peer>& place = peers_[static_cast<size_t>(rank)];
@@ -226,7 +227,7 @@ void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::
     std::memcpy(&share, data, sizeof share);
     return begin_writing(from, head, share);
   }
-  std::erase_if(from.writing, [&](const Written& one) { return one.id == head.id; });
+  std::erase_if(from.writing, [&](const Writing& one) { return one.id == head.id; });
   auto operation = std::move(found->second);
   from.offered.erase(found);
   if (head.what == What::kAsk) {

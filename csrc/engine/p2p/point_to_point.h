@@ -6,7 +6,7 @@
 //   large (rendezvous)   The sender offers it: where it lies. Once a receive is there, the receiver reads it: out of
 //                        the sender's arena, or its private memory (peer_memory.h), in one copy, and says that it is
 //                        done. Where it can read neither it asks for it, and the sender sends it in slices. A
-//                        sender that waits writes a part of a long one itself (shared_pieces.h).
+//                        sender that waits writes a part of a long one itself (one_copy.h).
 //
 // Messages of one sender with one tag meet receives in the order in which they were sent; receives that would take any
 // rank's take what comes first. A receive meets a message of another length with an error, on both sides: the sender of
@@ -28,11 +28,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/core/memory.h"
 #include "engine/core/operation.h"
 #include "engine/core/point.h"
+#include "engine/p2p/one_copy.h"
 #include "engine/p2p/point_message.h"
-#include "engine/p2p/shared_pieces.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
@@ -95,12 +94,10 @@ class PointToPoint {
     // Of the message that it met.
     int source = kAnySource;
     uint32_t id = 0;
-    const std::byte* mapped = nullptr;  // where it lies in the sender's arena,
-    uint64_t address = 0;               // or in its private memory
-    SharedPieces* shared = nullptr;     // the sender writes, too
-    bool unreadable = false;            // the kernel does not let us
-    size_t at = 0;                      // bytes that are here; with `shared`, that this rank has read, until it is done
-    size_t expected = 0;                // in slices: bytes for which a receive is posted
+    Reading reading;          // in one copy
+    bool unreadable = false;  // it was tried
+    size_t at = 0;            // in slices: bytes that are here,
+    size_t expected = 0;      // and for which a receive is posted
   };
   using Receives = std::list<Receive>;
   // A message that no receive has met.
@@ -125,13 +122,6 @@ class PointToPoint {
     size_t at = 0;      // bytes that were given to the transport
     uint64_t last = 0;  // once all are: the number of the last slice
   };
-  // A message that this rank sends and may write a part of.
-  struct Written {
-    uint32_t id;
-    SharedPieces* pieces;
-    PointShare share;
-    bool any = false;  // some were written
-  };
   struct Peer {
     int rank;
     bool expecting = false;  // a receive is posted on kPointChannel
@@ -139,12 +129,15 @@ class PointToPoint {
     size_t outbox_bytes = 0;
     std::unordered_map<uint32_t, std::shared_ptr<Operation>> offered;
     uint32_t last_offer = 0;
-    std::list<Written> writing;  // of those offered
+    std::list<Writing> writing;  // of those offered
     std::deque<Sliced> leaving;  // in the order asked for
     Receives coming;             // likewise
     std::deque<std::string> complaints;
     enum class Memory { kUnknown, kReadable, kClosed } memory = Memory::kUnknown;  // its private one
     Introduction who;                                                              // whose memory it is
+
+    // Its private memory, by this rank. It introduces itself in what it says.
+    bool can_be_read(const Introduction& introduction);
   };
 
   Peer& peer(int rank);
@@ -169,21 +162,10 @@ class PointToPoint {
 
   // point_transfers.cc: what is large.
   void begin_reading(Receives& list, Receives::iterator receive, Peer& from, const PointOffer& offer);
-  bool can_read_private(Peer& from, const Introduction& who);
   void ask(Receives& list, Receives::iterator receive, Peer& from);
   void read_on(bool& moved);
-  bool read_some(Receive& receive);
-  bool copy(Receive& receive, size_t at, size_t bytes);
-  void share(Receive& receive, Peer& from);
-  void end_sharing(Receive& receive);
-  struct Range {
-    size_t begin, bytes;
-  };
-  Range range_of(const Peer& other, size_t bytes, size_t piece) const;
-  bool read_pieces(Receive& receive);
   void begin_writing(Peer& to, const PointMessage& head, const PointShare& share);
   void write_on(Peer& to, bool& moved);
-  bool write_some(Peer& to, Written& writing, bool& moved);
   void send_slices(Peer& to, bool& moved);
   void receive_slices(Peer& from, bool& moved);
 
@@ -201,12 +183,9 @@ class PointToPoint {
   std::vector<Peer*> known_;                  // those that are there
   std::unordered_map<uint64_t, Bin> bins_;
   Receives reading_;
-  std::shared_ptr<Memory> pieces_;  // holds SharedPieces; null: none was needed, or the arena is full
-  bool asked_for_pieces_ = false;
-  std::vector<SharedPieces*> free_pieces_;
-  uint32_t shared_ = 0;  // messages, so far
-  size_t open_ = 0;      // operations and receives under way
-  size_t unsent_ = 0;    // in all outboxes
+  PieceWords words_;
+  size_t open_ = 0;    // operations and receives under way
+  size_t unsent_ = 0;  // in all outboxes
   size_t complaints_ = 0;
 };
 
