@@ -152,13 +152,17 @@ PyObject* start_inline(const InlineCall& self, const Ranks& ranks, const Call& c
 PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObject* names) {
   PyObject* result = PyObject_Vectorcall(self.otherwise, args, nargsf, names);
   if (result != nullptr) return result;
+  // By value: the keys of a program's **kwargs need not be interned.
+  const auto is = [](PyObject* name, Parameter parameter) {
+    return PyUnicode_CompareWithASCIIString(name, kParameterNames[parameter]) == 0;
+  };
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   const auto order = parameters_of(self);
   const auto given = [&](Parameter parameter) -> PyObject* {
     const auto place = std::ranges::find(order, parameter);
     if (place != order.end() && place - order.begin() < positional) return args[place - order.begin()];
     for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-      if (PyTuple_GET_ITEM(names, i) == interned[parameter]) return args[positional + i];
+      if (is(PyTuple_GET_ITEM(names, i), parameter)) return args[positional + i];
     }
     return nullptr;
   };

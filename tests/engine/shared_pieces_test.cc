@@ -111,6 +111,7 @@ TEST(memory_is_the_receivers_once_what_was_taken_is_written) {
 
   pieces.begin(2, 5);
   CHECK_EQ(*pieces.take_last(2), size_t{4});
+  CHECK_EQ(pieces.message(), 2u);
   pieces.wrote();
   CHECK_EQ(*pieces.take_last(2), size_t{3});
   pieces.could_not_write();
@@ -194,8 +195,42 @@ TEST(more_messages_than_there_are_words) {
   for (const auto& to : received) CHECK(to == pair.sent);
 }
 
-// As a failed communicator does, whose receiver wants its memory back.
 TEST(what_the_sender_has_taken_is_waited_for) {
+  SharedPieces pieces;
+  pieces.begin(1, 5);
+  CHECK(pieces.take_last(1).has_value());
+  CHECK(!pieces.settle_by(Clock::now() + std::chrono::milliseconds(5)));
+  std::atomic<bool> wrote = false;
+  std::thread sender([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    wrote = true;
+    pieces.wrote();
+  });
+  CHECK(pieces.settle_by(Clock::now() + std::chrono::seconds(30)));
+  CHECK(wrote.load());
+  sender.join();
+}
+
+// The receiver may sleep until it hears of it.
+TEST(a_sender_that_waits_no_more_tells_what_it_wrote) {
+  Pair pair(8 * kPiece);
+  const auto told = [&] { return pair.ends[1].transport->front(0, kPointChannel) != nullptr; };
+  pair.waiters[0] = 1;
+  pair.advance(1);
+  if (!pair.has(0)) return lacks("ptrace", "the kernel lets nobody read here");
+  pair.advance(0);
+  CHECK(pair.has(7) && !told());
+  pair.waiters[0] = 0;
+  pair.advance(0);
+  CHECK(told());
+  for (int look = 0; look < 20; ++look) pair.advance(1);
+  CHECK(pair.receive->done && pair.received == pair.sent);
+  pair.advance(0);
+  CHECK(pair.send->done);
+}
+
+// As a failed communicator does, whose receiver wants its memory back.
+TEST(after_a_failure_the_sender_takes_nothing) {
   Pair pair(4 * kPiece);
   pair.waiters[0] = 1;
   pair.advance(1);

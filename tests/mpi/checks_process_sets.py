@@ -193,6 +193,7 @@ def check_a_refused_call_is_that_sets() -> None:
     with_set = hvd.add_process_set(ranks) if hvd.size() > 2 else hvd.global_process_set
     if hvd.rank() in ranks and len(set(ranks)) == 2:
         good, odd = torch.ones(2), hvd.rank() == 0
+        made_up = {"_".join(["process", "set"]): with_set}  # whose name the interpreter has not interned
         for call in (
             lambda: hvd.allgather(good.sum() if odd else good, None, with_set),
             lambda: hvd.allgather_async(good.sum() if odd else good, None, with_set).wait(),
@@ -200,6 +201,7 @@ def check_a_refused_call_is_that_sets() -> None:
             lambda: hvd.broadcast(good, 17 if odd else 0, None, with_set),
             lambda: hvd.alltoall(torch.ones(2), [1] * (2 - odd), None, with_set),
             lambda: hvd.grouped_allgather_async([good.sum() if odd else good], None, with_set).wait(),
+            lambda: hvd.grouped_allgather([good.sum() if odd else good], **made_up),
         ):
             error = hvd.ArgumentError if odd else hvd.MismatchError
             with pytest.raises((error, ValueError), match="" if odd else r"after a call there was refused"):

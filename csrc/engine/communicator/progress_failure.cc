@@ -52,10 +52,10 @@ void Progress::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
     setup_.log(LogLevel::kDebug, "failed: " + failure());
     // Before anybody has their memory back.
     let_go_ = setup_.transport().let_go(kLetGo);
-    if (under_way.points != nullptr) let_go_ &= under_way.points->let_go(kLetGo);
   } catch (const std::exception&) {
     let_go_ = false;
   }
+  if (under_way.points != nullptr) let_go_ &= under_way.points->let_go(kLetGo);
   while (!under_way.ordered.empty()) finish(under_way.ordered.front(), failure_);
   while (!under_way.named.empty()) finish(under_way.named.front(), failure_);
   if (under_way.names != nullptr) {

@@ -1,6 +1,7 @@
 #include "engine/p2p/one_copy.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <string>
@@ -27,6 +28,13 @@ Range range_of(size_t bytes, size_t piece, int rank) {
   if (piece < SharedPieces::count(bytes)) return {piece * each, std::min(each, bytes - piece * each)};
   throw TransportError("rank " + std::to_string(rank) + " took a piece behind the end of a message of " +
                        std::to_string(bytes) + " bytes: something wrote over its memory");
+}
+
+// Of this process, from an unlikely one on: a sender that has not heard of a failure may look at the word when another
+// communicator has its memory, or a program's tensor.
+uint32_t next_message() {
+  static std::atomic<uint32_t> last{static_cast<uint32_t>(unlikely_word(&last))};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 }  // namespace
@@ -103,13 +111,13 @@ SharedPieces* PieceWords::take(size_t bytes) {
   if (free_.empty()) return nullptr;
   SharedPieces* const word = free_.back();
   free_.pop_back();
-  word->begin(++messages_, SharedPieces::count(bytes));
+  word->begin(next_message(), SharedPieces::count(bytes));
   return word;
 }
 
 PointShare PieceWords::share_of(const SharedPieces* word, const void* to, const Introduction& who) const {
   return {.pieces = window_->offset_of(word, sizeof *word),
-          .message = messages_,
+          .message = word->message(),
           .address = reinterpret_cast<uint64_t>(to),
           .who = who};
 }

@@ -46,7 +46,7 @@ struct Writing {
   int rank;          // what messages call the receiver
   bool any = false;  // some was written
 
-  // As Reading. False: nothing is left.
+  // As Reading. False: nothing is left, or the kernel does not let us.
   bool some();
 };
 
@@ -68,7 +68,6 @@ class PieceWords {
   std::shared_ptr<Memory> memory_;
   bool asked_ = false;
   std::vector<SharedPieces*> free_;
-  uint32_t messages_ = 0;  // so far
 };
 
 }  // namespace dcoll

@@ -77,7 +77,7 @@ class PointToPoint {
   void for_each(const std::function<void(Operation&)>& look) const;
   // After a failure: has senders write to this rank's memory no more, and waits so long for what they have begun to.
   // Whether they are done.
-  bool let_go(Clock::duration limit);
+  bool let_go(Clock::duration limit) noexcept;
   // Finishes all of it with this error. Needs no memory.
   void abandon(std::exception_ptr error);
 

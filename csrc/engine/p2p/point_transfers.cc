@@ -95,32 +95,31 @@ void PointToPoint::begin_writing(Peer& to, const PointMessage& head, const Point
 
 // While a thread of this rank waits. One that computes needs its core, and the receiver gets on without.
 void PointToPoint::write_on(Peer& to, bool& moved) {
-  if (ranks_.waiters->load(std::memory_order_relaxed) == 0) return;
+  const auto tell_of = [&](Writing& writing) {
+    if (std::exchange(writing.any, false)) tell(to, {.what = What::kWritten, .id = writing.id}, nullptr, 0);
+  };
+  if (ranks_.waiters->load(std::memory_order_relaxed) == 0) {
+    std::ranges::for_each(to.writing, tell_of);  // it may sleep, and this may have been all
+    return;
+  }
   for (auto writing = to.writing.begin(); writing != to.writing.end();) {
     const auto now = writing++;
     moved = true;
     to.offered.at(now->id)->last_moved = Clock::now();
     if (now->some()) continue;
-    if (now->any) tell(to, {.what = What::kWritten, .id = now->id}, nullptr, 0);
+    tell_of(*now);
     to.writing.erase(now);
   }
 }
 
-bool PointToPoint::let_go(Clock::duration limit) {
+bool PointToPoint::let_go(Clock::duration limit) noexcept {
   const auto end = Clock::now() + limit;
+  bool all = true;
   for (const Receive& receive : reading_) {
-    if (receive.reading.shared != nullptr) receive.reading.shared->close();
+    if (receive.reading.shared != nullptr) all &= receive.reading.shared->settle_by(end);
   }
-  for (const Receive& receive : reading_) {
-    while (receive.reading.shared != nullptr && !receive.reading.shared->settled()) {
-      if (Clock::now() >= end) {
-        words_.keep_for_good();
-        return false;
-      }
-      cpu_relax();
-    }
-  }
-  return true;
+  if (!all) words_.keep_for_good();
+  return all;
 }
 
 // ---- In slices ----

@@ -12,12 +12,14 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/clock.h"
+
 namespace dcoll {
 
 class alignas(64) SharedPieces {
  public:
-  // Of a message of so many bytes: half of it, up to what takes longer than the other one's last piece may, and so that
-  // their number fits into 16 bits.
+  // Of a message of so many bytes: half of it and at most 1 MiB, since one waits for the other's last piece; and so
+  // that their number fits into 16 bits.
   static size_t piece_bytes(size_t bytes) {
     constexpr size_t kMost = size_t{1} << 20, kMostPieces = 0xffff;
     return std::max(std::min((bytes + 1) / 2, kMost), (bytes + kMostPieces - 1) / kMostPieces);
@@ -35,10 +37,20 @@ class alignas(64) SharedPieces {
   std::optional<size_t> take_first() {
     return take([](const Left&) { return true; }, [](Left& left) { return left.first++; });
   }
+  uint32_t message() const { return unpack(left_.load(std::memory_order_relaxed)).message; }
   // The sender takes no more.
   void close() {
     while (take_first()) {
     }
+  }
+  // The same, and waits until it is settled, or until then. Whether it is.
+  bool settle_by(Clock::time_point end) {
+    close();
+    while (!settled()) {
+      if (Clock::now() >= end) return false;
+      cpu_relax();
+    }
+    return true;
   }
   // Whether nothing is left and all that the sender took is written, or was given back.
   bool settled() const {
