@@ -557,6 +557,9 @@ class Reducer:
         groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
         label: in the names of the buckets, which ranks compare: tells them from another Reducer's.
         """
+    def go_on_after(self, before: Reducer) -> None:
+        """Takes the place of another one: of the same communicator, its schedules of compression go on."""
+
     def num_buckets(self) -> int: ...
     def bucket_of(self, param: int) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...

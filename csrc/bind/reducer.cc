@@ -81,6 +81,7 @@ void bind_reducer(py::module_& m) {
            "first_bucket_bytes"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "wire_dtype"_a = py::none(),
            "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "", "feedback"_a = true, "momentum"_a = 0.0,
            "warmup_steps"_a = 0, "start_step"_a = 0)
+      .def("go_on_after", &Reducer::go_on_after, "before"_a)
       .def("num_buckets", &Reducer::num_buckets)
       .def("bucket_of", &Reducer::bucket_of, "param"_a)
       .def("bucket_params", &bucket_params, "bucket"_a)

@@ -22,6 +22,7 @@ _PROCESS = secrets.token_hex(8)
 class Keeper(Protocol):
     """The part of a Reducer that is about this."""
 
+    def go_on_after(self, before: Any) -> None: ...
     def kept(self, param: int) -> dict[str, Any]: ...
     def keep(self, param: int, values: dict[str, Any]) -> None: ...
 
@@ -39,6 +40,8 @@ class Residuals:
         if reducer is self._reducer:
             return  # which has built its buckets anew, and kept them itself
         kept = self._kept()
+        if type(reducer) is type(self._reducer):
+            reducer.go_on_after(self._reducer)
         self._reducer, self._params = reducer, list(params)
         self._keep(kept)
 

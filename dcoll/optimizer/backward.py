@@ -149,6 +149,13 @@ def watch(watcher: Watcher) -> bool:
     return True
 
 
+def stop_watching(watcher: object) -> None:
+    """Whose parameters another one has now: it is told of nothing any more."""
+    with _installing:
+        for number in [number for number, one in _watchers.items() if one is watcher]:
+            del _watchers[number]
+
+
 def _alive() -> list[Watcher]:
     """A copy: other threads may make optimizers meanwhile."""
     return [watcher for reference in _watchers.valuerefs() if (watcher := reference()) is not None]

@@ -42,6 +42,9 @@ class PythonReducer:
         self._wait_seconds = 0.0
         self.rebuild(self._observed)
 
+    def go_on_after(self, before: Any) -> None:
+        """Takes the place of another one: of the same communicator, its schedules go on. Here there are none."""
+
     # --- what kinds of them differ in --------------------------------------------------------------------------------
 
     def _units_of(self, order: Sequence[int]) -> list[list[int]]:

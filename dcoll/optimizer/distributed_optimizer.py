@@ -78,18 +78,16 @@ class _Distributed:
             loss = closure()
             if not self._dcoll_skip:
                 sync.before_step()
-            if sync.comm.size == 1 or loss is None:
-                return loss
-            value = torch.as_tensor(loss).detach()
-            value = on_communicator.allreduce_sync(sync.comm, value, Average, "loss of the closure", 1.0, 1.0)
-            return value if isinstance(loss, torch.Tensor) else value.item()
+            return loss if sync.comm.size == 1 else _mean_loss(sync.comm, loss)
 
         return synced
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch."""
-        self._dcoll.before_zero_grad(set_to_none)
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """As in the wrapped optimizer, which may take no argument or have another default."""
+        given = () if set_to_none is None else (set_to_none,)
+        torchs = type(self._dcoll_wrapped).zero_grad is torch.optim.Optimizer.zero_grad
+        self._dcoll.before_zero_grad(torchs if set_to_none is None else set_to_none)
+        super().zero_grad(*given)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; the same group on every rank. Gradients that are there after backward() are reduced at once."""
@@ -119,6 +117,18 @@ class _Distributed:
 # The wrapped optimizer's step, which theirs calls, calls hooks. Without this torch would make theirs call them too as
 # soon as a state is loaded.
 _Distributed.step.hooked = DistributedAdasum.step.hooked = True  # type: ignore[attr-defined]
+
+
+def _mean_loss(comm: _C.Communicator, loss: Any) -> Any:
+    """Of the ranks whose closure returned one number; what others returned is theirs. All ranks make the call."""
+    plain = torch.as_tensor(loss) if isinstance(loss, torch.Tensor | int | float) else torch.empty(0)
+    one = plain.numel() == 1
+    pair = torch.tensor([float(plain.detach()) if one else 0.0, float(one)], dtype=torch.float64)
+    total, ranks = on_communicator.allreduce_sync(comm, pair, Sum, "loss of the closure", 1.0, 1.0)
+    if not one:
+        return loss
+    mean = (total / ranks).to(plain).reshape(plain.shape)
+    return mean if isinstance(loss, torch.Tensor) else float(total / ranks)
 
 
 def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:

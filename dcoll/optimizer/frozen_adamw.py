@@ -56,6 +56,12 @@ class FrozenAdamW(torch.optim.AdamW):
         _check(param_group.get("freeze_step", 1))
         super().add_param_group(param_group)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As in torch; also of a state of AdamW, which has no freeze_step."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for group in self.param_groups:
+            group.setdefault("freeze_step", self.defaults["freeze_step"])
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As in torch."""

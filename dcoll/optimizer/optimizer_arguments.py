@@ -33,7 +33,7 @@ class Names:
             raise ArgumentError(
                 f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
             )
-        self._groups = optimizer.param_groups
+        self._optimizer = optimizer  # whose list of groups load_state_dict() replaces
         self._given: dict[int, str] = {}
         for name, p in pairs:
             self._given.setdefault(id(p), name)
@@ -58,7 +58,7 @@ class Names:
         given = self._given.get(id(param))
         if given is not None:
             return given
-        for g, group in enumerate(self._groups):
+        for g, group in enumerate(self._optimizer.param_groups):
             for i, p in enumerate(group["params"]):
                 if p is param:
                     return f"param.{g}.{i}"

@@ -10,6 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dcoll.collectives.sparse import SparseGradients
 from dcoll.collectives.tensors import code_of
 from dcoll.errors import ArgumentError
+from dcoll.optimizer.backward import stop_watching
 
 
 class Owner(Protocol):
@@ -52,5 +53,6 @@ def take_over(owner: Owner, params: Sequence[torch.Tensor]) -> None:
                 "parameters: give both optimizers separate parameters, or wrap one optimizer with parameter groups"
             )
         before.release()
+        stop_watching(before)
     for p in params:
         _owners[p] = weakref.ref(owner)

@@ -157,6 +157,10 @@ class PowerSGDReducer(BucketReducer):
         self._rounds = 0  # ended, well or not: the same number on every rank
         super().__init__(comm, params, names, op, prescale, postscale, groups, bucket_bytes, first_bucket_bytes)
 
+    def go_on_after(self, before: Any) -> None:
+        if isinstance(before, PowerSGDReducer) and before._comm is self._comm:
+            self._rounds = before._rounds
+
     def _reset(self) -> None:
         super()._reset()
         self._begun: dict[int, _Matrix] = {}  # of buckets that are not sent yet

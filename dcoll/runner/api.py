@@ -124,7 +124,8 @@ class _Job:
 
         command = [self._executable, "-m", "dcoll.runner.task"]
         try:
-            job = cli.job_from(options.parser().parse_args(["-np", str(self._ranks), *self._options, *command]))
+            args = options.parser().parse_args(["-np", str(self._ranks), *self._options, *command])
+            job = cli.job_from(args)
             mpirun = command_lines.find_mpirun()
         except UsageError as error:
             raise ArgumentError(f"run(): {error}") from None
@@ -135,7 +136,7 @@ class _Job:
             server = threading.Thread(target=self._serve, args=(listener, task), daemon=True)
             server.start()
             try:
-                status = cli.run(mpirun.command(job), command_lines.environment(mpirun, job))
+                status = cli.start(job, mpirun, args.verbose)
             finally:
                 # Ranks end when the caller has what they sent: who is connected now is none, or was killed.
                 listener.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 
@@ -67,20 +68,60 @@ def exported(env: dict[str, str]) -> dict[str, str]:
     }
 
 
+def start(job: command_lines.Job, mpirun: command_lines.Mpirun, verbose: bool) -> int:
+    """Run the job with that launcher; its exit status."""
+    command = mpirun.command(job)
+    if verbose:
+        print(shlex.join(command), file=sys.stderr, flush=True)
+    if job.output_folder and mpirun.kind == "hydra":
+        for rank in range(job.ranks):
+            (job.output_folder / f"rank.{rank}").mkdir(parents=True, exist_ok=True)
+    return run(command, command_lines.environment(mpirun, job))
+
+
 def run(command: list[str], env: dict[str, str]) -> int:
-    """Run the launcher, pass SIGINT and SIGTERM on to it, and return its exit status (128 + n after signal n)."""
+    """Run the launcher, pass SIGINT and SIGTERM on to it, and return its exit status (128 + n after signal n).
+
+    On another thread than the main one, which alone has signals, it only waits.
+    """
     process = subprocess.Popen(command, env=env)
+    before = {}
+    heard = 0
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
+        # The launcher has a terminal's Ctrl-C from there. Two of them within some seconds would cut its clean-up short.
+        nonlocal heard
+        heard += 1
+        if number != signal.SIGINT or heard > 1 or not _has_the_terminal():
+            process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, pass_on)
         status = process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return status if status >= 0 else 128 - status
+
+
+def _has_the_terminal() -> bool:
+    """Whether Ctrl-C there goes to this process and to those that it has started."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def check_build() -> str:
@@ -152,14 +193,10 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"dcollrun: {error}", file=sys.stderr)
         return 2
-    if args.verbose or args.dry_run:
-        print(shlex.join(command), file=sys.stderr if args.verbose else sys.stdout, flush=True)
     if args.dry_run:
+        print(shlex.join(command), file=sys.stderr if args.verbose else sys.stdout, flush=True)
         return 0
-    if job.output_folder and mpirun.kind == "hydra":
-        for rank in range(job.ranks):
-            (job.output_folder / f"rank.{rank}").mkdir(parents=True, exist_ok=True)
-    return run(command, command_lines.environment(mpirun, job))
+    return start(job, mpirun, args.verbose)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,63 @@ def check_closures() -> None:
         torch.testing.assert_close(model.weight, torch.full_like(model.weight, want), rtol=1e-3, atol=1e-3)
 
 
+def check_closures_that_return_no_loss() -> None:
+    """On one rank, or on all, and what is no number: the calls meet, and who has a number gets the mean of those."""
+    model = layer(3)
+    optimizer = distributed(model)
+
+    def step(returned: object) -> object:
+        def closure() -> object:
+            optimizer.zero_grad()
+            model.weight.sum().backward()
+            return returned
+
+        return optimizer.step(closure)
+
+    n, r = hvd.size(), hvd.rank()
+    assert step(None if r == 0 else float(r)) == (None if r == 0 else sum(range(1, n)) / (n - 1))
+    assert step(None) is None
+    pair = (1.0, "more")
+    assert step(pair) is pair
+    loss = step(torch.tensor(float(r)))
+    assert isinstance(loss, torch.Tensor)
+    assert loss.item() == mean([float(one) for one in range(n)])
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+
+
+def check_parameters_keep_their_names_after_a_broadcast_state() -> None:
+    """On ranks that have loaded a state torch has put a new list of groups in place of the old one."""
+    first, second = layer(3), layer(3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(first.parameters(), lr=0.1, momentum=0.9))
+    first(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    optimizer.add_param_group({"params": list(second.parameters())})
+    names = [optimizer._dcoll.name_of(p) for p in second.parameters()]
+    assert names == [f"param.1.{i}" for i in range(len(names))]
+    optimizer.zero_grad()
+    (first(torch.ones(1, 3)).sum() + second(torch.ones(1, 3)).sum()).backward()
+    optimizer.step()
+
+
+def check_zero_grad_of_another_form() -> None:
+    class Plain(torch.optim.SGD):
+        def zero_grad(self) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.grad.zero_()
+
+    model = layer(3)
+    optimizer = hvd.DistributedOptimizer(Plain(model.parameters(), lr=0.1), model.named_parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model.weight * float(hvd.rank())).sum().backward()
+        optimizer.step()
+        want = mean([float(r) for r in range(hvd.size())])
+        assert torch.equal(model.weight.grad, torch.full_like(model.weight, want))
+
+
 def check_passes_and_ranks_without_backward() -> None:
     model = layer(4)
     optimizer = distributed(model, backward_passes_per_step=2)

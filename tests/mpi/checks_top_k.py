@@ -187,6 +187,19 @@ def check_first_steps_send_all() -> None:
     assert not torch.equal(reduced(after, again, gradient), whole)
 
 
+def check_a_schedule_goes_on_with_more_parameters() -> None:
+    """A Reducer that takes the place of another one does not begin anew: it would send everything again."""
+    torch.manual_seed(12 + hvd.rank())
+    gradient = torch.randint(-50, 51, (6000,)).float()
+    whole = hvd.allreduce(gradient, op=hvd.Sum)
+    model = weights()
+    optimizer = optimizer_of(model, start_step=3)
+    for _ in range(3):
+        assert torch.equal(reduced(optimizer, model, gradient), whole)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    assert not torch.equal(reduced(optimizer, model, gradient), whole)
+
+
 def check_momentum_gathers_what_waits() -> None:
     """One element is always sent but when another, which is a tenth of it, has gathered more."""
     for momentum, turn, value in ((0.0, 10, 11.0), (0.9, 4, 13.1441)):

@@ -101,3 +101,19 @@ def test_wrong_steps(step):
 def test_what_it_does_not_take():
     with pytest.raises(ArgumentError, match="got amsgrad, maximize, but takes lr, freeze_step"):
         FrozenAdamW([parameter()], freeze_step=3, amsgrad=True, maximize=False)
+
+
+def test_a_state_of_adamw_is_gone_on_with() -> None:
+    p, like = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    plain = torch.optim.AdamW([like], lr=0.1)
+    like.grad = torch.ones(3)
+    plain.step()
+    frozen = FrozenAdamW([p], lr=0.1, freeze_step=9)
+    frozen.load_state_dict(plain.state_dict())
+    p.grad, like.grad = torch.ones(3), torch.ones(3)
+    with torch.no_grad():
+        p.copy_(like)
+    frozen.step()
+    plain.step()
+    torch.testing.assert_close(p, like)
+    assert frozen.param_groups[0]["freeze_step"] == 9

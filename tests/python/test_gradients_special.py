@@ -192,6 +192,44 @@ def test_the_last_owner_of_the_parameters_counts() -> None:
     run_ranks(2, body)
 
 
+def test_a_replaced_owner_is_told_of_nothing() -> None:
+    """Though it is alive, and had a frozen parameter that requires a gradient now, or a backward fails."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("out of luck")
+
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        model.w[0].requires_grad_(False)
+        first = sync_of(comm, model)
+        model.w[0].requires_grad_(True)
+        second = sync_of(comm, model)
+        for _ in range(2):
+            clear(model, second)
+            model(2.0 * comm.rank, [0, 1]).backward()
+            assert model.grads() == [1.0, 2.0, None, None]
+        assert not first._hooks
+        clear(model, second)
+        loss = model(2.0 * comm.rank, [0, 1])
+        if comm.rank == 0:
+            with pytest.raises(RuntimeError, match="out of luck"):
+                Fails.apply(loss).backward()
+        else:
+            with pytest.raises(MismatchError, match="out of luck"):
+                loss.backward()
+        clear(model, second)
+        model(2.0 * comm.rank, [0, 1]).backward()
+        assert model.grads() == [1.0, 2.0, None, None]
+
+    run_ranks(2, body)
+
+
 def test_different_models_are_told_apart() -> None:
     def body(comm: _C.Communicator) -> None:
         with pytest.raises(MismatchError, match=r"(?s)differ at number 0.*rank 0: w\.0.*\[5\].*rank 1: w\.0.*\[6\]"):

@@ -1,8 +1,13 @@
 """dcollrun: what it asks the MPIs' launchers for. tests/mpi starts real jobs with it."""
 
+import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -339,3 +344,71 @@ def test_the_arguments_of_run_are_options(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(UserWarning, match="need nothing here"):
         assert len(api.run(print, np=3, network_interface="eth2", start_timeout=30, disable_cache=True)) == 3
     assert asked[1].interfaces == ["eth2"]
+
+
+COUNTS_INTERRUPTS = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+(folder / "ready").touch()
+while not (folder / "sent").exists():
+    time.sleep(0.02)
+time.sleep(0.2)
+sys.exit(40 + len(heard))
+"""
+
+
+@pytest.mark.parametrize(("terminal", "sent", "heard"), [(False, 1, 1), (True, 1, 0), (True, 2, 1)])
+def test_a_terminals_interrupt_reaches_the_launcher_once(
+    terminal: bool, sent: int, heard: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has the first one from there."""
+    monkeypatch.setattr(cli, "_has_the_terminal", lambda: terminal)
+
+    def interrupt() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.02)
+        for _ in range(sent):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        (tmp_path / "sent").touch()
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    status = cli.run([sys.executable, "-c", COUNTS_INTERRUPTS, str(tmp_path)], dict(os.environ))
+    sender.join()
+    assert status == 40 + heard
+
+
+def test_a_job_of_another_thread_runs_too() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(cli.run, [sys.executable, "-c", "raise SystemExit(7)"], dict(os.environ)).result() == 7
+
+
+def test_a_job_whose_wait_is_broken_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int, handler: object) -> None:
+        raise ValueError("no signals here")
+
+    started = []
+    begin = subprocess.Popen
+
+    def popen(*args: object, **kwargs: object) -> object:
+        started.append(begin(*args, **kwargs))  # type: ignore[call-overload]
+        return started[0]
+
+    monkeypatch.setattr(cli.subprocess, "Popen", popen)
+    monkeypatch.setattr(cli.signal, "signal", refuse)
+    with pytest.raises(ValueError, match="no signals"):
+        cli.run([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ))
+    assert started[0].poll() == -signal.SIGTERM
+
+
+def test_a_started_job_is_shown_and_has_its_folders(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text("#!/bin/sh\nexit 3\n")
+    launcher.chmod(0o755)
+    job = cli.job_from(options.parser().parse_args(["-np", "2", "--output-filename", str(tmp_path / "out"), "true"]))
+    assert cli.start(job, Mpirun(str(launcher), "hydra", 0, "HYDRA"), verbose=True) == 3
+    assert str(launcher) in capfd.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["rank.0", "rank.1"]

@@ -104,6 +104,12 @@ class Reducer {
  public:
   Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options);
 
+  // Takes the place of another one: of the same job, its schedules of compression go on. In a new job there may be
+  // ranks that have just begun.
+  void go_on_after(const Reducer& before) {
+    if (comm_ == before.comm_) rounds_ = before.rounds_;
+  }
+
   size_t num_buckets() const { return buckets_.size(); }
   const ParamInfo& param(size_t index) const { return params_.at(index); }
   const Bucket& bucket(size_t index) const { return buckets_.at(index); }
