@@ -94,7 +94,7 @@ class PointToPoint {
     // Of the message that it met.
     int source = kAnySource;
     uint32_t id = 0;
-    Reading reading{};         // in one copy
+    Reading reading{};        // in one copy
     bool unreadable = false;  // it was tried
     size_t at = 0;            // in slices: bytes that are here,
     size_t expected = 0;      // and for which a receive is posted
