@@ -73,7 +73,8 @@ class DeltaSync:
         self.seconds = 0.0
         self.set_passes(passes)
         self._flats: list[_Flat] = []
-        self._flat_params: list[torch.Tensor] = []
+        self._flat_kinds: list[tuple[Any, ...]] = []
+        self._flat_params: list[torch.Tensor] = []  # an id is only a name while its object lives
         self._failed = ""  # why this rank cannot take the next step
         watch(self)
 
@@ -114,14 +115,15 @@ class DeltaSync:
 
     def _arrange(self, params: list[torch.Tensor]) -> None:
         now = [p for p in params if p.requires_grad]
-        if len(now) == len(self._flat_params) and all(a is b for a, b in zip(now, self._flat_params, strict=True)):
+        kinds = [(id(p), p.dtype, p.device, p.shape) for p in now]  # model.double() changes them where they are
+        if kinds == self._flat_kinds:
             return
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for p in now:
             code_of(p.dtype)
             alike.setdefault((p.dtype, p.device), []).append(p)
         self._flats = [_Flat(some) for some in alike.values()]
-        self._flat_params = now
+        self._flat_kinds, self._flat_params = kinds, now
 
     @torch.no_grad()
     def step(self, params: list[torch.Tensor], local_step: Callable[[], Any]) -> Any:

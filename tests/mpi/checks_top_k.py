@@ -285,6 +285,42 @@ def check_a_new_job_of_the_same_ranks_keeps_it() -> None:
     assert torch.equal(arrived + all_kept(optimizer), hvd.allreduce(gradients.sum(0), op=hvd.Sum))
 
 
+def check_what_is_left_of_a_parameter_waits_while_nobody_uses_it() -> None:
+    torch.manual_seed(21 + hvd.rank())
+    for compression in (TopK(0.05), TopK(0.05, momentum=0.5), hvd.Compression.int8):
+        model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(6000)) for _ in range(2)])
+        optimizer = distributed(model, compression=compression, op=hvd.Sum)
+
+        def kept(name: str = "error", optimizer: Any = optimizer) -> torch.Tensor:
+            values: torch.Tensor = optimizer.state_dict()[KEY]["lost"][1][name]
+            return values.clone()
+
+        def step(used: list[int], model: Any = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            sum((model[i] * torch.randn(6000)).sum() for i in used).backward()
+            optimizer.step()
+
+        step([0, 1])
+        left = kept()
+        assert bool(hvd.allreduce(left, op=hvd.Sum).any())  # where ranks share memory one encodes for all
+        momentum = isinstance(compression, TopK) and compression.momentum
+        velocity = kept("velocity") if momentum else None
+        for _ in range(2):
+            step([0])
+            assert model[1].grad is None
+            assert torch.equal(kept(), left)
+            assert velocity is None or torch.equal(kept("velocity"), velocity)
+        if momentum or hvd.size() == 1:
+            continue
+        mine = torch.randn(6000) * (hvd.rank() > 0)  # one rank has none: what is left of it waits, that of others goes
+        optimizer.zero_grad()
+        ((model[0] * 2.0).sum() + ((model[1] * mine).sum() if hvd.rank() else 0.0)).backward()
+        optimizer.step()
+        arrived = model[1].grad
+        want = hvd.allreduce(left + mine, op=hvd.Sum)
+        torch.testing.assert_close(arrived + hvd.allreduce(kept(), op=hvd.Sum), want, rtol=1e-4, atol=1e-4)
+
+
 def check_unused_parameters_are_known() -> None:
     for feedback in (True, False):
         model = Toy(3)

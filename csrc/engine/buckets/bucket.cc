@@ -235,6 +235,7 @@ void Reducer::settle(const std::function<void(Operation&)>& wait) const {
 // The first gradient of a backward.
 void Reducer::note_backward() {
   settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
+  give_back();
   ++backwards_;
   Timeline& timeline = comm_->timeline();
   if (timeline.marks_cycles()) [[unlikely]]
@@ -314,6 +315,7 @@ void Reducer::flush() {
       if (ready_[param]) continue;
       std::memset(bucket.slot_on_wire(s), 0, params_[param].count * dtype_bytes(bucket.wire_dtype));
       write_flag(bucket.flag(s), bucket.wire_dtype, false);
+      if (bucket.residual != nullptr) hold_back(next_, s);
     }
     submit(bucket);
   }
@@ -324,9 +326,11 @@ std::vector<size_t> Reducer::finish(const std::function<void(Operation&)>& wait)
     flush();
     wait_for_all(wait);
   } catch (...) {
+    give_back();
     reset();
     throw;
   }
+  give_back();
   std::vector<size_t> unused = unused_anywhere();
   observed_ = arrived_;
   for (const size_t param : missing()) observed_.push_back(param);

@@ -166,6 +166,8 @@ class Reducer {
   void submit_full();
   void submit(Bucket& bucket);
   void add_scattered(Bucket& bucket) const;
+  void hold_back(size_t bucket, size_t slot);
+  void give_back();
   void keep_residuals(const std::vector<Bucket>& old);
   Encoding encoding_now() const;
   bool is_starting() const;
@@ -179,8 +181,15 @@ class Reducer {
   std::vector<ParamInfo> params_;
   ReducerOptions options_;
   std::vector<Bucket> buckets_;
-  std::vector<Place> place_;      // per parameter
-  std::vector<uint8_t> ready_;    // per parameter, in this backward
+  std::vector<Place> place_;    // per parameter
+  std::vector<uint8_t> ready_;  // per parameter, in this backward
+  // What is kept of a parameter that has no gradient in this round: if no rank has one, nobody looks at what arrives.
+  struct Held {
+    size_t bucket, slot;
+    std::vector<float> error, velocity;
+    bool scattered;
+  };
+  std::vector<Held> held_;        // until the round ends
   std::vector<size_t> arrived_;   // parameters in the order they became ready in this backward
   std::vector<size_t> observed_;  // ... in the last finished one
   size_t next_ = 0;               // the next bucket to submit

@@ -1,4 +1,5 @@
 // What encoding lost, kept for the next backward: Reducer's part that knows residuals and velocities.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -55,6 +56,39 @@ void Reducer::add_scattered(Bucket& bucket) const {
   std::memset(residual, 0, count * sizeof(float));
 }
 
+// Before its bucket is sent.
+void Reducer::hold_back(size_t bucket, size_t slot) {
+  const Bucket& of = buckets_[bucket];
+  const Bucket::Slot& at = of.slots[slot];
+  const auto take = [&](const std::shared_ptr<Memory>& memory) {
+    if (memory == nullptr) return std::vector<float>();
+    auto* const begin = reinterpret_cast<float*>(memory->data() + at.offset_bytes);
+    const std::vector<float> taken(begin, begin + params_[at.param].count);
+    std::fill_n(begin, taken.size(), 0.0f);
+    return taken;
+  };
+  held_.push_back({bucket, slot, take(of.residual), take(of.velocity), of.scattered});
+}
+
+// To what was lost meanwhile, where this rank encodes for others. Later, where a wait was broken off and the operation
+// still works on that.
+void Reducer::give_back() {
+  std::erase_if(held_, [this](const Held& held) {
+    Bucket& bucket = buckets_[held.bucket];
+    if (bucket.operation != nullptr && !bucket.operation->released()) return false;
+    const size_t offset = bucket.slots[held.slot].offset_bytes;
+    const auto add = [&](const std::shared_ptr<Memory>& memory, const std::vector<float>& values) {
+      if (memory == nullptr) return;
+      std::byte* const to = memory->data() + offset;
+      kernels::reduce2(to, to, values.data(), values.size(), DType::kFloat32, ReduceOp::kSum);
+    };
+    add(bucket.residual, held.error);
+    add(bucket.velocity, held.velocity);
+    bucket.scattered |= held.scattered;
+    return true;
+  });
+}
+
 std::vector<float> Reducer::kept(size_t param, Kept what) const {
   const Place& place = place_.at(param);
   const Bucket& bucket = buckets_[place.bucket];
@@ -77,6 +111,7 @@ void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
                         ". Load the state of the same model.");
   }
   settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
+  give_back();
   std::byte* const to = memory->data() + bucket.slots[place.slot].offset_bytes;
   kernels::scale(to, values.data(), values.size(), DType::kFloat32, options_.prescale);
   bucket.scattered = comm_->as_made().shares_encoding() || is_starting();
