@@ -313,25 +313,6 @@ def check_adasum_optimizer() -> None:
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def check_adasum_of_a_model_that_was_converted() -> None:
-    """Equal steps combine to themselves, in the dtype that the parameters have now."""
-    if not power_of_two():
-        return
-    model = Toy(2)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Adasum)
-    fine = 2.0**-40  # of no float32 beside 1
-    for convert in (model.float, model.double):
-        convert()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.fill_(1.0)
-        optimizer.zero_grad()
-        sum(p.sum() for p in model.parameters()).mul(fine).backward()
-        optimizer.step()
-    for p in model.parameters():
-        torch.testing.assert_close(p.detach(), torch.full_like(p, 1.0 - fine), rtol=0, atol=2.0**-50)
-
-
 class Quarters16(Compressor):
     """float16, in Python."""
 

@@ -158,6 +158,23 @@ def check_zero_grad_of_another_form() -> None:
         assert torch.equal(model.weight.grad, torch.full_like(model.weight, want))
 
 
+def check_adasum_of_a_model_that_was_converted() -> None:
+    """Equal steps combine to themselves, in the dtype that the parameters have now."""
+    if hvd.size() not in (2, 4):
+        return  # not of others; and of one rank it is an ordinary optimizer, which refuses converted parameters
+    model = layer(2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Adasum)
+    fine = 2.0**-40  # of no float32 beside 1
+    for convert in (model.float, model.double):
+        convert()
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        optimizer.zero_grad()
+        model.weight.sum().mul(fine).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), torch.full_like(model.weight, 1.0 - fine), rtol=0, atol=2.0**-50)
+
+
 def check_passes_and_ranks_without_backward() -> None:
     model = layer(4)
     optimizer = distributed(model, backward_passes_per_step=2)
