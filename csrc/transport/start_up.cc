@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <system_error>
 #include <thread>
 
+#include "base/error.h"
+#include "base/thread.h"
 #include "base/thread_safety.h"
 
 namespace dcoll {
@@ -67,7 +70,7 @@ struct Aside::State {
 };
 
 Aside::Aside(std::function<void()> call) : state_(std::make_shared<State>()) {
-  std::thread([state = state_, call = std::move(call)]() mutable {
+  auto run = [state = state_, call = std::move(call)]() mutable {
     std::exception_ptr error;
     try {
       call();
@@ -79,7 +82,12 @@ Aside::Aside(std::function<void()> call) : state_(std::make_shared<State>()) {
     state->error = error;
     state->done = true;
     state->changed.notify_all();
-  }).detach();
+  };
+  try {
+    std::thread(std::move(run)).detach();
+  } catch (const std::system_error& e) {
+    throw Error("dcoll.init(): " + no_thread_text(e));
+  }
 }
 
 bool Aside::done() const {

@@ -42,6 +42,7 @@ std::string within_text(const StartUp& start);
 
 // Runs a call of MPI's that may never come back, on a thread of its own. False when it is not done before the deadline:
 // the thread is left alone, so `call` owns what it uses. The wait ends early by what `look` throws, ten times a second.
+// Throws Error where there is no thread to be had.
 class Aside {
  public:
   explicit Aside(std::function<void()> call);

@@ -59,7 +59,9 @@ class _Distributed:
         self._dcoll.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's step. The closure's loss is averaged, so that all ranks take the same decisions."""
+        """The wrapped optimizer's step. The closure's loss is averaged over the ranks whose closure returns one
+        number, so all take the same decisions.
+        """
         if not self._dcoll_skip:
             self._dcoll.before_step(closure_follows=closure is not None)
         result = super().step(self._synced(closure) if closure is not None else None)  # type: ignore[misc]

@@ -56,7 +56,8 @@ def run(
 
     The function, which calls dcoll.init() itself, its arguments and its results are pickled, by cloudpickle where that
     is installed. An exception on a rank ends the job; DcollError names the rank and the exception. hosts: as dcollrun's
-    -H. mpi_args: more arguments for mpirun, in one string. executable: the Python of the ranks. The other arguments are
+    -H. mpi_args: more arguments for mpirun, in one string. executable: the Python of the ranks. hostfile, ssh_port,
+    ssh_identity_file, network_interfaces, output_filename and verbose are dcollrun's. The other arguments are
     horovod.run's, to be left out: they choose between things that are fixed here.
 
     With ranks on other hosts the caller listens on a TCP port while the job runs. Who connects must hold the job's key,

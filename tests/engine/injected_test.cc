@@ -11,12 +11,14 @@
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <thread>
 
 #include "base/error.h"
 #include "faulty_transport.h"
 #include "rank_threads.h"
 #include "support/check.h"
 #include "transport/mapped/local.h"
+#include "transport/start_up.h"
 
 using namespace dcoll;
 using namespace dcoll::test;
@@ -376,6 +378,16 @@ TEST(no_thread_can_be_made) {
     CHECK(!world[0]->timeline().on());
     threads = {};
   }
+}
+
+// A later init() can try again.
+TEST(no_thread_can_be_made_to_start_mpi) {
+  if (kSanitized) return;
+  threads = {.at = 1};
+  CHECK_THROWS(Aside([] {}), Error, "dcoll.init(): The system gives this process no further thread");
+  threads = {};
+  const Aside again([] {});
+  while (!again.done()) std::this_thread::yield();
 }
 
 // Its own region, the room for those of its peers, the region of each peer: without one of them ranks use messages.

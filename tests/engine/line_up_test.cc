@@ -3,8 +3,6 @@
 #include "engine/collective/line_up.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -73,13 +71,6 @@ Settings two_levels() {
 }
 
 std::vector<Settings> worlds() { return {test_settings(), without_shared_memory(), two_levels()}; }
-
-uint64_t moving_seed() {
-  const char* given = std::getenv("TEST_SEED");
-  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::fprintf(stderr, "TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
 
 }  // namespace
 
@@ -202,7 +193,7 @@ TEST(a_rank_that_gives_way_fails_the_others_call_at_once) {
 
 // Whatever each rank skips or refuses: once all make the same calls again, they soon agree again.
 TEST(random_skips) {
-  std::mt19937_64 random(moving_seed());
+  std::mt19937_64 random(seed());
   for (int trial = 0; trial < (kSanitized ? 9 : 60); ++trial) {
     const int size = 2 + static_cast<int>(random() % 3);
     const uint64_t seed = random();

@@ -347,7 +347,9 @@ def ctrl_c_counts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ctrl_c_counts")
-def test_ctrl_c_ends_the_wait_and_the_memory_stays() -> None:
+@pytest.mark.parametrize("spin_us", ["-1", "1000000000"])
+def test_ctrl_c_ends_the_wait_and_the_memory_stays(spin_us: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCOLL_SPIN_US", spin_us)
     comms = _C.connect_local(2)
     mine = torch.ones(5)
     references = sys.getrefcount(mine)

@@ -407,6 +407,8 @@ def test_first_steps_travel_as_they_are() -> None:
                 torch.testing.assert_close(p.grad, want)
             assert bool(sync._reducer.kept(0)) == (step >= 2)
             sync.after_step()
+        sync.extend([nn.Parameter(torch.zeros(40, 30))])  # of the same job: the schedule goes on
+        assert sync._reducer._compresses(len(sync.params) - 1)
         again = made(comm, Model(), compression=Compression.powersgd(RANK, start_step=2))
         again._reducer.keep(0, sync._reducer.kept(0))
         assert [again._reducer._compresses(i) for i in range(4)] == [True, False, False, False]

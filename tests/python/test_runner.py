@@ -1,10 +1,13 @@
 """dcollrun: what it asks the MPIs' launchers for. tests/mpi starts real jobs with it."""
 
+import fcntl
 import os
+import pty
 import signal
 import stat
 import subprocess
 import sys
+import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -342,7 +345,8 @@ def test_the_arguments_of_run_are_options(monkeypatch: pytest.MonkeyPatch) -> No
     assert (job.ssh_options(), job.output_folder) == (["-p", "2222", "-i", "key file"], Path("o u t"))
     assert (job.interfaces, job.mpi_args) == (["eth0", "eth1"], ["--mca", "x", "1"])
     with pytest.warns(UserWarning, match="need nothing here"):
-        assert len(api.run(print, np=3, network_interface="eth2", start_timeout=30, disable_cache=True)) == 3
+        got = api.run(print, np=3, network_interface="eth2", start_timeout=30, disable_cache=True, use_mpi=False)
+    assert len(got) == 3
     assert asked[1].interfaces == ["eth2"]
 
 
@@ -379,6 +383,24 @@ def test_a_terminals_interrupt_reaches_the_launcher_once(
     status = cli.run([sys.executable, "-c", COUNTS_INTERRUPTS, str(tmp_path)], dict(os.environ))
     sender.join()
     assert status == 40 + heard
+
+
+def test_a_terminal_is_had_by_who_is_in_front() -> None:
+    says = [sys.executable, "-c", "from dcoll.runner import cli; print(cli._has_the_terminal())"]
+    without = subprocess.run(says, start_new_session=True, capture_output=True, text=True, check=True)
+    assert without.stdout.strip() == "False"
+    here, there = pty.openpty()
+
+    def make_it_ours() -> None:
+        fcntl.ioctl(there, termios.TIOCSCTTY, 0)
+
+    with_one = subprocess.run(
+        says, start_new_session=True, preexec_fn=make_it_ours, pass_fds=[there], capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert with_one.stdout.strip() == "True"
+    os.close(here)
+    os.close(there)
 
 
 def test_a_job_of_another_thread_runs_too() -> None:

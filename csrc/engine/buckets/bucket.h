@@ -154,6 +154,12 @@ class Reducer {
     size_t bucket;
     size_t slot;
   };
+  // What is kept of a parameter that has no gradient in this round: if no rank has one, nobody looks at what arrives.
+  struct Held {
+    size_t bucket, slot;
+    std::vector<float> error, velocity;
+    bool scattered;
+  };
   void fill_buckets(const std::vector<size_t>& order);
   std::vector<Bucket> by_size(const std::vector<size_t>& order) const;
   std::vector<Bucket> by_group(const std::vector<size_t>& order) const;
@@ -181,14 +187,8 @@ class Reducer {
   std::vector<ParamInfo> params_;
   ReducerOptions options_;
   std::vector<Bucket> buckets_;
-  std::vector<Place> place_;    // per parameter
-  std::vector<uint8_t> ready_;  // per parameter, in this backward
-  // What is kept of a parameter that has no gradient in this round: if no rank has one, nobody looks at what arrives.
-  struct Held {
-    size_t bucket, slot;
-    std::vector<float> error, velocity;
-    bool scattered;
-  };
+  std::vector<Place> place_;      // per parameter
+  std::vector<uint8_t> ready_;    // per parameter, in this backward
   std::vector<Held> held_;        // until the round ends
   std::vector<size_t> arrived_;   // parameters in the order they became ready in this backward
   std::vector<size_t> observed_;  // ... in the last finished one

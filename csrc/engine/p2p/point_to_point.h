@@ -136,7 +136,7 @@ class PointToPoint {
     enum class Memory { kUnknown, kReadable, kClosed } memory = Memory::kUnknown;  // its private one
     Introduction who;                                                              // whose memory it is
 
-    // Its private memory, by this rank. It introduces itself in what it says.
+    // Its private memory, by this rank, which may write to it then, too. It introduces itself in what it says.
     bool can_be_read(const Introduction& introduction);
   };
 

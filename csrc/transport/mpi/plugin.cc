@@ -103,12 +103,12 @@ void Process::initialize(const StartUp& start) {
     return;
   }
   if (!initializing) {
-    initialized_here = true;
     initializing.emplace([this] {
       const std::vector<int> foreign = epoll_descriptors();
       check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level), "MPI_Init_thread");
       note_mpi_descriptors(foreign);
     });
+    initialized_here = true;
   }
   wait_for(*initializing, start);
 }
