@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from cells import Cell, draw, run
+from cells import PHASES, TRANSPORTS, Cell, draw, run
 
 
 def main() -> None:
@@ -22,24 +22,33 @@ def main() -> None:
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f"chaos: seed {seed}", flush=True)
     dice, end, phases = random.Random(seed), time.monotonic() + args.seconds, args.phase
-    counts: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     failed: list[str] = []
 
-    def one(cell: Cell) -> None:
+    def one(cell: Cell) -> list[tuple[str, str]]:
         if time.monotonic() >= end:
-            return
-        counts[cell.phase] += 1
+            return []
         if problem := run(cell):
             failed.append(str(cell))
             print(problem, flush=True)
+        return [(cell.phase, cell.transport)]
 
     with ThreadPoolExecutor(args.jobs) as pool:
         while time.monotonic() < end:
             cells = [draw(dice) for _ in range(4 * args.jobs)]
-            list(pool.map(one, [cell for cell in cells if phases is None or cell.phase in phases]))
+            for hit in pool.map(one, [cell for cell in cells if phases is None or cell.phase in phases]):
+                counts.update(hit)
             print(f"chaos: {counts.total()} faults so far, {len(failed)} not as they should be", flush=True)
-    print(f"chaos: seed {seed}: {counts.total()} faults, {dict(counts)}; {len(failed)} not as they should be: {failed}")
+    print(table(counts))
+    print(f"chaos: seed {seed}: {counts.total()} faults, {len(failed)} not as they should be: {failed}")
     sys.exit(bool(failed))
+
+
+def table(counts: Counter[tuple[str, str]]) -> str:
+    """How many faults hit each phase over each transport, in Markdown."""
+    rows = [["faults", *TRANSPORTS], ["---", *("---:" for _ in TRANSPORTS)]]
+    rows += [[phase, *(str(counts[phase, transport]) for transport in TRANSPORTS)] for phase in PHASES]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 if __name__ == "__main__":
