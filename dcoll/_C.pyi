@@ -143,6 +143,7 @@ class _Starts:
         out_ptr: int = 0,
         out_bytes: int = 0,
         row_dims: Sequence[int] = (),
+        group: str = "",
     ) -> Handle:
         """Each rank contributes `rows` rows (may differ) of row_bytes (must not); see Handle.output and counts.
 
@@ -234,6 +235,7 @@ class Communicator(_Starts):
         out_ptr: int = 0,
         out_bytes: int = 0,
         row_dims: Sequence[int] = (),
+        group: str = "",
     ) -> tuple[Buffer | None, list[int]]:
         """The output (None: it went to out_ptr) and the counts."""
     def reducescatter_sync(

@@ -154,7 +154,7 @@ Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype,
 }
 
 Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
-                           size_t out_bytes, const py::tuple& row_dims) {
+                           size_t out_bytes, const py::tuple& row_dims, std::string group) {
   return {.kind = Kind::kAllGather,
           .in = to_pointer(in),
           .out = to_pointer(out),
@@ -163,6 +163,7 @@ Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtyp
           .dtype = to_dtype(dtype),
           .name = std::move(name),
           .out_bytes = out_bytes,
+          .group = std::move(group),
           .dims = dims_of(row_dims)};
 }
 
@@ -209,13 +210,13 @@ std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
   const size_t bytes = std::max(request.call().bytes(), request.out_bytes);
   // Peers that are there already are copied from on the spot.
   const auto operation = with_lock_as_pays(bytes, [&] { return comm->run_or_submit(std::move(request)); });
-  if (operation != nullptr) wait_interruptibly(*comm, *operation, -1);
+  if (operation != nullptr) wait_keeping_caller(comm, operation);
   return operation;
 }
 
 std::shared_ptr<Operation> run(const OnDevice& self, Request request) {
   auto operation = submit(self, std::move(request));
-  wait_all(*self.comm, *operation, -1);
+  wait_keeping_caller(self.comm, operation);
   return operation;
 }
 
@@ -257,7 +258,7 @@ Request receive_request(uintptr_t address, size_t nbytes, int peer, int32_t tag)
 void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
   const auto rest = with_lock_as_pays(
       nbytes, [&] { return comm->points().send_or_submit(to_pointer(address), nbytes, peer, user_key(tag)); });
-  if (rest != nullptr) wait_interruptibly(*comm, *rest, -1);
+  if (rest != nullptr) wait_keeping_caller(comm, rest);
 }
 
 int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
@@ -265,7 +266,7 @@ int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_
   const auto rest = with_lock_as_pays(
       nbytes, [&] { return comm->points().recv_or_submit(to_pointer(address), nbytes, peer, user_key(tag), source); });
   if (rest == nullptr) return source;
-  wait_interruptibly(*comm, *rest, -1);
+  wait_keeping_caller(comm, rest);
   return rest->source;
 }
 
@@ -304,7 +305,7 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
                       "postscale"_a = 1.0, "algo"_a = "", "dims"_a = none, "codec"_a = "", "group"_a = "");
   const auto broadcast_args = std::make_tuple("ptr"_a, "nbytes"_a, "root"_a, "dtype"_a, "name"_a = "", "dims"_a = none);
   const auto all_gather_args = std::make_tuple("in_ptr"_a, "rows"_a, "row_bytes"_a, "dtype"_a, "name"_a = "",
-                                               "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none);
+                                               "out_ptr"_a = 0, "out_bytes"_a = 0, "row_dims"_a = none, "group"_a = "");
   const auto reduce_scatter_args =
       std::make_tuple("in_ptr"_a, "out_ptr"_a, "rows"_a, "row_elems"_a, "dtype"_a, "op"_a, "name"_a = "",
                       "prescale"_a = 1.0, "postscale"_a = 1.0, "row_dims"_a = none);

@@ -126,8 +126,11 @@ namespace {
 
 void note_refused(Communicator& core) {
   const py::error_scope kept;
-  const std::string text = std::string(reinterpret_cast<PyTypeObject*>(kept.type)->tp_name) + ": " +
-                           (kept.value != nullptr ? std::string(py::str(kept.value)) : "");
+  std::string text = reinterpret_cast<PyTypeObject*>(kept.type)->tp_name;
+  try {
+    if (kept.value != nullptr) text += ": " + std::string(py::str(kept.value));
+  } catch (const py::error_already_set&) {  // of a class whose __str__ fails, or not to be said in UTF-8
+  }
   const py::gil_scoped_release unlocked;
   core.note_refused(text);
 }

@@ -1,7 +1,8 @@
 """Gradients through the collectives, with the values that Horovod gives them.
 
 A gradient of a broadcast and of an all-gather is the average of all ranks' gradients, that of a reduce-scatter what all
-ranks gathered: as if every rank computed the same loss, of which each has its part.
+ranks gathered: as if every rank computed the same loss, of which each has its part. Gradients are made by these
+functions too, so that they have gradients themselves (torch.autograd.grad(create_graph=True)).
 """
 
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class _AllGather(torch.autograd.Function):
         comm = communicator_of(ctx.process_set)
         rows = _rows_of_all(comm, ctx.rows)
         first = sum(rows[: comm.rank])
-        average = _average(comm, grads[0])
+        average = _average(ctx.process_set, grads[0])
         return average.narrow(0, first, ctx.rows), None, None
 
 
@@ -68,7 +69,9 @@ class _GroupedAllGather(torch.autograd.Function):
         everyones = on_communicator.allgather_sync(
             comm, torch.tensor([ctx.rows], device="cpu"), "gradient of grouped_allgather: rows"
         )
-        averages = grouped.allreduce_sync(comm, list(grads), Average, "gradient of grouped_allgather", 1.0, 1.0)
+        averages = grouped_allreduce(
+            list(grads), ctx.process_set, Average, "gradient of grouped_allgather", 1.0, 1.0, ""
+        )
         before = everyones[: comm.rank].sum(0).tolist()
         own = [one.narrow(0, at, rows) for one, at, rows in zip(averages, before, ctx.rows, strict=True)]
         return (None, None, *own)
@@ -83,9 +86,11 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        comm = communicator_of(ctx.process_set)
-        average = _average(comm, grads[0])
-        return average if comm.rank == ctx.root else torch.zeros_like(average), None, None, None
+        average = _average(ctx.process_set, grads[0])
+        if communicator_of(ctx.process_set).rank != ctx.root:
+            # Where that has a gradient, every rank takes part in it.
+            average = average * 0 if torch.is_grad_enabled() else torch.zeros_like(average)
+        return average, None, None, None
 
 
 class _AllToAll(torch.autograd.Function):
@@ -98,8 +103,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        comm = communicator_of(ctx.process_set)
-        back, _ = on_communicator.alltoall_sync(comm, grads[0], ctx.received, "gradient of alltoall")
+        back, _ = alltoall(grads[0], ctx.process_set, ctx.received, "gradient of alltoall")
         return back, None, None, None
 
 
@@ -112,8 +116,8 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        comm, (mine,) = _scaled(ctx, grads)
-        return on_communicator.allgather_sync(comm, mine, "gradient of reducescatter"), None, None, None, None, None
+        process_set, (mine,) = _scaled(ctx, grads)
+        return allgather(mine, process_set, "gradient of reducescatter"), None, None, None, None, None
 
 
 class _GroupedReduceScatter(torch.autograd.Function):
@@ -124,21 +128,19 @@ class _GroupedReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        comm, mine = _scaled(ctx, grads)
-        whole = grouped.allgather_sync(comm, mine, "gradient of grouped_reducescatter")
-        return (None, None, None, None, None, *whole)
+        process_set, mine = _scaled(ctx, grads)
+        return (None,) * 5 + tuple(grouped_allgather(mine, process_set, "gradient of grouped_reducescatter"))
 
 
-def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[_C.Communicator, list[torch.Tensor]]:
-    """The communicator of a reduce-scatter, and what this rank brings to its gradient."""
+def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[ProcessSet, list[torch.Tensor]]:
+    """The process set of a reduce-scatter, and what this rank brings to its gradient."""
     process_set, op, _, prescale, postscale = ctx.options
-    comm = communicator_of(process_set)
-    factor = prescale * postscale * (comm.size if op is Sum else 1)
-    return comm, list(grads) if factor == 1 else [grad * factor for grad in grads]
+    factor = prescale * postscale * (communicator_of(process_set).size if op is Sum else 1)
+    return process_set, list(grads) if factor == 1 else [grad * factor for grad in grads]
 
 
-def _average(comm: _C.Communicator, grad: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = on_communicator.allreduce_sync(comm, grad, Average, "gradient", 1.0, 1.0)
+def _average(process_set: ProcessSet, grad: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = allreduce(grad, process_set, Average, "gradient", 1.0, 1.0, "", "")
     return out
 
 

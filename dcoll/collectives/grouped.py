@@ -216,7 +216,7 @@ def _run_rows(run: Callable[[list[Any]], Any], listed: list[Any], what: str) -> 
     dense = _dense(listed, in_place=False)
     described = []
     for tensor in dense:
-        kind = KINDS[type(tensor)]
+        kind = kind_of(tensor)  # a copy may be of another type than the tensor was
         row_elems = math.prod(tensor.shape[1:])
         described.append((kind.address(tensor), tuple(tensor.shape), row_elems, CODES[tensor.dtype]))
     return dense, run(described)
@@ -231,8 +231,8 @@ def _unpacked(dense: list[Any], core: Any) -> list[Any]:
         return results
     results = []
     for tensor, rows in zip(dense, core.rows(), strict=True):
-        results.append(KINDS[type(tensor)].new_empty(tensor, (rows, *tensor.shape[1:])))
-    core.unpack([KINDS[type(out)].address(out) for out in results])
+        results.append(kind_of(tensor).new_empty(tensor, (rows, *tensor.shape[1:])))
+    core.unpack([kind_of(out).address(out) for out in results])
     return results
 
 

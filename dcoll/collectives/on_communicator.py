@@ -198,14 +198,15 @@ def _row_elems(tensor: Any) -> int:
     return math.prod(tensor.shape[1:])
 
 
-def allgather(comm: Lane, tensor: Any, name: str) -> Handle:
+def allgather(comm: Lane, tensor: Any, name: str, of: str = "") -> Handle:
+    """of: what the rows stand for, the same on all ranks."""
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = rows_of(source, "allgather")
     row_shape = tuple(source.shape[1:])
     row_bytes = _row_elems(source) * source.itemsize
     core = kind.on(comm, source).allgather(
-        kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape
+        kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape, group=of
     )
     return Handle(
         core,

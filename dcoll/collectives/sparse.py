@@ -182,7 +182,9 @@ def start_allreduce(
     rows = Rows.of(tensor.detach(), tensor, sparse_dim)
     if op is Average:
         rows.values = rows.values / comm.size
-    handle = on_communicator.allgather(comm, rows.packed(), f"{name}.rows")
+    shape = "x".join(str(length) for length in tensor.shape)
+    of = f"{op.name.lower()} of {str(tensor.dtype).removeprefix('torch.')} {shape}, sparse in {sparse_dim}"
+    handle = on_communicator.allgather(comm, rows.packed(), f"{name}.rows", of)
 
     def finish() -> torch.Tensor:
         found = rows.unpack(handle.wait()).added_up(tensor.shape[:sparse_dim].numel())

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <locale>
 #include <thread>
 
 #include "engine/links/calibration_cache.h"
@@ -78,6 +79,29 @@ TEST(what_is_kept_is_read_back_exactly) {
   CHECK(cache.load(complaint) == constants);
   CHECK(complaint.empty());
   CHECK(!CalibrationCache({folder(), "other hosts"}).load(complaint).has_value());
+  std::filesystem::remove_all(folder());
+}
+
+// As in Germany: 1.234,5. A program may choose that for all its streams, and for what C prints where it is installed.
+struct Commas : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(what_is_kept_is_the_same_in_every_locale) {
+  const CalibrationCache cache{folder(), "two hosts"};
+  std::string complaint;
+  plan::Constants constants;
+  constants.network = {1234.5, 0.1, 8e-5 / 7, 0.25, 131072, 1e-300};
+  CHECK(cache.store(constants, complaint));
+  const std::string written = contents(cache.path());
+  const std::locale before = std::locale::global(std::locale(std::locale(), new Commas));
+  const bool reads = cache.load(complaint) == constants;
+  const bool writes = cache.store(constants, complaint);
+  std::locale::global(before);
+  CHECK(reads && writes);
+  CHECK_EQ(contents(cache.path()), written);
   std::filesystem::remove_all(folder());
 }
 

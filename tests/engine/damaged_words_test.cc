@@ -156,14 +156,15 @@ void expect_caught(const Form& form, const std::string& word, const std::functio
 
 bool reads_offset_out(const Form& form) { return form.request.kind == Kind::kAllReduce; }
 
-// A store that goes on until the ranks have noticed: its owner writes that word again and again.
+// Stores that go on until the ranks have noticed: their owner writes those words again and again, these values in
+// turns.
 class Stomper {
  public:
-  explicit Stomper(std::atomic<uint64_t>& word)
-      : thread_([this, &word] {
-          while (!stop_) {
-            word.store(kWild);
-            std::this_thread::yield();
+  explicit Stomper(std::vector<std::atomic<uint64_t>*> words, std::vector<uint64_t> values = {kWild})
+      : thread_([this, words = std::move(words), values = std::move(values)] {
+          for (size_t i = 0; !stop_; ++i) {
+            for (std::atomic<uint64_t>* word : words) word->store(values[i % values.size()], std::memory_order_relaxed);
+            if (values.size() == 1) std::this_thread::yield();
           }
         }) {}
   ~Stomper() {
@@ -236,6 +237,43 @@ TEST(tables_of_rows) {
   }
 }
 
+// The second word of that table changes all the time between values that are all possible. What is copied must be what
+// there is room for: each word is read once. Both ranks are this thread, so that the other core is the one who writes.
+TEST(tables_that_change_while_they_are_read) {
+  for (const Form& form : kForms) {
+    if (form.request.splits != std::vector<size_t>{517, 1031}) continue;
+    Job job(form);
+    job.barrier();
+    const std::vector<Request> requests{job.request(0), job.request(1)};
+    const auto call = [&] {
+      std::vector<std::shared_ptr<Operation>> both;
+      for (const int rank : {1, 0}) {
+        both.push_back(job.world[rank]->submit(requests[rank], Communicator::Start::kSoon));
+      }
+      for (bool done[2] = {false, false}; !done[0] || !done[1];) {
+        for (const int rank : {0, 1}) done[rank] = job.world[rank]->poll(*both[1 - rank]);
+      }
+      return both[1];
+    };
+    std::vector<std::atomic<uint64_t>*> seconds;  // a call writes the one or the other
+    auto* word = reinterpret_cast<uint64_t*>(job.shared);
+    const auto* end = word + (1 << 20) / sizeof *word;
+    const uint64_t table[] = {0, 517, 1548};
+    for (int i = 0; i < 2; ++i) call();
+    while ((word = std::search(word, const_cast<uint64_t*>(end), std::begin(table), std::end(table))) != end) {
+      seconds.push_back(reinterpret_cast<std::atomic<uint64_t>*>(++word));
+    }
+    CHECK_EQ(seconds.size(), 2u);
+    const Stomper stomper(seconds, {517, 0, 1, 516});
+    for (int i = 0; i < 30000; ++i) {
+      const auto done = call();
+      CHECK(done->counts[0] == 517 && done->counts[1] >= 0 && done->counts[1] <= 517);
+      const size_t rows = static_cast<size_t>(done->counts[0] + done->counts[1]);
+      CHECK_EQ(done->output->bytes(), rows * (form.bytes_in / form.request.count));
+    }
+  }
+}
+
 TEST(posts_that_were_never_made) {
   for (const Form& form : kForms) {
     if (!form.nodes.empty()) continue;
@@ -271,7 +309,7 @@ TEST(counts_of_pieces) {
     job.barrier();
     std::vector<Request> requests;
     for (int rank = 0; rank < 4; ++rank) requests.push_back(job.request(rank));
-    const Stomper stomper((reinterpret_cast<NodeShared*>(job.shared)->*count).pieces);
+    const Stomper stomper({&(reinterpret_cast<NodeShared*>(job.shared)->*count).pieces});
     std::string texts[4];
     on_threads(4, [&](int rank) {
       for (int i = 0; i < 1000 && (i == 0 || texts[rank] == "none"); ++i) {

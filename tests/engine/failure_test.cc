@@ -1,4 +1,6 @@
 // What happens when things go wrong: every rank learns the same, nothing hangs, and what can go on does.
+#include <algorithm>
+
 #include "base/error.h"
 #include "rank_threads.h"
 #include "support/check.h"
@@ -146,6 +148,40 @@ TEST(timeout_names_operation_and_ranks) {
   }
   float x = 1;
   CHECK_THROWS(run(*world[2], {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1}), TimeoutError, "late");
+}
+
+// They have their tensors back by then, and may have freed them: nothing may be written there, nor taken from there.
+TEST(who_comes_after_the_others_have_given_up_does_not_finish_alone) {
+  Settings settings = test_settings();
+  settings.timeout_s = 0.2;
+  for (const bool mapped : {true, false}) {
+    const size_t count = mapped ? 1 << 14 : 100;
+    auto world = connect_threads(3, settings);
+    on_threads(3, [&](int rank) { run(*world[rank], {.kind = Kind::kBarrier}); });  // tells where the slots are
+    std::vector<std::shared_ptr<Memory>> tensors;
+    for (const auto& comm : world) {
+      tensors.push_back(mapped ? comm->alloc(count * sizeof(float)) : Memory::plain(count * sizeof(float)));
+    }
+    const auto call = [&](int rank) {
+      auto* x = reinterpret_cast<float*>(tensors[rank]->data());
+      run(*world[rank], {.kind = Kind::kAllReduce, .in = x, .out = x, .count = count, .name = "late"});
+    };
+    std::vector<std::thread> punctual;
+    for (int rank = 0; rank < 2; ++rank) {
+      punctual.emplace_back([&, rank] {
+        auto* x = reinterpret_cast<float*>(tensors[rank]->data());
+        std::fill_n(x, count, 1.0f);
+        CHECK_THROWS(call(rank), TimeoutError, "waiting for rank 2 of 3");
+        std::fill_n(x, count, 7.0f);
+      });
+    }
+    for (auto& thread : punctual) thread.join();
+    CHECK_THROWS(call(2), TimeoutError, "waiting for rank 2 of 3");
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto* x = reinterpret_cast<const float*>(tensors[rank]->data());
+      CHECK_EQ(std::count(x, x + count, 7.0f), static_cast<std::ptrdiff_t>(count));
+    }
+  }
 }
 
 // A wait with a limit gives up waiting, not the operation.

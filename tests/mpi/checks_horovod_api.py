@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -240,6 +241,30 @@ def check_gradients_of_groups() -> None:
         assert equal([one.detach() for one in out], [alone(one) for one in parts])
 
 
+def check_gradients_of_gradients() -> None:
+    """d/dx of g, the gradient of the sum of y ** 3 where y comes of x ** 2: 30 x ** 4 by hand on one rank. Where the
+    gradient is an average of all ranks', so is its gradient."""
+    n, r = hvd.size(), hvd.rank()
+    x = torch.arange(1.0, 2 * n + 1, dtype=torch.float64)
+    averaged, plain = (6 + 24 / n) * x**4, 30 * x**4
+    calls: list[tuple[Collective, torch.Tensor]] = [
+        (lambda t: hvd.allreduce(t), plain),
+        (lambda t: hvd.grouped_allreduce([t])[0], plain),
+        (hvd.allgather, averaged),
+        (lambda t: hvd.grouped_allgather([t])[0], averaged),
+        (lambda t: hvd.broadcast(t, n - 1), averaged if r == n - 1 else 0 * x),
+        (hvd.alltoall, plain),
+        (hvd.reducescatter, plain),
+        (lambda t: hvd.grouped_reducescatter([t])[0], plain),
+    ]
+    for call, want in calls:
+        mine = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad((call(mine**2) ** 3).sum(), mine, create_graph=True)
+        grad.sum().backward()
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad, want)
+
+
 def check_compression() -> None:
     class Negated:
         @staticmethod
@@ -266,6 +291,13 @@ def check_sparse() -> None:
     mine = torch.sparse_coo_tensor(torch.tensor([[0, r + 1]]), torch.tensor([1.0, 2.0]), (n + 1,))
     want = [float(n), *[2.0] * n]
     assert hvd.sparse_allreduce_async(mine, name="s", op=hvd.Sum)().to_dense().tolist() == want
+    rows = torch.arange(6.0).view(2, 3)
+    others = [rows.view(3, 2).to_sparse(), rows.int().to_sparse(), rows.to_sparse(1)]
+    for i, (other, op) in enumerate([*((other, hvd.Sum) for other in others), (rows.to_sparse(), hvd.Average)]):
+        odd = n > 1 and r == n - 1
+        finish = hvd.sparse_allreduce_async(other if odd else rows.to_sparse(), f"odd {i}", op if odd else hvd.Sum)
+        with pytest.raises(hvd.MismatchError, match="of float32 2x3, sparse in 2") if n > 1 else nullcontext():
+            finish()
     finish = hvd.sparse_allreduce_async(mine.to_sparse(), name="a", op=hvd.Average)
     assert torch.allclose(finish().to_dense(), torch.tensor(want) / n)
     with pytest.raises(ValueError, match="op is"):

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -102,6 +103,20 @@ def check_backward_passes_per_step() -> None:
         loss_of(reference, *everyones_batch(step)).backward()
         plain.step()
     assert_close(model, reference)
+
+
+def check_step_after_synchronize_neither_warns_nor_reduces_again() -> None:
+    w = nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [("w", w)], op=hvd.Sum)
+    n = hvd.size()
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        (w.sum() * (hvd.rank() + 1)).backward()
+        optimizer.synchronize()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        assert w.tolist() == [-step * n * (n + 1) / 2] * 3
 
 
 def check_clipping_sees_the_average() -> None:

@@ -1,5 +1,6 @@
 """Fixtures of the tests that need no mpirun."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -31,3 +32,11 @@ def reader(request: pytest.FixtureRequest) -> Iterator[str]:
     assert _C.use_torch(torch, written, request.param == "exchange") is (request.param == "exchange")
     yield request.param
     assert _C.use_torch(torch, written) is has_exchange
+
+
+@pytest.fixture
+def ctrl_c_counts() -> Iterator[None]:
+    """A shell starts background jobs, and all they start, with SIGINT ignored; then Python installs no handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

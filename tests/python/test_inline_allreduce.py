@@ -338,14 +338,6 @@ def test_a_late_rank() -> None:
     run_ranks(3, body)
 
 
-@pytest.fixture
-def ctrl_c_counts() -> Iterator[None]:
-    """A shell starts background jobs, and all they start, with SIGINT ignored; then Python installs no handler."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("ctrl_c_counts")
 @pytest.mark.parametrize("spin_us", ["-1", "1000000000"])
 def test_ctrl_c_ends_the_wait_and_the_memory_stays(spin_us: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,3 +54,34 @@ RAW_THREAD = "import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\nti
 def test_exits(code: str, told: str, status: int) -> None:
     done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == (told, status), done.stderr
+
+
+NO_THREAD = """
+import ctypes
+from dcoll import _C, DcollError
+
+libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+
+def need_stacks_of(size):
+    libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(size))
+    assert libc.pthread_setattr_default_np(attributes) == 0
+
+libc.pthread_attr_init(attributes)
+need_stacks_of(1 << 46)
+for _ in range(2):
+    try:
+        _C.make_ender()
+    except DcollError as error:
+        print(error)
+need_stacks_of(8 << 20)
+_C.make_ender()
+print("made", end="", flush=True)
+"""
+
+
+def test_where_there_is_no_thread_to_end_the_job_init_says_so() -> None:
+    """A process whose threads need more memory than there is gets EAGAIN, as one that has all it may have."""
+    done = subprocess.run([sys.executable, "-c", NO_THREAD], capture_output=True, text=True, timeout=60, check=False)
+    first, second, made = done.stdout.split("\n")
+    assert first.startswith("The system gives this process no further thread ("), done.stderr
+    assert (second, made, done.returncode) == (first, "made", 0), done.stderr

@@ -1,7 +1,12 @@
 """Broadcast, all-gather, reduce-scatter, all-to-all and barrier on 1 to 8 ranks, compared exactly."""
 
+import gc
+import os
 import re
+import signal
 import threading
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,3 +257,54 @@ def test_alltoall_twice_with_swapped_splits_is_the_identity(n: int, data: st.Dat
         assert returned.tolist() == splits[comm.rank]
 
     run_ranks(n, body)
+
+
+class Rows(np.ndarray[Any, Any]):
+    """An array that the calls in C leave to Python, and that can be watched."""
+
+
+class Bytes(bytearray):
+    """A bytearray that can be watched."""
+
+
+@pytest.mark.usefixtures("ctrl_c_counts")
+@pytest.mark.parametrize("what", ["array", "bytes"])
+def test_ctrl_c_leaves_the_memory_of_a_call_to_the_core(what: str) -> None:
+    """What a call through Python made for the core lives until the other rank has come, and no longer."""
+    comms = _C.connect_local(2)
+
+    def call(comm: _C.Communicator, watched: list[weakref.ref[Any]]) -> None:
+        if what == "array":
+            rows = np.arange(100_000).view(Rows)
+            watched.append(weakref.ref(rows))
+            on_communicator.broadcast_sync_(comm, rows, 1, "")
+        else:
+            data = Bytes(100_000)
+            watched.append(weakref.ref(data))
+            assert objects.allgather_bytes(comm, data, "") == [bytes(100_000)] * 2
+
+    def interrupted() -> weakref.ref[Any]:
+        watched: list[weakref.ref[Any]] = []
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            call(comms[0], watched)
+        timer.join()
+        gc.collect()
+        return watched[0]
+
+    first = interrupted()
+    assert first() is not None
+    call(comms[1], [])
+    ahead = comms[0].barrier()
+    comms[1].barrier_sync()
+    ahead.wait(10.0)
+    second = interrupted()  # which lets go of the first
+    assert first() is None
+    assert second() is not None
+    call(comms[1], [])
+    threads = [threading.Thread(target=comm.close) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -214,7 +214,11 @@ def test_a_disk_that_is_full_is_said_once(capfd: pytest.CaptureFixture[str]) -> 
     assert said.count("'/dev/full' cannot be written any further (No space left on device)") == 1, said
 
 
-def test_it_tells_which_copy_a_block_took(tmp_path: Path) -> None:
+def test_timeline_and_log_tell_which_copy_a_block_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DCOLL_LOG_LEVEL", "info")
+
     def body(comm: _C.Communicator) -> None:
         _C.start_timeline(comm, str(tmp_path / "t.json"))
         on_communicator.allgather_sync(comm, np.ones(2, np.float32), "inline")
@@ -226,9 +230,12 @@ def test_it_tells_which_copy_a_block_took(tmp_path: Path) -> None:
     events = read(tmp_path / "t.json")
     assert phases(events, "inline")[-1] == "pull"
     assert phases(events, "slots")[-1] == "pull (slots)"
+    said = capfd.readouterr().err
     if phases(events, "kernel")[-1] == "pull (slots)":
+        assert said.count("read through slots, in two copies: the kernel does not let every rank") == 2, said
         pytest.skip("needs ptrace: the kernel lets nobody read a process here")
     assert phases(events, "kernel")[-1] == "pull (kernel)"
+    assert said.count("read by the kernel (process_vm_readv), in one copy") == 2, said  # ranks
 
 
 def test_before_init_there_is_no_timeline() -> None:

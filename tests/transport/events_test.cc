@@ -67,6 +67,21 @@ TEST(a_descriptor_that_is_always_ready_is_left_alone_until_it_is_quiet) {
   CHECK(events.wait(microseconds(10'000'000)) == Ended::kNews);
 }
 
+// A pipe that nobody writes to any more stands for it: POLLHUP, and nothing to read.
+TEST(a_descriptor_that_reports_errors_is_never_asked_again) {
+  int ends[2];
+  CHECK_EQ(pipe(ends), 0);
+  const Fd broken(ends[0]);
+  Watcher mpi;
+  const MpiEvents events({broken.get(), mpi.epoll.get()}, true);
+  close(ends[1]);
+  CHECK(events.wait(microseconds(10'000'000)) == Ended::kWoken);
+  CHECK(events.wait(microseconds(1000)) == Ended::kTooLong);
+  CHECK(events.deaf());
+  mpi.speak();
+  CHECK(events.wait(microseconds(10'000'000)) == Ended::kNews);
+}
+
 TEST(a_number_that_is_closed_and_used_again_is_not_mistaken) {
   Watcher mpi;
   const int number = mpi.epoll.get();

@@ -89,10 +89,11 @@ std::string Progress::failure() const {
   return failure_text_;
 }
 
-// The other ranks gave up on an operation that this rank has not begun: it must not finish it alone.
+// The other ranks gave up on an operation that this rank has not begun: it must not finish it alone, with memory that
+// they have taken back. None of them has finished it, for every collective begins by meeting all ranks.
 bool Progress::given_up() {
   if (setup_.members.size == 1 || (setup_.failure_flag != nullptr && !heard_of_failure())) return false;
-  return is_stall(setup_.transport().poll_failure());
+  return !setup_.transport().poll_failure().empty();
 }
 
 // After a failure: what was submitted meanwhile ends as what is queued does.

@@ -11,8 +11,6 @@ constexpr char kStall = 'S';
 
 }  // namespace
 
-bool is_stall(const std::string& notice) { return !notice.empty() && notice.front() == kStall; }
-
 std::string failure_text(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);

@@ -8,8 +8,6 @@ namespace dcoll {
 
 std::string encode_failure(std::exception_ptr error, int rank);
 std::exception_ptr decode_failure(const std::string& notice);
-// Whether it says that the ranks gave up on an operation (StallError).
-bool is_stall(const std::string& notice);
 std::string failure_text(std::exception_ptr error);
 
 }  // namespace dcoll
