@@ -23,7 +23,7 @@ class LaneWindow final : public Window {
   void notify_all() override { main_->notify_all(); }
   const std::vector<std::vector<int>>& groups() const override { return no_groups_; }
   ArrivalGroup& group(int group) override { return main_->group(group); }
-  void release_group(int group, uint64_t ticket) override { main_->release_group(group, ticket); }
+  void release_groups(uint64_t ticket) override { main_->release_groups(ticket); }
   std::byte* alloc(size_t bytes) override { return main_->alloc(bytes); }
   void free(std::byte* block) override { main_->free(block); }
 

@@ -99,6 +99,7 @@ std::map<int, pid_t> Presence::look() {
   missed_by_others_.clear();
   if (!who_) return found;
   std::ifstream sockets("/proc/net/unix");
+  if (!sockets.is_open()) return seen_;  // no descriptor is left: nothing new is known
   for (std::string line; std::getline(sockets, line);) {
     const size_t here = line.find(here_);
     const bool is_here = here != std::string::npos;
@@ -124,7 +125,9 @@ std::map<int, pid_t> Presence::look() {
 }
 
 std::vector<int> Presence::ended() {
-  const std::map<int, pid_t> now = look();
+  std::map<int, pid_t> now = look();
+  // The kernel lists sockets piece by piece, and may pass one over when another goes meanwhile.
+  if (now.size() < seen_.size()) now.merge(look());
   std::set<int> ranks;
   for (const auto& [rank, pid] : seen_) {
     if (now.contains(rank)) continue;

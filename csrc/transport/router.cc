@@ -137,10 +137,14 @@ class Router final : public Transport {
     for_each([&](Transport& medium) { gone &= medium.let_go(limit); });
     return gone;
   }
-  // A notice may come through both media; the first that was seen stays the one that is told.
+  // A notice may come through both media; the first that was seen stays the one that is told. One from another node is
+  // passed on inside this one, where a peer may see this rank's end before its own notice arrives.
   std::string poll_failure() override {
     if (failure_.empty() && local_) failure_ = local_->poll_failure();
-    if (failure_.empty() && remote_) failure_ = remote_->poll_failure();
+    if (failure_.empty() && remote_) {
+      failure_ = remote_->poll_failure();
+      if (!failure_.empty() && local_) local_->post_failure(failure_);
+    }
     return failure_;
   }
   void post_stall(const std::vector<int>& waits_for) override {

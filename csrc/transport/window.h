@@ -85,8 +85,8 @@ class Window {
   // The groups of the arrival tree, ranks of one NUMA node together; none when every rank looks at every record.
   virtual const std::vector<std::vector<int>>& groups() const = 0;
   virtual ArrivalGroup& group(int group) = 0;
-  // Publishes that post `ticket` is complete to the group, and wakes those of its members that sleep.
-  virtual void release_group(int group, uint64_t ticket) = 0;
+  // Publishes that post `ticket` is complete to all groups, and wakes those of their members that sleep.
+  virtual void release_groups(uint64_t ticket) = 0;
 
   // Own arena: page-aligned blocks. alloc throws TransportError when full, saying how large it is and which setting
   // enlarges it. free returns the pages to the system.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/buckets/grouped_rows.h"
 #include "engine/levels/hierarchy.h"
 #include "rank_threads.h"
 #include "support/check.h"
@@ -271,6 +272,27 @@ TEST(tables_that_change_while_they_are_read) {
       const size_t rows = static_cast<size_t>(done->counts[0] + done->counts[1]);
       CHECK_EQ(done->output->bytes(), rows * (form.bytes_in / form.request.count));
     }
+  }
+}
+
+// What a group's block says of itself: more rows than it has, fewer, and so many that their bytes are 32 again.
+TEST(rows_of_a_group) {
+  for (const uint64_t said : {uint64_t{3}, uint64_t{1}, kWild, (uint64_t{1} << 60) + 2, ~uint64_t{0}}) {
+    Job job(kForms[0]);
+    job.barrier();
+    std::thread culprit([&] {
+      uint64_t block[5] = {said};  // of one tensor of 2 x 4 float32
+      run(*job.world[1], {.kind = Kind::kAllGather,
+                          .in = block,
+                          .count = sizeof block,
+                          .dtype = DType::kUInt8,
+                          .group = "1 tensor: rows of 4 float32"});
+    });
+    const std::vector<float> mine(8);
+    GroupedAllGather group(job.world[0], {{.data = mine.data(), .rows = 2, .row_elems = 4}}, "");
+    group.run([&](Operation& operation) { job.world[0]->wait(operation); });
+    culprit.join();
+    CHECK_THROWS(group.rows(), TransportError, "rank 1 sent 40 bytes that are not the rows they are said to be");
   }
 }
 

@@ -95,6 +95,14 @@ TEST(no_operator_is_changed) {
           std::vector<double> doubles(3, -5);
           reduce(comm, doubles, DType::kFloat64, op, false);
           CHECK_EQ(doubles[2], -5.0);
+          run(comm, {.kind = Kind::kAllReduce,
+                     .in = doubles.data(),
+                     .out = doubles.data(),
+                     .count = 3,
+                     .dtype = DType::kFloat64,
+                     .op = op,
+                     .prescale = 0});
+          CHECK_EQ(doubles[2], 0.0);
         }
         std::vector<uint8_t> bytes(3, 1);
         reduce(comm, bytes, DType::kBool, op, false);

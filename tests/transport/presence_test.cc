@@ -2,6 +2,7 @@
 #include "transport/presence.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,6 +78,24 @@ TEST(who_begins_later_hears_from_those_that_saw_it) {
   const Other again(one);  // as after a restart of that rank
   CHECK(first.ended().empty());
   CHECK(before.ended().empty());
+}
+
+TEST(where_nobody_can_be_looked_for_nobody_has_ended) {
+  const LaunchedAs who = as(0, "descriptors");
+  LaunchedAs one = who;
+  one.rank = 1;
+  Presence presence(who);
+  Other other(one);
+  CHECK(presence.ended().empty());
+  rlimit before{};
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const std::vector<int> ended = presence.ended();
+  CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(ended.empty());
+  other.end();
+  CHECK(presence.ended() == std::vector<int>{1});
 }
 
 TEST(another_job_has_other_names) {

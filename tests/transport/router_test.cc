@@ -145,6 +145,15 @@ TEST(failure_notices_reach_both_media_once) {
   CHECK_EQ(d.routers[2]->poll_failure(), std::string("through the network"));
 }
 
+// Or a rank of the node could see only that this one has gone, and name it for the culprit.
+TEST(what_another_node_tells_is_passed_on_inside_the_node) {
+  Cluster c;
+  c.local[0]->post_failure("the cause");   // to rank 2 of its node
+  c.remote[0]->post_failure("the cause");  // to the others, of whom rank 3 looks later than rank 1
+  CHECK_EQ(c.routers[1]->poll_failure(), std::string("the cause"));
+  CHECK_EQ(c.local[3]->poll_failure(), std::string("the cause"));
+}
+
 TEST(peers_of_both_media_are_checked) {
   Cluster c;
   c.routers[1].reset();

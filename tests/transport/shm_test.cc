@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -287,6 +288,30 @@ TEST(missing_peers_are_named_at_the_deadline) {
                                            : "gave up or died while the local ranks were connecting";
     CHECK_THROWS(connect_shm({rank, 4, key}, small(), limit), TransportError, expected);
   });
+}
+
+// Whichever descriptor is the one too many: the rank says so, and looks for nobody until the deadline.
+TEST(too_few_descriptors_are_told_at_once) {
+  for (rlim_t room = 3; room < 12; ++room) {
+    const SipKey key = fresh_key();
+    run_processes(2, [&](int rank) {
+      if (rank == 1) {
+        const int next = dup(0);
+        close(next);
+        const rlimit limit{static_cast<rlim_t>(next) + room, static_cast<rlim_t>(next) + room};
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+      }
+      std::string text = "connected";
+      try {
+        connect_shm({rank, 2, key}, small(), rank == 1 ? kPatience : milliseconds(500));
+      } catch (const TransportError& e) {
+        text = e.what();
+      }
+      if (rank == 1 && text != "connected" && text.find("open files") == std::string::npos) {
+        throw std::runtime_error("with room for " + std::to_string(room) + ": " + text);
+      }
+    });
+  }
 }
 
 TEST(another_key_is_another_job) {

@@ -188,6 +188,26 @@ TEST(ranks_tell_each_other_and_a_farewell_is_no_death) {
   });
 }
 
+// As in a farewell, whose last round a rank may come to when the others have gone.
+TEST(what_a_rank_sent_before_it_closed_is_received) {
+  on_ranks(2, [](Transport& t, Bootstrap& job) {
+    const std::vector<std::byte> data = test::message(3, 1000);
+    if (job.rank() == 0) CHECK(t.post_recv(1, 3, nullptr, 1));  // whose connection ends
+    job.barrier();
+    if (job.rank() == 1) {
+      test::send(t, 0, 0, data);
+      await(t, [&] { return t.sent(0, 0) == 1; });
+      return;  // closes
+    }
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+    while (std::chrono::steady_clock::now() < end) t.progress();
+    CHECK(t.post_recv(1, 0, nullptr, data.size()));
+    await(t, [&] { return t.front(1, 0) != nullptr; });
+    CHECK(test::is_message(t.front(1, 0), 3, data.size()));
+    CHECK_THROWS(t.post_recv(1, 0, nullptr, data.size()), PeerError, "rank 1 has closed its communicator");
+  });
+}
+
 TEST(a_receive_is_let_go) {
   on_ranks(2, [](Transport& t, Bootstrap& job) {
     std::vector<std::byte> memory(1000);

@@ -34,10 +34,8 @@ void ArrivalTree::arrive(uint64_t ticket) {
   if (root.fetch_add(1, std::memory_order_acq_rel) + 1 != round * groups_.size()) return;
   Summary all;
   for (const ArrivalGroup* group : groups_) merge(all, group->summary[parity]);
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    groups_[g]->outcome[parity] = all;
-    window_.release_group(static_cast<int>(g), ticket);
-  }
+  for (ArrivalGroup* group : groups_) group->outcome[parity] = all;
+  window_.release_groups(ticket);
 }
 
 Summary ArrivalTree::summarize_members(uint64_t ticket) {

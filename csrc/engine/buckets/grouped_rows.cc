@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
 #include "engine/buckets/group_text.h"
 #include "engine/core/layout.h"
 
@@ -104,12 +105,6 @@ GroupedAllGather::GroupedAllGather(std::shared_ptr<Communicator> comm, std::vect
                   .group = group_of(tensors_, /*with_rows=*/false)};
 }
 
-size_t GroupedAllGather::rows_from(const std::byte* block, size_t tensor) const {
-  uint64_t rows;
-  std::memcpy(&rows, block + tensor * sizeof rows, sizeof rows);
-  return rows;
-}
-
 std::vector<const std::byte*> GroupedAllGather::blocks() const {
   const Operation& operation = *parts_[0].operation;
   const std::byte* at =
@@ -123,21 +118,45 @@ std::vector<const std::byte*> GroupedAllGather::blocks() const {
   return found;
 }
 
+const std::vector<uint64_t>& GroupedAllGather::all_rows() const {
+  if (!all_rows_.empty()) return all_rows_;
+  const std::vector<const std::byte*> all = blocks();
+  std::vector<uint64_t> found(all.size() * tensors_.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    uint64_t* rows = &found[rank * tensors_.size()];
+    const uint64_t bytes = static_cast<uint64_t>(parts_[0].operation->counts[rank]);
+    bool fits = bytes >= header_bytes();
+    if (fits) std::memcpy(rows, all[rank], header_bytes());
+    uint64_t left = fits ? bytes - header_bytes() : 0;
+    for (size_t i = 0; fits && i < tensors_.size(); ++i) {
+      const uint64_t row_bytes = tensors_[i].row_bytes();
+      fits = row_bytes == 0 || rows[i] <= left / row_bytes;
+      left -= rows[i] * row_bytes;
+    }
+    if (fits && left == 0) continue;
+    throw TransportError("rank " + std::to_string(comm_->members().job_rank(static_cast<int>(rank))) + " sent " +
+                         std::to_string(bytes) +
+                         " bytes that are not the rows they are said to be: shared memory is damaged. Look for "
+                         "out-of-bounds writes in that process");
+  }
+  return all_rows_ = std::move(found);
+}
+
 std::vector<size_t> GroupedAllGather::rows() const {
   std::vector<size_t> total(tensors_.size(), 0);
-  for (const std::byte* block : blocks()) {
-    for (size_t i = 0; i < total.size(); ++i) total[i] += rows_from(block, i);
-  }
+  const std::vector<uint64_t>& all = all_rows();
+  for (size_t i = 0; i < all.size(); ++i) total[i % total.size()] += all[i];
   return total;
 }
 
 void GroupedAllGather::unpack(const std::vector<void*>& results) const {
   std::vector<std::byte*> to;
   for (void* result : results) to.push_back(static_cast<std::byte*>(result));
+  const uint64_t* rows = all_rows().data();
   for (const std::byte* block : blocks()) {
     const std::byte* from = block + header_bytes();
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const size_t bytes = rows_from(block, i) * tensors_[i].row_bytes();
+      const size_t bytes = *rows++ * tensors_[i].row_bytes();
       if (bytes > 0) std::memcpy(to[i], from, bytes);
       to[i] += bytes;
       from += bytes;

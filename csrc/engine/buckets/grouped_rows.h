@@ -75,9 +75,12 @@ class GroupedAllGather final : public GroupedRows {
 
  private:
   size_t header_bytes() const { return tensors_.size() * sizeof(uint64_t); }
-  size_t rows_from(const std::byte* block, size_t tensor) const;
   // What each rank contributed.
   std::vector<const std::byte*> blocks() const;
+  // By rank and tensor, as the blocks say.
+  const std::vector<uint64_t>& all_rows() const;
+
+  mutable std::vector<uint64_t> all_rows_;  // read once, as peers can reach the memory that they are in
 };
 
 class GroupedReduceScatter final : public GroupedRows {

@@ -16,6 +16,7 @@ namespace {
 // What changes no result of the operator, once it is multiplied by `prescale`.
 double neutral(ReduceOp op, double prescale) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (prescale == 0) return 0;  // as everybody's is
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:

@@ -17,6 +17,16 @@ void copy_text(const std::string& text, char* to, size_t bytes) {
   std::memcpy(to, text.data(), std::min(text.size(), bytes - 1));
 }
 
+// A peer's words come through memory that a stray write may have reached.
+void check(Called& call, size_t rank) {
+  call.words[Called::kWords - 1] = call.reason[Called::kWords - 1] = '\0';
+  if (call.kind <= Kind::kJoin && static_cast<int>(call.dtype) < kNumDTypes &&
+      static_cast<int>(call.op) < kNumReduceOps) {
+    return;
+  }
+  throw TransportError("rank " + std::to_string(rank) + " sent a call that there is not: shared memory is damaged");
+}
+
 // What this rank called.
 Called own_call(Fabric& fabric, const Operation& operation) {
   const Request& r = operation.request;
@@ -138,6 +148,7 @@ Request Called::stand_in() const {
 Task resolve_mismatch(Fabric& fabric, Operation& operation) {
   RecordExchange calls(fabric, own_call(fabric, operation));
   co_await calls.executor;
+  for (size_t rank = 0; rank < calls.all.size(); ++rank) check(calls.all[rank], rank);
   co_await resolve(fabric, operation, calls.all);
 }
 

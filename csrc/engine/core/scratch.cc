@@ -5,12 +5,18 @@
 #include <new>
 #include <utility>
 
+#include "base/types.h"
+
 namespace dcoll {
 namespace {
 
-// Powers of two, so that requests of about the same size meet the same blocks.
-constexpr size_t kLeastBytes = 4096;
-size_t block_bytes(size_t bytes) { return std::bit_ceil(std::max(bytes, kLeastBytes)); }
+// Powers of two, and eighths of one where that would be much, so that requests of about the same size meet the same
+// blocks.
+constexpr size_t kLeastBytes = 4096, kMuch = 1 << 20;
+size_t block_bytes(size_t bytes) {
+  if (bytes <= kMuch) return std::bit_ceil(std::max(bytes, kLeastBytes));
+  return round_up(bytes, std::bit_floor(bytes) / 8);
+}
 
 }  // namespace
 

@@ -35,7 +35,7 @@
 // Threads. All calls of one Transport are made under its owner's lock, except wake(), prepare_wait(), wait(), doze(),
 // alert(), nudge(), and those of a listener, which may run at any time on any thread: they touch nothing but the words
 // slept on and the group's line.
-// Window::alloc, Window::free, Window::notify_all and Window::release_group lock for themselves or need no lock. The
+// Window::alloc, Window::free, Window::notify_all and Window::release_groups lock for themselves or need no lock. The
 // destructor must not run beside any of them.
 //
 // Values a peer wrote (lengths, counts, offsets) are read once and checked before they are used, here and in the engine
@@ -201,7 +201,7 @@ class MappedWindow : public Window {
   void notify_all() override;
   const std::vector<std::vector<int>>& groups() const override { return world_->groups; }
   ArrivalGroup& group(int group) override;
-  void release_group(int group, uint64_t ticket) override;
+  void release_groups(uint64_t ticket) override;
   std::byte* alloc(size_t bytes) override;
   void free(std::byte* block) override;
 

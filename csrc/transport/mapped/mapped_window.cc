@@ -48,14 +48,18 @@ ArrivalGroup& MappedWindow::group(int group) {
   return world_->header(groups().at(static_cast<size_t>(group)).front()).group;
 }
 
-void MappedWindow::release_group(int group, uint64_t ticket) {
-  ArrivalGroup& to = this->group(group);
-  to.released.store(ticket, std::memory_order_seq_cst);
-  if (to.sleepers.load(std::memory_order_seq_cst) == 0) return;
-  for (const int member : groups()[static_cast<size_t>(group)]) {
-    const Region& region = *world_->regions[static_cast<size_t>(member)];
-    if (member == local_rank() || region.door().sleepers.load(std::memory_order_seq_cst) == 0) continue;
-    region.ring();
+void MappedWindow::release_groups(uint64_t ticket) {
+  const int count = static_cast<int>(groups().size());
+  // All before anybody is woken, which takes a system call and may cost this thread its core: by the end of a farewell
+  // those that know go at once, and must not seem to have left the others behind.
+  for (int g = 0; g < count; ++g) group(g).released.store(ticket, std::memory_order_seq_cst);
+  for (int g = 0; g < count; ++g) {
+    if (group(g).sleepers.load(std::memory_order_seq_cst) == 0) continue;
+    for (const int member : groups()[static_cast<size_t>(g)]) {
+      const Region& region = *world_->regions[static_cast<size_t>(member)];
+      if (member == local_rank() || region.door().sleepers.load(std::memory_order_seq_cst) == 0) continue;
+      region.ring();
+    }
   }
 }
 

@@ -116,6 +116,10 @@ Received receive_packet(const Fd& socket_fd, void* data, size_t bytes, std::span
   if (got < 0) return Received::kClosed;
   std::vector<Fd> descriptors = descriptors_in(message);
   if (static_cast<size_t>(got) != bytes || (message.msg_flags & MSG_TRUNC) != 0) return Received::kClosed;
+  if (descriptors.size() < passed.size() && (message.msg_flags & MSG_CTRUNC) != 0) {
+    throw TransportError(errno_text("cannot take what a local peer shares", EMFILE) +
+                         "; raise the limit on open files (ulimit -n)");
+  }
   for (size_t i = 0; i < std::min(passed.size(), descriptors.size()); ++i) passed[i] = std::move(descriptors[i]);
   return Received::kPacket;
 }

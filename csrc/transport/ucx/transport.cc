@@ -99,14 +99,21 @@ void UcxTransport::connect(int rank) {
   attributes.transports = {.entries = entries, .num_entries = std::size(entries), .entry_size = sizeof entries[0]};
   if (ucp_ep_query(peer.endpoint, &attributes) == UCS_OK) {
     for (unsigned i = 0; i < attributes.transports.num_entries; ++i) {
-      over_sockets_ &= std::string(entries[i].transport_name) == "tcp";
+      if (std::string(entries[i].transport_name) != "tcp") over_sockets_ = false;
     }
   }
   tell(rank, kHello, {});
 }
 
+// What a peer sent before its farewell is here whole, for it waited for that, and needs no endpoint any more.
+bool UcxTransport::is_left_behind(const Transfer& op) {
+  if (op.kind != Transfer::Kind::kReceive || !peer_of(op.peer).left) return false;
+  ucp_tag_recv_info_t info{};
+  return ucp_tag_probe_nb(worker_, tag_of(op.channel, op.peer), ~uint64_t{0}, /*remove=*/0, &info) != nullptr;
+}
+
 void UcxTransport::start(Transfer& op) {
-  connect(op.peer);
+  if (!is_left_behind(op)) connect(op.peer);
   ucp_request_param_t param = parameters(&op);
   if (op.kind == Transfer::Kind::kReceive) return start_receive_of(op);
   param.cb.send = [](void* request, ucs_status_t status, void* data) {

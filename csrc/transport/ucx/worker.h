@@ -98,6 +98,7 @@ class UcxTransport final : public MessageTransport {
   void exchange_addresses(Bootstrap& job);
   void start(Transfer& op) override;
   void start_receive_of(Transfer& op);
+  bool is_left_behind(const Transfer& op);
   void connect(int peer);
   Peer& peer_of(int rank) { return peers_[static_cast<size_t>(rank)]; }
   void tell(int peer, int topic, std::vector<std::byte> notice) noexcept;
@@ -131,7 +132,7 @@ class UcxTransport final : public MessageTransport {
   bool any_lost_ = false;
   bool letting_go_ = false;
   bool failure_posted_ = false;
-  bool over_sockets_ = true;
+  std::atomic<bool> over_sockets_ = true;
   uint64_t num_done_ = 0;
   std::atomic<int> connecting_{0};  // peers whose first message waits
 
