@@ -169,9 +169,10 @@ format: build  ## rewrite the sources as lint wants them
 WITH_PYTHON = -DDCOLL_PYTHON=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
 	-Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" -DDCOLL_OUTPUT_DIR="$(CURDIR)/build/$(1)/python/dcoll"
 # Those that go through the bindings; the rest of tests/python is about programs around them.
-SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward gradients gradients_special gradients_uneven \
-	grouped grouped_allreduce inline_allreduce inline_collectives inline_functions late_gradients launch lifecycle \
-	local_allreduce local_collectives local_sync reducer shapes stall timeline)) tests/mpi/test_mpi_collectives.py
+SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward codecs failed_backward gradients \
+	gradients_special gradients_uneven grouped grouped_allreduce inline_allreduce inline_collectives inline_functions \
+	late_gradients launch lifecycle local_allreduce local_collectives local_sync power_sgd reducer shapes sparse_exchange \
+	stall stateful_compressor stochastic_rounding timeline)) tests/mpi/test_mpi_collectives.py
 
 # ThreadSanitizer has nothing to find in the layers without threads.
 sanitize: build  ## the C++ tests and those of the bindings under AddressSanitizer + UBSan, C++ under ThreadSanitizer
@@ -186,7 +187,8 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 
 # Not a part of `sanitize`: see CONTRIBUTING.md.
 TSAN_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,gradients grouped inline_allreduce inline_collectives \
-	late_gradients local_allreduce local_collectives reducer timeline)) tests/mpi/test_mpi_collectives.py
+	late_gradients local_allreduce local_collectives reducer timeline)) \
+	$(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names process_sets))
 
 tsan-python: build  ## tests of the bindings and of jobs under mpirun, under ThreadSanitizer (ARGS="-k NAME")
 	$(CMAKE) -B build/tsan-python $(call WITH_PYTHON,tsan-python) -DDCOLL_TESTS=OFF -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread
@@ -194,7 +196,8 @@ tsan-python: build  ## tests of the bindings and of jobs under mpirun, under Thr
 	$(BIN)/python tests/built.py build/tsan-python -q $(TSAN_TESTS) $(or $(ARGS),-k 'not test_mpi or 2-')
 
 # What else users build with: clang, and MPICH beside the Open MPI of the other targets.
-OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names optimizer process_sets startup))
+OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives faults late names optimizer process_sets \
+	startup))
 
 test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warnings are errors), then jobs under MPICH
 	CC=clang CXX=clang++ $(CMAKE) -B build/clang $(call WITH_PYTHON,clang) -DDCOLL_CUDA=0 \

@@ -53,12 +53,15 @@ class Handle:
                 return
         except AttributeError:  # it was never made
             return
-        _unfinished[:] = [kept for kept in _unfinished if not kept[-1].released()]
-        _unfinished.append((self._memory, self._result, self._core))
+        for key, kept in list(_unfinished.items()):
+            if kept[-1].released():
+                _unfinished.pop(key, None)  # another thread may have done it
+        _unfinished[id(self._core)] = (self._memory, self._result, self._core)
 
 
-# The core's handle last: Python lets go of a tuple's items from the last to the first, and the core's waits.
-_unfinished: list[tuple[Any, Any, _C.Handle]] = []
+# By the core's handle. It is last in the tuple: Python lets go of its items from the last to the first, and the core's
+# waits.
+_unfinished: dict[int, tuple[Any, Any, _C.Handle]] = {}
 
 
 def poll(handle: Handle) -> bool:

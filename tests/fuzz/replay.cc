@@ -1,12 +1,13 @@
 // The fuzzers without libFuzzer: every file of a corpus, then random mutations of them.
 //   fuzz_X CORPUS [MUTATIONS [SEED]]
-// The seed is printed first: with it the same inputs come again. The input under way when the process is killed by a
-// signal is written to crash-input in the working directory.
+// The seed, which TESTS_SEED may give too, is printed first: with it the same inputs come again. The input under way
+// when the process is killed by a signal is written to crash-input in the working directory.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -64,7 +65,10 @@ Bytes mutated(Bytes bytes, const Bytes& other, std::mt19937_64& random) {
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
   const size_t mutations = argc > 2 ? std::stoul(argv[2]) : 1000;
-  const uint64_t seed = argc > 3 ? std::stoull(argv[3]) : std::random_device{}();
+  const char* given = std::getenv("TESTS_SEED");
+  const uint64_t seed = argc > 3           ? std::stoull(argv[3])
+                        : given != nullptr ? std::stoull(given)
+                                           : std::random_device{}();
   std::vector<Bytes> corpus{{}};
   for (const auto& entry : std::filesystem::directory_iterator(argv[1])) {
     std::ifstream file(entry.path(), std::ios::binary);

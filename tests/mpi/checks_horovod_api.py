@@ -248,7 +248,7 @@ def check_gradients_of_gradients() -> None:
     x = torch.arange(1.0, 2 * n + 1, dtype=torch.float64)
     averaged, plain = (6 + 24 / n) * x**4, 30 * x**4
     calls: list[tuple[Collective, torch.Tensor]] = [
-        (lambda t: hvd.allreduce(t), plain),
+        (hvd.allreduce, plain),
         (lambda t: hvd.grouped_allreduce([t])[0], plain),
         (hvd.allgather, averaged),
         (lambda t: hvd.grouped_allgather([t])[0], averaged),

@@ -53,6 +53,33 @@ def test_one_rank_under_mpirun() -> None:
     assert done.stdout.strip() == "1"
 
 
+def test_arenas_of_all_local_ranks_fit_the_address_space() -> None:
+    """Of machines with terabytes of memory each rank would take as much by default, of which few fit."""
+    code = "import dcoll as hvd; from dcoll.job import world; hvd.init(); " + SUM
+    code += "print(*{way for way in world.communicator().transports if way != 'self'})"
+    done = launch(3, "-c", code, DCOLL_ARENA_MB=str(1 << 26))  # 64 TiB
+    assert done.returncode == 0, done.text
+    assert done.stdout.split() == ["shm"] * 3, done.text
+
+
+def test_what_one_host_alone_refuses_is_told_to_all() -> None:
+    code = """if True:
+        import os, dcoll as hvd
+        second = os.environ["OMPI_COMM_WORLD_RANK"] == "1"
+        os.environ["DCOLL_TCP_CONGESTION"] = "nope" if second else "auto"
+        try:
+            hvd.init()
+        except hvd.ArgumentError as error:
+            print(error)
+        os.environ["DCOLL_TCP_CONGESTION"] = "auto"
+        hvd.init()
+    """
+    done = launch(2, "-c", code + "    " + SUM + "print('fine')", DCOLL_TRANSPORT="mpi")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("rank 1: DCOLL_TCP_CONGESTION='nope' is not possible here") == 2, done.text
+    assert done.stdout.count("fine") == 2, done.text
+
+
 def test_a_launcher_that_mpi_does_not_know_is_refused() -> None:
     """As when another MPI's mpiexec started the ranks: each would be a job of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMI", "SLURM"))}

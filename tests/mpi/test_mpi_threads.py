@@ -4,7 +4,7 @@ scripts that have epoll descriptors of their own beside those of MPI."""
 import pytest
 from mpirun import HERE, launch
 
-pytest.importorskip("mpi4py")
+pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
 pytestmark = pytest.mark.mpi
 
 

@@ -66,7 +66,7 @@ def test_numbers_are_read_alike_in_every_locale(tmp_path: Path) -> None:
         ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")], check=False, capture_output=True
     ) if shutil.which("localedef") else None  # fmt: skip
     if made is None or not (tmp_path / "de_DE.UTF-8" / "LC_NUMERIC").exists():
-        pytest.skip("no German locale can be made here: apt-get install locales")
+        pytest.skip("needs locales: no German one can be made here (apt-get install locales)")
     code = (
         "import locale; locale.setlocale(locale.LC_NUMERIC, 'de_DE.UTF-8'); from dcoll import _C; "
         "(comm,) = _C.connect_local(1); comm.close(); "

@@ -325,7 +325,7 @@ def _kept(p: torch.Tensor) -> dict[str, object]:
 @pytest.mark.parametrize("n", [1, 2])
 def test_gradients_that_the_program_keeps_stay_what_they_are(n: int, options: dict[str, object], way: str) -> None:
     if way != "itself" and not hasattr(torch._C, "_storage_Use_Count"):
-        pytest.skip("this version of torch does not tell who has a storage")
+        pytest.skip("needs torch: this version does not tell who has a storage")
 
     def body(comm: _C.Communicator) -> None:
         model = Toy()

@@ -21,7 +21,7 @@ SIZES = (0, 1, 127, 128, 255, 256, 257, 2047, 2048, 2049, 5000)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = K.active_isa()
     if not K.set_isa(request.param):
-        pytest.skip(f"this CPU has no {request.param}")
+        pytest.skip(f"needs {request.param}: this CPU has none")
     yield request.param
     K.set_isa(before)
 

@@ -33,8 +33,8 @@ TEST(arenas_of_all_local_ranks_fit_the_address_space) {
   for (const size_t ranks : {1, 2, 3, 43, 96, 128, 4096}) {
     for (const size_t wanted : {16 * kMiB, 3 * kTiB / 2, 64 * kTiB, 100 * kTiB}) {
       const size_t bytes = arena_bytes_of_each(wanted, ranks);
-      CHECK(bytes <= wanted && ranks * bytes <= 64 * kTiB);
-      CHECK(bytes == wanted || 64 * kTiB - ranks * bytes < ranks * kMiB);  // no less than there is room for
+      CHECK(bytes <= wanted && ranks * bytes <= 32 * kTiB);
+      CHECK(bytes == wanted || 32 * kTiB - ranks * bytes < ranks * kMiB);  // no less than there is room for
     }
   }
 }

@@ -21,6 +21,7 @@
 #include "kernels/reduce.h"
 #include "transport/mapped/local.h"
 #include "transport/mapped/shm.h"
+#include "transport/os/tcp_congestion.h"
 #include "transport/presence.h"
 #include "transport/router.h"
 
@@ -201,6 +202,20 @@ std::vector<std::string> told_errors(Bootstrap& job, const std::string& error) {
   return errors;
 }
 
+// What one host allows and another does not: before the transport is made, which all ranks make or none.
+void check_congestion(Bootstrap& job, const std::string& wanted) {
+  std::string error;
+  try {
+    const TcpCongestion probe(wanted);
+  } catch (const ArgumentError& e) {
+    error = e.what();
+  }
+  const std::vector<std::string> errors = told_errors(job, error);
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (!errors[rank].empty()) throw ArgumentError("rank " + std::to_string(rank) + ": " + errors[rank]);
+  }
+}
+
 // Abstract sockets, by which ranks hand each other their memory, are seen in one network namespace alone.
 bool in_same_network(Bootstrap& job, const std::vector<int>& local_ranks) {
   const uint64_t mine = own_network();
@@ -308,6 +323,7 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
     members.transport = std::move(node.transport);
   } else {
     members.processes = watch_processes(job, start, log);
+    check_congestion(job, settings.tcp_congestion);
     auto remote = job.make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
         mapped && local_ranks.size() > 1

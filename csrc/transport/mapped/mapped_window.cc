@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -80,7 +81,10 @@ std::byte* MappedWindow::alloc_region(size_t bytes) {
 
 void MappedWindow::retire_region(std::byte* block, size_t bytes) {
   const MutexLock lock(mutex_);
-  retired_.emplace(bytes, block);
+  try {
+    retired_.emplace(bytes, block);
+  } catch (const std::bad_alloc&) {  // its place in the arena is used no more
+  }
 }
 
 std::byte* MappedWindow::alloc(size_t bytes) {

@@ -17,7 +17,8 @@
 namespace dcoll {
 namespace {
 
-constexpr size_t kMaxArenaBytes = size_t{1} << 46;  // half of x86's user address space
+// Of all local ranks: a quarter of x86's user address space. It is in pieces, between the program and its libraries.
+constexpr size_t kMaxArenaBytes = size_t{1} << 45;
 
 }  // namespace
 

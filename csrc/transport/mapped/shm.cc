@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <vector>
 
 #include "base/error.h"
 #include "base/thread_safety.h"
@@ -51,16 +52,26 @@ class SocketWatch final : public PeerWatch {
   std::vector<int> ranks_;  // of polled_[i]
 };
 
-// Limits on address space (ulimit -v) strike here, and not in the middle of the handshake.
-void check_room_for(size_t bytes) {
-  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) {
-    throw TransportError(
-        errno_text("no address space for the shared memory of all local ranks, " + std::to_string(bytes) + " bytes",
-                   errno) +
-        "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
+// Limits on address space (ulimit -v) strike here, and not in the middle of the handshake. One mapping for each peer,
+// as there will be: others (PMIx) have theirs in the midst of what is free.
+void check_room_for(size_t peers, size_t bytes) {
+  std::vector<void*> made;
+  made.reserve(peers);
+  int error = 0;
+  while (made.size() < peers && error == 0) {
+    void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+      error = errno;
+    } else {
+      made.push_back(at);
+    }
   }
-  munmap(at, bytes);
+  for (void* at : made) munmap(at, bytes);
+  if (error == 0) return;
+  throw TransportError(errno_text("no address space for the shared memory of all local ranks, " +
+                                      std::to_string(peers + 1) + " times " + std::to_string(bytes) + " bytes",
+                                  error) +
+                       "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
 }
 
 }  // namespace
@@ -73,8 +84,7 @@ ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
   }
   segment_ = create_segment(layout_.region_bytes);
   region_ = std::make_shared<Region>(segment_.get(), layout_.region_bytes);
-  const auto peers_count = static_cast<size_t>(peers_.local_size - 1);
-  if (peers_count > 0) check_room_for(layout_.region_bytes * peers_count);
+  check_room_for(static_cast<size_t>(peers_.local_size - 1), layout_.region_bytes);
   // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
   // page.
   const int numa_node = own_numa_node();
