@@ -210,13 +210,13 @@ std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
   const size_t bytes = std::max(request.call().bytes(), request.out_bytes);
   // Peers that are there already are copied from on the spot.
   const auto operation = with_lock_as_pays(bytes, [&] { return comm->run_or_submit(std::move(request)); });
-  if (operation != nullptr) wait_keeping_caller(comm, operation);
+  if (operation != nullptr) wait_keeping_memory(*comm, *operation);
   return operation;
 }
 
 std::shared_ptr<Operation> run(const OnDevice& self, Request request) {
   auto operation = submit(self, std::move(request));
-  wait_keeping_caller(self.comm, operation);
+  wait_keeping_memory(*self.comm, *operation);
   return operation;
 }
 
@@ -258,7 +258,7 @@ Request receive_request(uintptr_t address, size_t nbytes, int peer, int32_t tag)
 void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
   const auto rest = with_lock_as_pays(
       nbytes, [&] { return comm->points().send_or_submit(to_pointer(address), nbytes, peer, user_key(tag)); });
-  if (rest != nullptr) wait_keeping_caller(comm, rest);
+  if (rest != nullptr) wait_keeping_memory(*comm, *rest);
 }
 
 int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
@@ -266,7 +266,7 @@ int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_
   const auto rest = with_lock_as_pays(
       nbytes, [&] { return comm->points().recv_or_submit(to_pointer(address), nbytes, peer, user_key(tag), source); });
   if (rest == nullptr) return source;
-  wait_keeping_caller(comm, rest);
+  wait_keeping_memory(*comm, *rest);
   return rest->source;
 }
 

@@ -26,8 +26,8 @@ void settle(Communicator& comm, Operation& operation);
 void wait_settled(Operation& operation) noexcept;
 // wait_interruptibly(), and settle() whatever became of the operation.
 void wait_all(Communicator& comm, Operation& operation, double timeout_s, Spin spin = Spin::kAllowed);
-// The same without a limit, for a call from Python that was given addresses. Where it throws and the core still works on
-// that memory, as after Ctrl-C, the caller's frame is kept, and with it the tensors, until the core has done.
-void wait_keeping_caller(const std::shared_ptr<Communicator>& comm, const std::shared_ptr<Operation>& operation);
+// The same without a limit, for a call from Python that was given addresses. Where it throws and the core still works
+// on that memory, as after Ctrl-C, what the caller has as variables is never freed.
+void wait_keeping_memory(Communicator& comm, Operation& operation);
 
 }  // namespace dcoll::bind

@@ -1,8 +1,5 @@
 // Waiting for operations from Python.
 #include <algorithm>
-#include <iterator>
-#include <memory>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -43,32 +40,25 @@ void wait_all(Communicator& comm, Operation& operation, double timeout_s, Spin s
 
 namespace {
 
-// A frame of Python whose tensors the core works on, though the call that had them work has thrown.
-struct Kept {
-  bool released() const { return comm->in_forked_child() || (operation->released() && settled(*operation)); }
-
-  std::shared_ptr<Communicator> comm;
-  std::shared_ptr<Operation> operation;
-  py::object frame;
-};
-
-void keep_caller(const std::shared_ptr<Communicator>& comm, const std::shared_ptr<Operation>& operation) {
-  static auto& kept = *new std::vector<Kept>;  // never destroyed: some must outlive the interpreter
-  const auto ended = std::partition(kept.begin(), kept.end(), [](const Kept& one) { return !one.released(); });
-  const std::vector<Kept> let_go(std::make_move_iterator(ended), std::make_move_iterator(kept.end()));
-  kept.erase(ended, kept.end());
-  // What it has as local variables lives as long as it does, as under a traceback.
+// For ever, for what the core has begun with it may go on as long as the peers take: what the function of Python that
+// called has as variables. Not its frame, which knows all its callers and may be cleared.
+void keep_variables_of_caller() {
   auto* const caller = reinterpret_cast<PyObject*>(PyEval_GetFrame());
-  if (caller != nullptr) kept.push_back({comm, operation, py::reinterpret_borrow<py::object>(caller)});
+  if (caller == nullptr) return;
+  try {
+    py::reinterpret_borrow<py::object>(caller).attr("f_locals").attr("copy")().inc_ref();
+  } catch (const py::error_already_set&) {
+    Py_INCREF(caller);
+  }
 }
 
 }  // namespace
 
-void wait_keeping_caller(const std::shared_ptr<Communicator>& comm, const std::shared_ptr<Operation>& operation) {
+void wait_keeping_memory(Communicator& comm, Operation& operation) {
   try {
-    wait_all(*comm, *operation, -1);
+    wait_all(comm, operation, -1);
   } catch (...) {
-    if (!operation->released()) keep_caller(comm, operation);
+    if (!operation.released() || !settled(operation)) keep_variables_of_caller();
     throw;
   }
 }

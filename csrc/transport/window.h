@@ -20,6 +20,7 @@ inline constexpr uint64_t kUnmappedOffset = ~uint64_t{0};
 
 // A word that another process may write to at any time: what is checked and what is used must be one load.
 inline uint64_t read_once(const uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
+inline void write_once(uint64_t& word, uint64_t value) { __atomic_store_n(&word, value, __ATOMIC_RELAXED); }
 
 struct BoardEntry {
   struct Post {

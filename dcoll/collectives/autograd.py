@@ -88,8 +88,8 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         average = _average(ctx.process_set, grads[0])
         if communicator_of(ctx.process_set).rank != ctx.root:
-            # Where that has a gradient, every rank takes part in it.
-            average = average * 0 if torch.is_grad_enabled() else torch.zeros_like(average)
+            # Zeros that come of the average: where they have a gradient, every rank takes part in it.
+            average = average.masked_fill(torch.ones((), dtype=torch.bool, device=average.device), 0)
         return average, None, None, None
 
 

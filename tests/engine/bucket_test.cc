@@ -1,6 +1,9 @@
 // Gradient buckets: layout, readiness, order, unused parameters, rebuilding.
 #include "engine/buckets/bucket.h"
 
+#include <cmath>
+#include <limits>
+
 #include "base/error.h"
 #include "rank_threads.h"
 #include "support/check.h"
@@ -95,6 +98,60 @@ TEST(gradients_from_elsewhere_are_brought_into_the_bucket) {
       }
     });
   }
+}
+
+// As a GradScaler finds its scale: the steps after an overflow are fine again, whatever shares a block with what.
+TEST(an_infinity_is_gone_after_its_step) {
+  Settings settings = test_settings();
+  settings.compress_local = true;
+  for (const bool stochastic : {false, true}) {
+    run_ranks(2, settings, [&](Communicator& comm) {
+      const std::vector<size_t> counts = {1001, 999, 65};
+      Reducer reducer(borrowed(comm), params_of(counts),
+                      {.encoding = {.codec = Codec::kInt8, .stochastic = stochastic}});
+      for (int step = 0; step < 4; ++step) {
+        for (size_t p = 0; p < counts.size(); ++p) {
+          fill(reducer, p, counts[p], 1.0f);
+          if (step == 0 && comm.rank() == 0) {
+            gradient(reducer, p)[counts[p] - 1] = std::numeric_limits<float>::infinity();
+          }
+          CHECK(reducer.mark_ready(p));
+        }
+        finish(reducer);
+        for (size_t p = 0; p < counts.size(); ++p) {
+          const float* got = gradient(reducer, p);
+          for (size_t i = 0; i < counts[p]; ++i) CHECK(step == 0 || std::abs(got[i] - 1.0f) < 0.1f);
+          CHECK(step > 0 || !std::isfinite(got[counts[p] - 1]));
+        }
+      }
+    });
+  }
+}
+
+// Without room for other buckets the old ones are used on.
+TEST(no_room_changes_nothing) {
+  Settings settings = test_settings();
+  settings.arena_mb = 16;
+  run_ranks(2, settings, [](Communicator& comm) {
+    constexpr size_t kCount = 1 << 20;  // 4 MiB each, in a bucket of its own: beside two there is room for one more
+    const std::vector<size_t> counts = {kCount, kCount, 7};
+    Reducer reducer(borrowed(comm), params_of(counts), {.bucket_bytes = 4 << 20, .first_bucket_bytes = 64});
+    const auto step = [&](float value) {
+      for (size_t p = 0; p < counts.size(); ++p) {
+        fill(reducer, p, counts[p], value);
+        CHECK(reducer.mark_ready(p));
+      }
+      CHECK(finish(reducer).empty());
+      for (size_t p = 0; p < counts.size(); ++p) CHECK_EQ(gradient(reducer, p)[counts[p] - 1], value);
+    };
+    step(1);
+    CHECK_THROWS(reducer.rebuild({0, 1, 2}), TransportError, "DCOLL_ARENA_MB");
+    step(2);
+    const auto before = reducer.gradient(1).first;
+    CHECK_THROWS(reducer.move({0, 1}), TransportError, "DCOLL_ARENA_MB");
+    CHECK(reducer.gradient(1).first == before);
+    step(3);
+  });
 }
 
 TEST(unused_parameters) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "kernels/cast.h"
@@ -120,13 +121,16 @@ std::vector<Bucket> Reducer::by_group(const std::vector<size_t>& order) const {
 }
 
 void Reducer::fill_buckets(const std::vector<size_t>& order) {
-  const std::vector<Bucket> old = std::move(buckets_);
-  buckets_ = options_.groups.empty() ? by_size(order) : by_group(order);
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].name = name_of(buckets_[b], b);
-    close_bucket(buckets_[b]);
-    for (size_t s = 0; s < buckets_[b].slots.size(); ++s) place_[buckets_[b].slots[s].param] = {b, s};
+  std::vector<Bucket> filled = options_.groups.empty() ? by_size(order) : by_group(order);
+  std::vector<Place> place(params_.size());
+  for (size_t b = 0; b < filled.size(); ++b) {
+    filled[b].name = name_of(filled[b], b);
+    close_bucket(filled[b]);
+    for (size_t s = 0; s < filled[b].slots.size(); ++s) place[filled[b].slots[s].param] = {b, s};
   }
+  // Where there was no room, all is as before.
+  const std::vector<Bucket> old = std::exchange(buckets_, std::move(filled));
+  place_ = std::move(place);
   keep_residuals(old);
 }
 
@@ -180,18 +184,19 @@ std::pair<std::shared_ptr<Memory>, size_t> Reducer::gradient(size_t param) const
 
 std::vector<size_t> Reducer::move(const std::vector<size_t>& params) {
   if (!arrived_.empty()) throw ArgumentError("move: a backward is in progress; call finish() first.");
-  std::vector<uint8_t> leaves(buckets_.size(), 0);  // a bucket some of whose memory is lost
+  std::vector<Bucket> buckets = buckets_;          // where there is no room, nothing has moved
+  std::vector<uint8_t> leaves(buckets.size(), 0);  // a bucket some of whose memory is lost
   std::vector<size_t> moved;
   for (const size_t param : params) {
     const Place& place = place_.at(param);
-    Bucket::Slot& slot = buckets_[place.bucket].slots[place.slot];
+    Bucket::Slot& slot = buckets[place.bucket].slots[place.slot];
     if (slot.own == nullptr) leaves[place.bucket] = 1;
     slot.own = Memory::uninitialized(params_[param].count * dtype_bytes(params_[param].dtype));
     moved.push_back(param);
   }
-  for (size_t b = 0; b < buckets_.size(); ++b) {
+  for (size_t b = 0; b < buckets.size(); ++b) {
     if (!leaves[b]) continue;
-    Bucket& bucket = buckets_[b];
+    Bucket& bucket = buckets[b];
     allocate(bucket);
     for (size_t s = 0; s < bucket.slots.size(); ++s) {
       Bucket::Slot& slot = bucket.slots[s];
@@ -204,6 +209,7 @@ std::vector<size_t> Reducer::move(const std::vector<size_t>& params) {
     }
     bucket.moved = true;
   }
+  buckets_ = std::move(buckets);
   return moved;
 }
 
@@ -263,8 +269,21 @@ void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
 }
 
 void Reducer::submit_full() {
-  while (next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size())
-    submit(buckets_[next_++]);
+  for (; next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size(); ++next_) {
+    submit(buckets_[next_]);
+  }
+}
+
+// What lies between gradients shares a block of the code with them, which one NaN makes NaNs altogether. Nobody else
+// writes there, so it would stay.
+void Reducer::clear_gaps(const Bucket& bucket) const {
+  const size_t elem = dtype_bytes(bucket.dtype);
+  for (size_t s = 0; s < bucket.slots.size(); ++s) {
+    const size_t end = bucket.slots[s].offset_bytes / elem + params_[bucket.slots[s].param].count;
+    const bool is_last = s + 1 == bucket.slots.size();
+    const size_t next = is_last ? bucket.flags_offset : bucket.slots[s + 1].offset_bytes / elem;
+    std::memset(bucket.on_wire(end), 0, (next - end) * dtype_bytes(bucket.wire_dtype));
+  }
 }
 
 void Reducer::submit(Bucket& bucket) {
@@ -283,6 +302,7 @@ void Reducer::submit(Bucket& bucket) {
     return;
   }
   request.count = bucket.flags_offset;
+  clear_gaps(bucket);
   if (bucket.residual != nullptr) {
     add_scattered(bucket);
     const auto floats = [](const std::shared_ptr<Memory>& memory) {

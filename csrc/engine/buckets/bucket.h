@@ -171,6 +171,7 @@ class Reducer {
   void pack(Bucket& bucket, size_t slot, const void* gradient);
   void submit_full();
   void submit(Bucket& bucket);
+  void clear_gaps(const Bucket& bucket) const;
   void add_scattered(Bucket& bucket) const;
   void hold_back(size_t bucket, size_t slot);
   void give_back();

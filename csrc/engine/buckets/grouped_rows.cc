@@ -119,11 +119,11 @@ std::vector<const std::byte*> GroupedAllGather::blocks() const {
 }
 
 const std::vector<uint64_t>& GroupedAllGather::all_rows() const {
-  if (!all_rows_.empty()) return all_rows_;
+  if (!all_rows_.empty() || tensors_.empty()) return all_rows_;
   const std::vector<const std::byte*> all = blocks();
   std::vector<uint64_t> found(all.size() * tensors_.size());
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    uint64_t* rows = &found[rank * tensors_.size()];
+    uint64_t* const rows = found.data() + rank * tensors_.size();
     const uint64_t bytes = static_cast<uint64_t>(parts_[0].operation->counts[rank]);
     bool fits = bytes >= header_bytes();
     if (fits) std::memcpy(rows, all[rank], header_bytes());

@@ -155,10 +155,7 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
   }
   try {
     if (!operation->started) {
-      if (given_up()) {
-        fail_with(decode_failure(setup_.transport().poll_failure()), /*tell_peers=*/false);
-        return moved = true;
-      }
+      if (given_up()) return false;  // step() ends it with all others, once nothing moves any more
       begin(queue, of, *operation);
     }
     bool advanced = false;

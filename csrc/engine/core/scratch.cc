@@ -31,8 +31,10 @@ std::shared_ptr<Memory> Scratch::take(size_t bytes, const std::function<std::sha
 
 std::shared_ptr<Memory> Scratch::find(size_t bytes) {
   const MutexLock lock(mutex_);
-  const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
-                                  [&](const auto& block) { return block->bytes() == block_bytes(bytes); });
+  const auto fits = [&](const auto& block) {
+    return block->bytes() >= bytes && block->bytes() <= std::bit_ceil(std::max(bytes, kLeastBytes));
+  };
+  const auto found = std::find_if(kept_.rbegin(), kept_.rend(), fits);
   if (found == kept_.rend()) return nullptr;
   auto block = std::move(*found);
   kept_.erase(std::prev(found.base()));

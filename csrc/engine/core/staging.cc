@@ -32,7 +32,8 @@ StagingLane::~StagingLane() {
 
 void StagingLane::sweep() {
   const MutexLock lock(mutex_);
-  std::erase_if(retired_, [](Retired& one) { return one.after->done(); });
+  // One by one: where a device that failed throws, what is left is whole.
+  for (auto at = retired_.begin(); at != retired_.end();) at = at->after->done() ? retired_.erase(at) : std::next(at);
 }
 
 std::shared_ptr<Memory> StagingLane::take(size_t bytes) {

@@ -152,8 +152,9 @@ uint64_t Pull::enter(Board& board, PullSlots& slots, const Call& call) {
       post.offset_out = call.count / mine.blocks();
     } else {
       uint64_t* table = slots.table(rank, ticket);
-      table[0] = 0;
-      for (int peer = 0; peer < board.size(); ++peer) table[peer + 1] = table[peer] + call.splits[peer];
+      uint64_t rows = 0;
+      write_once(table[0], rows);
+      for (int peer = 0; peer < board.size(); ++peer) write_once(table[peer + 1], rows += call.splits[peer]);
     }
   }
   if (post.offset_in == Window::kUnmapped) {
