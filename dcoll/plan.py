@@ -154,18 +154,15 @@ def explain_compression(
     codings: dict[str, tuple[float, float]],
     constants: dict[str, Any] | None = None,
     slice_bytes: int = _C.plan.DEFAULT_SLICE_BYTES,
-    two_levels: bool | None = None,
 ) -> str:
     """What Compression.auto would choose for an all-reduce of so many bytes of float32, for each loss allowed.
 
-    codings: of each codec the microseconds to encode, and to decode, a byte of float32. two_levels: the ranks of a node
-    share memory; None: where nodes have several.
+    codings: of each codec the microseconds to encode, and to decode, a byte of float32.
     """
     nodes = len(set(node_of_rank))
     if nodes == 1:
         return "  compression: nothing is compressed inside one node, where memory is faster than any encoder"
-    if two_levels is None:
-        two_levels = nodes < len(node_of_rank)
+    two_levels = nodes < len(node_of_rank)
     lines = [f"  {'codec':<20} {'predicted':>14} {'times faster':>13}  Compression.auto, where this loss is allowed"]
     for codec, speed in codings.items():
         found = _C.plan.encoded(codec, nbytes, node_of_rank, *speed, slice_bytes, constants or {}, two_levels)

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace dcoll {
@@ -25,11 +27,22 @@ class Fingerprint {
   // that two of them differ in a few bits; the multiplication spreads a difference of `second` over all bits, where
   // that of `first` does not undo it.
   Fingerprint& add(uint64_t first, uint64_t second) { return add(first ^ second * 0xd6e8feb86659fd93ull); }
+  Fingerprint& add(std::span<const int> numbers) {
+    for (const int number : numbers) add(static_cast<uint64_t>(number));
+    return *this;
+  }
   uint64_t value() const { return state_; }
 
  private:
   void step(unsigned char byte) { state_ = (state_ ^ byte) * 0x100000001b3ull; }
   uint64_t state_ = 0xcbf29ce484222325ull;
 };
+
+// In 16 digits.
+inline std::string hex(uint64_t value) {
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[value >> shift & 0xf];
+  return text;
+}
 
 }  // namespace dcoll

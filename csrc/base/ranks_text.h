@@ -1,4 +1,4 @@
-// Ranks in messages.
+// Ranks in messages, and what of a text has room.
 #pragma once
 
 #include <string>
@@ -11,6 +11,14 @@ inline std::string ranks_text(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
   return text;
+}
+
+// At most `most` bytes of the text, never cutting a UTF-8 character (it becomes a Python string).
+inline size_t whole_characters(const std::string& text, size_t most) {
+  if (text.size() <= most) return text.size();
+  size_t length = most;
+  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
+  return length;
 }
 
 }  // namespace dcoll

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <tuple>
 
 #include "base/error.h"
@@ -127,8 +128,7 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
 // Several tensors one behind the other, each with factors of its own.
 Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements, int dtype, std::string name,
                        double prescale, double postscale) {
-  size_t count = 0;
-  for (const size_t one : elements) count += one;
+  const size_t count = std::reduce(elements.begin(), elements.end());
   return {.kind = Kind::kAllReduce,
           .in = to_pointer(in),
           .out = to_pointer(out),
@@ -184,8 +184,7 @@ Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t 
 
 Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name,
                            uintptr_t out, size_t out_bytes, const py::tuple& row_dims) {
-  size_t rows = 0;
-  for (const size_t split : splits) rows += split;
+  const size_t rows = std::reduce(splits.begin(), splits.end());
   return {.kind = Kind::kAllToAll,
           .in = to_pointer(in),
           .out = to_pointer(out),

@@ -1,7 +1,6 @@
 #include "bind/operand.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <memory>
 

@@ -176,7 +176,6 @@ void bind_world(py::module_& m) {
   py::class_<Bootstrap>(m, "Bootstrap")
       .def_property_readonly("rank", &Bootstrap::rank)
       .def_property_readonly("size", &Bootstrap::size)
-      .def_property_readonly("takes_threads", &Bootstrap::takes_threads)
       .def_property_readonly("library_version", &Bootstrap::library_version)
       .def("subset", &Bootstrap::subset, py::arg("ranks"), py::call_guard<py::gil_scoped_release>())
       .def("finalize", &Bootstrap::finalize, py::call_guard<py::gil_scoped_release>())

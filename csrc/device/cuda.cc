@@ -4,11 +4,10 @@
 
 #include <array>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "base/thread_safety.h"
-#include "device/implementations.h"
+#include "device/device.h"
 
 namespace dcoll::device {
 namespace {
@@ -21,67 +20,56 @@ constexpr unsigned kAnyContext = 1;   // cudaHostRegisterPortable
 constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
 constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
 
-struct Runtime {
-  Status (*count_devices)(int*) = nullptr;
-  Status (*get_device)(int*) = nullptr;
-  Status (*set_device)(int) = nullptr;
-  Status (*malloc)(void**, size_t) = nullptr;
-  Status (*free)(void*) = nullptr;
-  Status (*host_register)(void*, size_t, unsigned) = nullptr;
-  Status (*host_unregister)(void*) = nullptr;
-  Status (*priorities)(int*, int*) = nullptr;
-  Status (*stream_create)(Stream*, unsigned, int) = nullptr;
-  Status (*stream_destroy)(Stream) = nullptr;
-  Status (*stream_wait)(Stream, CudaEvent, unsigned) = nullptr;
-  Status (*event_create)(CudaEvent*, unsigned) = nullptr;
-  Status (*event_destroy)(CudaEvent) = nullptr;
-  Status (*event_record)(CudaEvent, Stream) = nullptr;
-  Status (*event_query)(CudaEvent) = nullptr;
-  Status (*event_synchronize)(CudaEvent) = nullptr;
-  Status (*copy)(void*, const void*, size_t, int, Stream) = nullptr;
-  const char* (*error_text)(Status) = nullptr;
-  Status (*last_error)() = nullptr;  // and forgets it, where it can be forgotten
-  std::string missing;               // why there is no runtime; "" where there is one
+class Runtime {
+  struct Symbol {
+    void* at;
+    template <typename Function>
+    operator Function*() const {  // NOLINT: what it is assigned to knows its type
+      return reinterpret_cast<Function*>(at);
+    }
+  };
 
-  Runtime() {
-    constexpr std::array kNames = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
-    void* library = nullptr;
-    for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
-      for (const char* name : kNames) {
-        if (library == nullptr) library = dlopen(name, flags);
-      }
-    }
-    if (library == nullptr) {
-      missing = "no libcudart (of CUDA 11 to 13) is loaded or found";
-      return;
-    }
-    find(library, "cudaGetDeviceCount", count_devices);
-    find(library, "cudaGetDevice", get_device);
-    find(library, "cudaSetDevice", set_device);
-    find(library, "cudaMalloc", malloc);
-    find(library, "cudaFree", free);
-    find(library, "cudaHostRegister", host_register);
-    find(library, "cudaHostUnregister", host_unregister);
-    find(library, "cudaDeviceGetStreamPriorityRange", priorities);
-    find(library, "cudaStreamCreateWithPriority", stream_create);
-    find(library, "cudaStreamDestroy", stream_destroy);
-    find(library, "cudaStreamWaitEvent", stream_wait);
-    find(library, "cudaEventCreateWithFlags", event_create);
-    find(library, "cudaEventDestroy", event_destroy);
-    find(library, "cudaEventRecord", event_record);
-    find(library, "cudaEventQuery", event_query);
-    find(library, "cudaEventSynchronize", event_synchronize);
-    find(library, "cudaMemcpyAsync", copy);
-    find(library, "cudaGetErrorString", error_text);
-    find(library, "cudaGetLastError", last_error);
-  }
+ public:
+  std::string missing;  // why there is no runtime; "" where there is one
 
  private:
-  template <typename Function>
-  void find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
-    if (function == nullptr) missing = std::string("libcudart has no ") + name;
+  void* const library_ = open();
+  void* open() {
+    constexpr std::array kNames = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
+    for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
+      for (const char* name : kNames) {
+        if (void* const library = dlopen(name, flags)) return library;
+      }
+    }
+    missing = "no libcudart (of CUDA 11 to 13) is loaded or found";
+    return nullptr;
   }
+  Symbol find(const char* name) {
+    void* const at = library_ != nullptr ? dlsym(library_, name) : nullptr;
+    if (at == nullptr && library_ != nullptr) missing = std::string("libcudart has no ") + name;
+    return {at};
+  }
+
+ public:
+  Status (*count_devices)(int*) = find("cudaGetDeviceCount");
+  Status (*get_device)(int*) = find("cudaGetDevice");
+  Status (*set_device)(int) = find("cudaSetDevice");
+  Status (*malloc)(void**, size_t) = find("cudaMalloc");
+  Status (*free)(void*) = find("cudaFree");
+  Status (*host_register)(void*, size_t, unsigned) = find("cudaHostRegister");
+  Status (*host_unregister)(void*) = find("cudaHostUnregister");
+  Status (*priorities)(int*, int*) = find("cudaDeviceGetStreamPriorityRange");
+  Status (*stream_create)(Stream*, unsigned, int) = find("cudaStreamCreateWithPriority");
+  Status (*stream_destroy)(Stream) = find("cudaStreamDestroy");
+  Status (*stream_wait)(Stream, CudaEvent, unsigned) = find("cudaStreamWaitEvent");
+  Status (*event_create)(CudaEvent*, unsigned) = find("cudaEventCreateWithFlags");
+  Status (*event_destroy)(CudaEvent) = find("cudaEventDestroy");
+  Status (*event_record)(CudaEvent, Stream) = find("cudaEventRecord");
+  Status (*event_query)(CudaEvent) = find("cudaEventQuery");
+  Status (*event_synchronize)(CudaEvent) = find("cudaEventSynchronize");
+  Status (*copy)(void*, const void*, size_t, int, Stream) = find("cudaMemcpyAsync");
+  const char* (*error_text)(Status) = find("cudaGetErrorString");
+  Status (*last_error)() = find("cudaGetLastError");  // and forgets it, where it can be forgotten
 };
 
 const Runtime& runtime() {

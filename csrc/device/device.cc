@@ -1,7 +1,5 @@
 #include "device/device.h"
 
-#include "device/implementations.h"
-
 namespace dcoll::device {
 
 Device& device_of(int number) { return number == kEmulated ? emulated_device() : cuda_device(number); }

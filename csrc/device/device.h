@@ -68,4 +68,8 @@ inline constexpr unsigned char kPoison = 0xCD;
 // Negative: it works again.
 void fail_emulated_after(int copies);
 
+// The devices there are, for device.cc.
+Device& cuda_device(int number);
+Device& emulated_device();
+
 }  // namespace dcoll::device

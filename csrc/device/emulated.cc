@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/thread_safety.h"
-#include "device/implementations.h"
+#include "device/device.h"
 
 namespace dcoll::device {
 namespace {

@@ -33,13 +33,13 @@ Schedule halving_doubling_all_reduce(uint32_t n, uint32_t rank, uint32_t num_cha
 Schedule recursive_doubling_all_reduce(uint32_t n, uint32_t rank);                           // recursive_doubling.cc
 Schedule direct_all_reduce(uint32_t n, uint32_t rank);                                       // direct.cc: rank order
 // reduce-scatter
-Schedule ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t num_channels = 1);  // ring.cc
-Schedule recursive_halving_reduce_scatter(uint32_t n, uint32_t rank);                // halving_doubling.cc
-Schedule direct_reduce_scatter(uint32_t n, uint32_t rank);                           // direct.cc: rank order
+Schedule ring_reduce_scatter(uint32_t n, uint32_t rank);               // ring.cc
+Schedule recursive_halving_reduce_scatter(uint32_t n, uint32_t rank);  // halving_doubling.cc
+Schedule direct_reduce_scatter(uint32_t n, uint32_t rank);             // direct.cc: rank order
 // all-gather
-Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels = 1);  // ring.cc
-Schedule bruck_all_gather(uint32_t n, uint32_t rank);                            // halving_doubling.cc
-Schedule direct_all_gather(uint32_t n, uint32_t rank);                           // direct.cc
+Schedule ring_all_gather(uint32_t n, uint32_t rank);    // ring.cc
+Schedule bruck_all_gather(uint32_t n, uint32_t rank);   // halving_doubling.cc
+Schedule direct_all_gather(uint32_t n, uint32_t rank);  // direct.cc
 // broadcast
 Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root);      // tree.cc: binary
 Schedule binomial_broadcast(uint32_t n, uint32_t rank, uint32_t root);  // broadcast.cc

@@ -5,18 +5,7 @@
 #include "plan/steps.h"
 
 namespace dcoll::plan {
-namespace {
-
 using namespace steps;
-
-void check_root(uint32_t n, uint32_t root) {
-  if (root >= n) {
-    throw ArgumentError("root " + std::to_string(root) + " does not exist: there are " + std::to_string(n) +
-                        " ranks, numbered from 0");
-  }
-}
-
-}  // namespace
 
 // Binomial tree: whoever has the data sends it on in every step, so their number doubles: ceil(log2 n) hops, the fewest
 // there are. The children of the rank at distance v from the root are v + 1, v + 2, v + 4, ... below v's lowest set
@@ -27,8 +16,7 @@ void check_root(uint32_t n, uint32_t root) {
 //          6   5     3
 //          7
 Schedule binomial_broadcast(uint32_t n, uint32_t rank, uint32_t root) {
-  Schedule schedule = make_schedule(n, rank, 1, 1, 1);
-  check_root(n, root);
+  Schedule schedule = make_broadcast(n, rank, root);
   std::vector<Step>& steps = schedule.channels[0].steps;
   const uint32_t v = (rank + n - root) % n;
   auto to_rank = [&](uint32_t place) { return (place + root) % n; };
@@ -53,8 +41,7 @@ Schedule binomial_broadcast(uint32_t n, uint32_t rank, uint32_t root) {
 //
 //   root -> root+1 -> root+2 -> ... -> root-1
 Schedule chain_broadcast(uint32_t n, uint32_t rank, uint32_t root) {
-  Schedule schedule = make_schedule(n, rank, 1, 1, 1);
-  check_root(n, root);
+  Schedule schedule = make_broadcast(n, rank, root);
   std::vector<Step>& steps = schedule.channels[0].steps;
   const uint32_t next = (rank + 1) % n, prev = (rank + n - 1) % n;
   if (rank == root) {

@@ -200,12 +200,4 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
   return std::max(link_us, before_us + extrapolate(rounds, lanes, simulate));
 }
 
-double sent_share(const Schedule& schedule) {
-  size_t chunks = 0;
-  for (const Channel& channel : schedule.channels) {
-    for (const Step& step : channel.steps) chunks += sends(step.op) ? step.count : 0;
-  }
-  return static_cast<double>(chunks) / chunks_of(schedule);
-}
-
 }  // namespace dcoll::plan

@@ -23,9 +23,6 @@ inline constexpr uint64_t kDefaultSliceBytes = kEagerSliceKb << 10;  // as betwe
 double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Topology& topology,
                   uint64_t slice_bytes = kDefaultSliceBytes, uint32_t lanes = 1, double before_us = 0);
 
-// What one rank posts to others, in units of the buffer: 2(n-1)/n for a ring all-reduce.
-double sent_share(const Schedule& schedule);
-
 // ---- what simulations share (cost.cc, simulate.cc) ----
 
 // One direction of a link: a token bucket, kept as the moment at which its reserve will be whole again (GCRA).

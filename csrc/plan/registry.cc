@@ -18,8 +18,6 @@ static_assert(static_cast<size_t>(kAllToAll) + 1 == kCollectives.size());
 // chunk is what a rank owns.
 Schedule ring_2(uint32_t n, uint32_t rank, uint32_t) { return ring_all_reduce(n, rank, 2); }
 Schedule halving_doubling_2(uint32_t n, uint32_t rank, uint32_t) { return halving_doubling_all_reduce(n, rank, 2); }
-Schedule ring_scatter_1(uint32_t n, uint32_t rank, uint32_t) { return ring_reduce_scatter(n, rank); }
-Schedule ring_gather_1(uint32_t n, uint32_t rank, uint32_t) { return ring_all_gather(n, rank); }
 // A builder that has no root.
 template <Schedule (*kBuild)(uint32_t, uint32_t)>
 Schedule any_root(uint32_t n, uint32_t rank, uint32_t) {
@@ -36,12 +34,12 @@ constexpr std::array kAlgorithms = {
               any_root<recursive_doubling_all_reduce>},
     Algorithm{kAllReduce, "direct", "everyone to everyone, two hops, sums in rank order: few ranks, fast links",
               any_root<direct_all_reduce>},
-    Algorithm{kReduceScatter, "ring", "least bytes, one peer each way: large buffers", ring_scatter_1},
+    Algorithm{kReduceScatter, "ring", "least bytes, one peer each way: large buffers", any_root<ring_reduce_scatter>},
     Algorithm{kReduceScatter, "recursive_halving", "least bytes in log n exchanges: medium buffers, many ranks",
               any_root<recursive_halving_reduce_scatter>},
     Algorithm{kReduceScatter, "direct", "everyone to everyone, one hop, sums in rank order: few ranks, fast links",
               any_root<direct_reduce_scatter>},
-    Algorithm{kAllGather, "ring", "least bytes, one peer each way: large buffers", ring_gather_1},
+    Algorithm{kAllGather, "ring", "least bytes, one peer each way: large buffers", any_root<ring_all_gather>},
     Algorithm{kAllGather, "bruck", "least bytes in log n exchanges: small and medium buffers, many ranks",
               any_root<bruck_all_gather>},
     Algorithm{kAllGather, "direct", "everyone to everyone, one hop: few ranks, fast links",

@@ -95,34 +95,28 @@ Schedule ring_all_reduce(uint32_t n, uint32_t rank, uint32_t num_channels) {
   return schedule;
 }
 
-Schedule ring_reduce_scatter(uint32_t n, uint32_t rank, uint32_t num_channels) {
-  const uint32_t k = num_channels;  // chunks per rank, one in each channel
-  Schedule schedule = make_schedule(n, rank, n * k, k, k);
-  for (uint32_t c = 0; c < k; ++c) {
-    RingChannel ring(schedule.channels[c], n, rank);
-    if (n == 1) {
-      ring.add(copy(out(c), in(c), true));
-      continue;
-    }
-    ring.add(send(in(ring.behind(1) * k + c), ring.next()));
-    for (uint32_t d = 2; d < n; ++d) ring.reduce_onward(ring.behind(d) * k + c);
-    ring.add(recv_reduce(out(c), in(rank * k + c), ring.prev(), true));
+Schedule ring_reduce_scatter(uint32_t n, uint32_t rank) {
+  Schedule schedule = make_schedule(n, rank, n, 1, 1);
+  RingChannel ring(schedule.channels[0], n, rank);
+  if (n == 1) {
+    ring.add(copy(out(0), in(0), true));
+    return schedule;
   }
+  ring.add(send(in(ring.behind(1)), ring.next()));
+  for (uint32_t d = 2; d < n; ++d) ring.reduce_onward(ring.behind(d));
+  ring.add(recv_reduce(out(0), in(rank), ring.prev(), true));
   return schedule;
 }
 
-Schedule ring_all_gather(uint32_t n, uint32_t rank, uint32_t num_channels) {
-  const uint32_t k = num_channels;
-  Schedule schedule = make_schedule(n, rank, k, n * k, k);
-  for (uint32_t c = 0; c < k; ++c) {
-    RingChannel ring(schedule.channels[c], n, rank);
-    if (n > 1) ring.add(send(in(c), ring.next()));
-    // Our own block, while the first message travels.
-    ring.add(copy(out(rank * k + c), in(c)));
-    if (n == 1) continue;
-    for (uint32_t d = 1; d < n - 1; ++d) ring.copy_onward(ring.behind(d) * k + c);
-    ring.add(recv(out(ring.behind(n - 1) * k + c), ring.prev()));
-  }
+Schedule ring_all_gather(uint32_t n, uint32_t rank) {
+  Schedule schedule = make_schedule(n, rank, 1, n, 1);
+  RingChannel ring(schedule.channels[0], n, rank);
+  if (n > 1) ring.add(send(in(0), ring.next()));
+  // Our own block, while the first message travels.
+  ring.add(copy(out(rank), in(0)));
+  if (n == 1) return schedule;
+  for (uint32_t d = 1; d < n - 1; ++d) ring.copy_onward(ring.behind(d));
+  ring.add(recv(out(ring.behind(n - 1)), ring.prev()));
   return schedule;
 }
 

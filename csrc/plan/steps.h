@@ -80,4 +80,11 @@ inline Schedule make_schedule(uint32_t n, uint32_t rank, uint32_t input_chunks, 
   return schedule;
 }
 
+inline Schedule make_broadcast(uint32_t n, uint32_t rank, uint32_t root) {
+  Schedule schedule = make_schedule(n, rank, 1, 1, 1);
+  if (root < n) return schedule;
+  throw ArgumentError("root " + std::to_string(root) + " does not exist: there are " + std::to_string(n) +
+                      " ranks, numbered from 0");
+}
+
 }  // namespace dcoll::plan::steps

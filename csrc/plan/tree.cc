@@ -131,11 +131,7 @@ Schedule tree_all_reduce(uint32_t n, uint32_t rank) {
 //        / \       / \     .
 //       3   4     5   6
 Schedule tree_broadcast(uint32_t n, uint32_t rank, uint32_t root) {
-  Schedule schedule = make_schedule(n, rank, 1, 1, 1);
-  if (root >= n) {
-    throw ArgumentError("root " + std::to_string(root) + " does not exist: there are " + std::to_string(n) +
-                        " ranks, numbered from 0");
-  }
+  Schedule schedule = make_broadcast(n, rank, root);
   std::vector<Step>& steps = schedule.channels[0].steps;
   const uint32_t v = (rank + n - root) % n;
   auto to_rank = [&](uint32_t node) { return (node + root) % n; };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,14 @@ class Bootstrap {
   // size() * bytes, in rank order.
   std::vector<std::byte> all_gather(const void* data, size_t bytes) {
     return meeting_->all_gather(start_, data, bytes);
+  }
+  // By rank, bytewise.
+  template <typename T>
+  std::vector<T> gather(const T& mine) {
+    const std::vector<std::byte> all = all_gather(&mine, sizeof mine);
+    std::vector<T> of_ranks(static_cast<size_t>(size_));
+    std::memcpy(of_ranks.data(), all.data(), all.size());
+    return of_ranks;
   }
   void barrier() { all_gather(nullptr, 0); }
   // Per rank: its node, numbered by lowest rank.

@@ -30,9 +30,7 @@ Meeting::Meeting(std::unique_ptr<Mailbox> mail, int rank, std::function<std::vec
 void Meeting::meet(const StartUp& start, std::vector<int> ranks) {
   ranks_ = std::move(ranks);
   version_ = start.version.substr(0, sizeof Header::version - 1);
-  Fingerprint group;
-  for (const int rank : ranks_) group.add(static_cast<uint64_t>(rank));
-  group_ = group.value();
+  group_ = Fingerprint().add(std::span<const int>(ranks_)).value();
   meeting_ = 0;
   met_.clear();
   data_.clear();

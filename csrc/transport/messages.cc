@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 
 namespace dcoll {
 
@@ -194,10 +195,8 @@ void MessageTransport::finish_receive(Transfer& op, size_t bytes) const {
 
 // At most kMostBytes of the text, in whole UTF-8 characters.
 std::vector<std::byte> HeardNotices::as_notice(const std::string& text) {
-  size_t bytes = std::min(text.size(), kMostBytes);
-  while (bytes < text.size() && bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
   const auto* characters = reinterpret_cast<const std::byte*>(text.data());
-  return {characters, characters + bytes};
+  return {characters, characters + whole_characters(text, kMostBytes)};
 }
 
 std::vector<std::byte> HeardNotices::as_notice(const std::vector<int>& waits_for) {

@@ -14,6 +14,7 @@
 
 #include "base/hash.h"
 #include "base/ranks_text.h"
+#include "transport/os/processes.h"
 
 namespace dcoll {
 namespace {
@@ -33,17 +34,6 @@ std::optional<int> first_number(std::initializer_list<const char*> variables) {
     if (const auto found = number(variable)) return found;
   }
   return std::nullopt;
-}
-
-std::string hex(uint64_t value) {
-  std::string text;
-  for (int shift = 60; shift >= 0; shift -= 4) text += "0123456789abcdef"[value >> shift & 0xf];
-  return text;
-}
-
-uint64_t pid_namespace() {
-  struct stat info{};
-  return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
 }
 
 // 'T' while stopped.
@@ -75,7 +65,7 @@ std::string ended_text(const std::vector<int>& ranks) {
 
 Presence::Presence(std::optional<LaunchedAs> who) : who_(std::move(who)) {
   if (!who_) return;
-  const Fingerprint job = Fingerprint().add(who_->job).add(static_cast<uint64_t>(geteuid())).add(pid_namespace());
+  const Fingerprint job = Fingerprint().add(who_->job).add(static_cast<uint64_t>(geteuid())).add(own_process().space);
   here_ = "@dcoll-here-" + hex(job.value()) + "-";
   missed_ = "@dcoll-missed-" + hex(job.value()) + "-";
   // Without it the others say that this rank is missing, should they have to say anything.

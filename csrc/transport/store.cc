@@ -121,9 +121,8 @@ class StoreBootstrap final : public Bootstrap {
     for (const int rank : ranks) job_ranks_.push_back(whole.job_ranks_.at(static_cast<size_t>(rank)));
     start_ = whole.start_;
     whole.meeting_->meet(start_, ranks);
-    Fingerprint members;
-    for (const int rank : ranks) members.add(static_cast<uint64_t>(rank));
-    prefix_ = whole.prefix_ + std::to_string(members.value()) + "." + std::to_string(whole.meeting_->number()) + "/";
+    const uint64_t members = Fingerprint().add(std::span<const int>(ranks)).value();
+    prefix_ = whole.prefix_ + std::to_string(members) + "." + std::to_string(whole.meeting_->number()) + "/";
     begin(static_cast<int>(std::ranges::find(ranks, whole.rank_) - ranks.begin()));
     meet(start_);
   }
@@ -136,11 +135,7 @@ class StoreBootstrap final : public Bootstrap {
   // A node is what can hand each other memory: a kernel, a name, and a network namespace, where the sockets for that
   // are seen.
   std::vector<int> node_of_ranks() override {
-    const uint64_t own = Fingerprint().add(own_machine()).add(host_name()).add(own_network()).value();
-    const std::vector<std::byte> told = all_gather(&own, sizeof own);
-    std::vector<uint64_t> places(static_cast<size_t>(size_));
-    std::memcpy(places.data(), told.data(), told.size());
-    return numbered(places);
+    return numbered(gather(Fingerprint().add(own_machine()).add(host_name()).add(own_network()).value()));
   }
 
   std::unique_ptr<Bootstrap> subset(const std::vector<int>& ranks) override {

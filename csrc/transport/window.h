@@ -5,7 +5,7 @@
 //
 // The board is one pair of records per local rank, for posting "my operand is at offset X, for post number T with
 // fingerprint F" and waiting until everybody did. A record lies on one pair of cache lines, ticket first, so a post and
-// an operand of up to kNearBytes reach a peer in one cache-line transfer.
+// an operand of a few bytes reach a peer in one cache-line transfer.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,6 @@ struct BoardEntry {
   };
   struct alignas(128) Record {
     static constexpr size_t kInlineBytes = 128 - sizeof(uint64_t) - sizeof(Post);
-    static constexpr size_t kNearBytes = 64 - sizeof(uint64_t) - sizeof(Post);  // those on the ticket's own line
     // The number of the post this record holds, 0 before the first. Memory order: written last (release), read first
     // (acquire), so whatever the owner wrote before it, here and elsewhere, is visible to a rank that saw the ticket.
     std::atomic<uint64_t> ticket{0};

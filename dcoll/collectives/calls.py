@@ -365,7 +365,8 @@ def grouped_reducescatter(
 ) -> list[T]:
     """reducescatter() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
     options = (op, name or "", prescale_factor, postscale_factor)
-    return grouped.compressed(tensors, compression, lambda sent: _scatter_group(sent, process_set, *options))
+    listed = grouped.list_of(tensors, "grouped_reducescatter")
+    return grouped.compressed(listed, compression, lambda sent: _scatter_group(sent, process_set, *options))
 
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:

@@ -66,23 +66,11 @@ def _finished(tensors: list[Any], dense: list[Any], results: list[Any], in_place
         for tensor, one in zip(tensors, dense, strict=True):
             if one is not tensor:
                 KINDS[type(tensor)].store(tensor, one)
-        _changed(tensors)
+        for of in set(map(type, tensors)):
+            KINDS[of].changed_all(tuple(tensor for tensor in tensors if type(tensor) is of))
         return tensors
     pairs = zip(tensors, dense, results, strict=True)
     return [out if one is tensor else KINDS[type(tensor)].like(tensor, out) for tensor, one, out in pairs]
-
-
-def _changed(tensors: list[Any]) -> None:
-    types = set(map(type, tensors))
-    if len(types) == 1:
-        tensor_type = types.pop()
-        return (KINDS.get(tensor_type) or kind_of(tensors[0])).changed_all(tuple(tensors))
-    by_kind: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        kind = KINDS.get(type(tensor)) or kind_of(tensor)
-        by_kind.setdefault(kind, []).append(tensor)
-    for kind, some in by_kind.items():
-        kind.changed_all(tuple(some))
 
 
 def compressed(tensors: Sequence[Any], compression: Any, run: Callable[[Sequence[Any]], Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of, library
 from dcoll.errors import ArgumentError
@@ -19,7 +19,7 @@ def empty(shape: int | Sequence[int], dtype: Any = None, device: Any = None) -> 
     device: "cpu" if it is None. "cuda", "cuda:1" or the like: memory of that GPU, out of torch's allocator, which other
         ranks cannot read yet: collectives on it go through host memory, as on any tensor there.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
     torch = sys.modules.get("torch")
     if dtype is None:
         import torch as torch_module

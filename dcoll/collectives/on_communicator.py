@@ -38,9 +38,7 @@ def allreduce_sync(
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    code = CODES.get(source.dtype)
-    if code is None:
-        code = code_of(source.dtype)
+    code = _code(source)
     out = kind.empty_like(source)
     address = kind.address
     count, dims = kind.count(source), source.shape if source.ndim > 1 else ()
@@ -64,9 +62,7 @@ def allreduce_sync_(
         raise wrong_op(op)
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    code = CODES.get(target.dtype)
-    if code is None:
-        code = code_of(target.dtype)
+    code = _code(target)
     address = kind.address(target)
     count, dims = kind.count(target), target.shape if target.ndim > 1 else ()
     kind.on(comm, target).allreduce_sync(
@@ -118,10 +114,7 @@ def allreduce_(
     core = kind.on(comm, target).allreduce(
         address, address, count, code, op, name, prescale, postscale, algo, dims, codec, group
     )
-    if target is not tensor:
-        return _in_place(core, tensor, target)
-    kind.changed(tensor)
-    return Handle(core, None, None, tensor)
+    return _in_place(core, tensor, target)
 
 
 def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
@@ -144,7 +137,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    core = kind.on(comm, source).broadcast(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    core = kind.on(comm, source).broadcast(kind.address(out), out.nbytes, root, code, name, source.shape)
     if source is tensor:
         return Handle(core, None, None, out)
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
@@ -153,9 +146,7 @@ def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
 def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    core = kind.on(comm, target).broadcast(
-        kind.address(target), _nbytes(target), root, _code(target), name, target.shape
-    )
+    core = kind.on(comm, target).broadcast(kind.address(target), target.nbytes, root, _code(target), name, target.shape)
     return _in_place(core, tensor, target)
 
 
@@ -166,23 +157,19 @@ def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> 
     out = kind.empty_like(source)
     if comm.rank == root:
         kind.store(out, source)
-    kind.on(comm, source).broadcast_sync(kind.address(out), _nbytes(out), root, code, name, source.shape)
+    kind.on(comm, source).broadcast_sync(kind.address(out), out.nbytes, root, code, name, source.shape)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     target = kind.writable(tensor)
-    kind.on(comm, target).broadcast_sync(kind.address(target), _nbytes(target), root, _code(target), name, target.shape)
+    kind.on(comm, target).broadcast_sync(kind.address(target), target.nbytes, root, _code(target), name, target.shape)
     if target is tensor:
         kind.changed(tensor)
     else:
         kind.store(tensor, target)
     return tensor
-
-
-def _nbytes(tensor: Any) -> int:
-    return int(tensor.nbytes)
 
 
 def rows_of(tensor: Any, what: str) -> int:
@@ -221,7 +208,7 @@ _GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping
 
 def _row_bytes(tensor: Any) -> int:
     shape = tensor.shape
-    return _nbytes(tensor) // int(shape[0]) if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
+    return int(tensor.nbytes) // int(shape[0]) if shape[0] else math.prod(shape[1:]) * int(tensor.itemsize)
 
 
 def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:

@@ -120,7 +120,7 @@ class BF16Compressor(Compressor):
         return _widen(tensor, ctx)
 
 
-class Int8Compressor(Compressor):
+class Int8Compressor(NoneCompressor):
     """Sends float32 as multiples of a scale for each 256 elements: about a quarter of the bytes.
 
     An element is off by half a scale at most, the greatest magnitude of its block / 254, twice. For sums and averages;
@@ -141,12 +141,8 @@ class Int8Compressor(Compressor):
     def compress(tensor: Any) -> tuple[Any, Any]:
         return _unless_float32(tensor, "Compression.int8")
 
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
 
-
-class TopKCompressor(Compressor):
+class TopKCompressor(NoneCompressor):
     """Sends the elements of greatest magnitude of float32 alone: of each piece of the tensor, about two megabytes, a
     share.
 
@@ -212,10 +208,6 @@ class TopKCompressor(Compressor):
     def compress(tensor: Any) -> tuple[Any, Any]:
         return _unless_float32(tensor, "Compression.topk")
 
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
 
 def _unless_float32(tensor: Any, name: str) -> tuple[Any, Any]:
     """What the core would have encoded for another operator."""
@@ -224,7 +216,7 @@ def _unless_float32(tensor: Any, name: str) -> tuple[Any, Any]:
     return tensor, None
 
 
-class AutoCompressor(Compressor):
+class AutoCompressor(NoneCompressor):
     """Sends float32 by the codec that is allowed where that is predicted to be faster than as it is, bucket by bucket.
 
     The first large all-reduce between nodes measures the links and how fast this machine encodes; every later one is
@@ -245,14 +237,6 @@ class AutoCompressor(Compressor):
         if lossy is not None and lossy not in codecs:
             raise ArgumentError(f"Compression.auto got lossy {lossy!r}, but takes {', '.join(codecs)} or None")
         self.codec = f"auto {codecs[lossy]}" if lossy is not None else ""  # type: ignore[misc]
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
 
 
 class OptimizersCompressor:

@@ -1,7 +1,6 @@
 """What is installed, what of it dcoll can use, and what to do about the rest. Works without the compiled core."""
 
 import os
-import sys
 
 from dcoll.doctor import job, machine
 from dcoll.doctor.finding import Finding, Level, report
@@ -20,6 +19,3 @@ def examine() -> int:
 
 
 __all__ = ["Finding", "Level", "examine"]
-
-if __name__ == "__main__":
-    sys.exit(examine())

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -19,19 +20,11 @@ def stack(thread: int = 0) -> str:
     innermost = frames.get(thread) or frames.get(threading.main_thread().ident or 0)
     if innermost is None:
         return "a program without a main thread"
-    theirs = [frame for frame in _callers(innermost) if not frame.f_code.co_filename.startswith(_HERE)]
+    theirs = [frame for frame, _ in traceback.walk_stack(innermost) if not frame.f_code.co_filename.startswith(_HERE)]
     own = [frame for frame in theirs if not f"{frame.f_globals.get('__name__')}.".startswith(_FRAMEWORKS)]
     lines = [_describe(frame) for frame in (own[:1] or theirs[:1] or [innermost])]
     lines += [_describe(frame) for frame in theirs[:MOST_FRAMES]]
     return "\n".join(lines)
-
-
-def _callers(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def _describe(frame: FrameType) -> str:

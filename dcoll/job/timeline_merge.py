@@ -35,7 +35,7 @@ def _read(path: Path) -> list[Event]:
 
 
 def _node(events: list[Event]) -> int:
-    return next((int(event["args"]["node"]) for event in events if event["name"] == "timeline begins"), 0)
+    return next((int(event["args"]["node"]) for event in events if event.get("name") == "timeline begins"), 0)
 
 
 def agreements(events: list[Event]) -> dict[Key, tuple[float, float]]:

@@ -236,25 +236,8 @@ def nccl_built() -> int:
 
 
 def gloo_built() -> bool:
-    """Always False: dcoll does not use Gloo."""
+    """Always False: dcoll uses neither Gloo, IBM DDL nor oneCCL, and has no ROCm kernels."""
     return False
 
 
-def gloo_enabled() -> bool:
-    """Always False: dcoll does not use Gloo."""
-    return False
-
-
-def ddl_built() -> bool:
-    """Always False: dcoll does not use IBM DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Always False: dcoll does not use oneCCL."""
-    return False
-
-
-def rocm_built() -> bool:
-    """Always False: there are no ROCm kernels."""
-    return False
+gloo_enabled = ddl_built = ccl_built = rocm_built = gloo_built

@@ -223,7 +223,7 @@ def DistributedOptimizer(
         names,
         Average if op is Adasum else op,  # of one rank
         backward_passes_per_step,
-        int(bucket_mb * (1 << 20)),
+        int(min(bucket_mb, 1 << 40) * (1 << 20)),
         int(min(first_mb, bucket_mb) * (1 << 20)),
         gradient_predivide_factor,
         sparse_as_dense,

@@ -8,12 +8,9 @@ import torch
 
 from dcoll import _C
 from dcoll.collectives import on_communicator
-from dcoll.collectives.calls import allgather_object, broadcast_object
 from dcoll.compression import residuals
 from dcoll.errors import ArgumentError
 from dcoll.job import objects, world
-
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 _PACK_BYTES = 4 << 20
 """Tensors up to a quarter of this travel together, in packs of about this size; larger ones by themselves, in place."""

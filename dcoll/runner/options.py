@@ -26,7 +26,7 @@ NOT_NEEDED = {
     "--num-nccl-streams": "dcoll does not use NCCL",
     "--tcp": "dcoll does not use NCCL; --mpi-args chooses MPI's network",
     "--gloo-timeout-seconds": "dcoll does not use Gloo; DCOLL_TIMEOUT is the deadline of a wait",
-    "--start-timeout": "dcoll's ranks meet within a fixed 60 s, or say who is missing",
+    "--start-timeout": "dcoll's ranks meet within DCOLL_TIMEOUT, or say who is missing",
 }
 WITH_VALUE = frozenset(
     [

@@ -33,6 +33,15 @@ uint32_t depth_of_tree(uint32_t n, uint32_t tree) {
   return deepest;
 }
 
+// What one rank posts to others, in units of the buffer: 2(n-1)/n for a ring all-reduce.
+double sent_share(const Schedule& schedule) {
+  size_t chunks = 0;
+  for (const Channel& channel : schedule.channels) {
+    for (const Step& step : channel.steps) chunks += sends(step.op) ? step.count : 0;
+  }
+  return static_cast<double>(chunks) / std::max(schedule.input_chunks, schedule.output_chunks);
+}
+
 size_t count_steps(const Schedule& schedule, const std::function<bool(const Step&)>& wanted) {
   size_t count = 0;
   for (const Channel& channel : schedule.channels) {
@@ -64,7 +73,7 @@ TEST(builders_reject_what_cannot_be) {
   CHECK_THROWS(ring_all_reduce(0, 0), ArgumentError, "1 to 65535 ranks, got 0");
   CHECK_THROWS(tree_all_reduce(65536, 0), ArgumentError, "1 to 65535 ranks, got 65536");
   CHECK_THROWS(ring_all_reduce(4, 0, 9), ArgumentError, "1 to 8 channels, got 9");
-  CHECK_THROWS(ring_all_gather(4, 0, 0), ArgumentError, "1 to 8 channels, got 0");
+  CHECK_THROWS(ring_all_reduce(4, 0, 0), ArgumentError, "1 to 8 channels, got 0");
   for (const auto build : {tree_broadcast, binomial_broadcast, chain_broadcast}) {
     CHECK_THROWS(build(4, 0, 4), ArgumentError, "root 4 does not exist");
   }

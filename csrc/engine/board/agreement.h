@@ -114,6 +114,9 @@ class Dissemination final : public Pollable {
  public:
   // `operand` has one length on all ranks whose fingerprints are equal. It must live until poll() returned true.
   Dissemination(Messages& transport, uint64_t fingerprint, std::span<const std::byte> operand = {});
+  // For several ranks, of whose fingerprints these are the least and the greatest.
+  Dissemination(Messages& transport, uint64_t least, uint64_t greatest)
+      : transport_(transport), state_{least, greatest}, bytes_(0) {}
 
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;

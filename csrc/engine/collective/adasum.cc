@@ -139,11 +139,7 @@ Task move_by_adasum(Fabric& f, Operation& op) {
   const Request& r = op.request;
   op.phases.enter(Phase::kMove);
   op.phases.name_algorithm("adasum");
-  if (r.prescale != 1.0) {
-    kernels::scale(r.out, r.in, r.count, r.dtype, r.prescale);
-  } else if (r.in != r.out && r.count > 0) {
-    std::memcpy(r.out, r.in, r.count * dtype_bytes(r.dtype));
-  }
+  kernels::scale(r.out, r.in, r.count, r.dtype, r.prescale);
   Vectors vectors(r);
   Piece piece{0, r.count};
   const auto received = Memory::uninitialized((r.count + 1) / 2 * dtype_bytes(r.dtype));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string_view>
 #include <vector>
 
@@ -49,12 +50,6 @@ std::vector<size_t> scaled(const std::vector<int64_t>& counts, size_t factor) {
     }
   }
   return lengths;
-}
-
-size_t sum(const std::vector<size_t>& values) {
-  size_t total = 0;
-  for (const size_t value : values) total += value;
-  return total;
 }
 
 // The schedule and the buffers of the data phase. Allocates the result of ragged collectives, whose sizes are known
@@ -110,8 +105,8 @@ DataPhase data_phase(Fabric& f, Operation& op) {
       break;
     case Kind::kAllGather: {
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      use(Collective::kAllGather, f.fastest(Collective::kAllGather, sum(lengths)), 0);
-      b.output = op.place_output(sum(lengths));
+      use(Collective::kAllGather, f.fastest(Collective::kAllGather, std::reduce(lengths.begin(), lengths.end())), 0);
+      b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
       b.input_layout = Layout::of({lengths[f.rank]});
       b.output_layout = Layout::of(lengths);
       break;
@@ -119,7 +114,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     case Kind::kAllToAll: {
       use(Collective::kAllToAll, {"pairwise", f.slice_bytes}, 0);
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      b.output = op.place_output(sum(lengths));
+      b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
       b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
       b.output_layout = Layout::of(lengths);
       break;

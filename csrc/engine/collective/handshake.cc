@@ -1,25 +1,12 @@
 #include "engine/collective/handshake.h"
 
 namespace dcoll {
-namespace {
-
-// Shows the others the all-reduce, with the operand where it is small or staged.
-void enter(NodeAllReduce& all_reduce, const Call& call, int size, uint64_t fingerprint, Phases& phases) {
-  set_job(all_reduce.job(), call, size);
-  all_reduce.job().timed = phases.on;
-  phases.enter(Phase::kPack);
-  all_reduce.enter(fingerprint);
-  phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
-}
-
-}  // namespace
-
 Handshake::Handshake(Fabric& f, Operation& op, const Call& call, Path path, const Entry& entry,
                      const ReduceJob* two_levels)
     : f_(f), op_(op), ticket_(entry.ticket), done_(entry.taken) {
   const Request& r = op.request;
   if (path == Path::kNodeDirect) {
-    if (!entry.all_reduce) enter(*f.all_reduce, call, f.size, r.fingerprint(), op.phases);
+    if (!entry.all_reduce) enter_all_reduce(f, call, r.fingerprint(), op.phases);
     everybody_ = f.all_reduce.get();
   } else if (f.size > 1 && f.board != nullptr) {
     if (ticket_ == 0) {
@@ -60,8 +47,13 @@ bool enters_inline(const Fabric& fabric, const Call& call) {
   return path == Path::kNodeDirect || path == Path::kPull || call.kind == Kind::kBarrier;
 }
 
-void enter_all_reduce(Fabric& fabric, const Call& call, Phases& phases) {
-  enter(*fabric.all_reduce, call, fabric.size, call.fingerprint(), phases);
+void enter_all_reduce(Fabric& fabric, const Call& call, uint64_t fingerprint, Phases& phases) {
+  NodeAllReduce& all_reduce = *fabric.all_reduce;
+  set_job(all_reduce.job(), call, fabric.size);
+  all_reduce.job().timed = phases.on;
+  phases.enter(Phase::kPack);
+  all_reduce.enter(fingerprint);
+  phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
 }
 
 TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {

@@ -63,7 +63,7 @@ class Handshake {
 // if the peers are late, run_collective takes over.
 bool enters_inline(const Fabric& fabric, const Call& call);
 // Begins an all-reduce in fabric.all_reduce.
-void enter_all_reduce(Fabric& fabric, const Call& call, Phases& phases);
+void enter_all_reduce(Fabric& fabric, const Call& call, uint64_t fingerprint, Phases& phases);
 
 // NodeAllReduce::own_slice, where the call takes that form; else empty.
 TwoShot::Slice own_slice(const Fabric& fabric, const Call& call);

@@ -29,7 +29,7 @@ bool OnTheSpot::takes(const Call& call) {
 
 std::shared_ptr<Operation> OnTheSpot::reduce(const Call& call) {
   Phases phases(setup_.timeline().on());
-  enter_all_reduce(progress_.fabric, call, phases);
+  enter_all_reduce(progress_.fabric, call, call.fingerprint(), phases);
   phases.number = ++progress_.under_way.started;
   return progress_.entered([&]() -> std::shared_ptr<Operation> {
     progress_.drive_mutex.is_held();

@@ -97,9 +97,7 @@ void Watchdog::stop_listening() {
 
 uint64_t Watchdog::id() const {
   if (setup_.members.job_ranks.empty()) return 0;
-  Fingerprint print;
-  for (const int rank : setup_.members.job_ranks) print.add(static_cast<uint64_t>(rank));
-  return print.value();
+  return Fingerprint().add(std::span<const int>(setup_.members.job_ranks)).value();
 }
 
 bool Watchdog::take_notes(std::vector<Note>& notes) {

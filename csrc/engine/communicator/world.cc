@@ -49,49 +49,29 @@ MappedOptions mapped_options(const Settings& settings, size_t local_ranks) {
   return options;
 }
 
-// By rank, bytewise.
-template <typename T>
-std::vector<T> gathered(Bootstrap& job, const T& mine) {
-  const std::vector<std::byte> all = job.all_gather(&mine, sizeof mine);
-  std::vector<T> of_ranks(static_cast<size_t>(job.size()));
-  std::memcpy(of_ranks.data(), all.data(), all.size());
-  return of_ranks;
+// What each rank says, by rank; cut to what has room.
+std::vector<std::string> told_texts(Bootstrap& job, const std::string& mine) {
+  std::array<char, 400> text{};
+  mine.copy(text.data(), text.size() - 1);
+  std::vector<std::string> texts;
+  for (const auto& told : job.gather(text)) texts.emplace_back(told.data());
+  return texts;
 }
 
 // What every rank must be configured with alike: it decides the messages they exchange.
 void check_same_settings(Bootstrap& job, const Settings& s) {
-  struct Record {
-    int64_t slice_kb, slots, arena_mb;
-    char transport[16], algo[16], calibrate[16];
-    uint64_t nodes;
-    double bucket_mb, first_bucket_mb;
-    bool compress_local;
-  } mine{};
-  mine.slice_kb = s.slice_kb;
-  mine.slots = s.slots;
-  mine.arena_mb = s.arena_mb;
-  s.transport.copy(mine.transport, sizeof mine.transport - 1);
-  s.algo.copy(mine.algo, sizeof mine.algo - 1);
-  s.calibrate.copy(mine.calibrate, sizeof mine.calibrate - 1);
-  Fingerprint nodes;
-  for (const int node : s.nodes) nodes.add(static_cast<uint64_t>(node));
-  mine.nodes = nodes.value();
-  mine.bucket_mb = s.bucket_mb;
-  mine.first_bucket_mb = s.first_bucket_mb;
-  mine.compress_local = s.compress_local;
-  const std::vector<Record> all = gathered(job, mine);
-  auto text = [](const Record& r) {
-    return "DCOLL_TRANSPORT=" + std::string(r.transport) + " DCOLL_ALGO=" + r.algo + " DCOLL_CALIBRATE=" + r.calibrate +
-           " DCOLL_SLICE_KB=" + std::to_string(r.slice_kb) + " DCOLL_SLOTS=" + std::to_string(r.slots) +
-           " DCOLL_ARENA_MB=" + std::to_string(r.arena_mb) + " DCOLL_NODES (hash) " + std::to_string(r.nodes) +
-           " DCOLL_BUCKET_MB=" + std::to_string(r.bucket_mb) +
-           " DCOLL_FIRST_BUCKET_MB=" + std::to_string(r.first_bucket_mb) +
-           " DCOLL_COMPRESS_LOCAL=" + std::to_string(r.compress_local);
-  };
+  const std::vector<std::string> all =
+      told_texts(job, "DCOLL_TRANSPORT=" + s.transport + " DCOLL_ALGO=" + s.algo + " DCOLL_CALIBRATE=" + s.calibrate +
+                          " DCOLL_SLICE_KB=" + std::to_string(s.slice_kb) + " DCOLL_SLOTS=" + std::to_string(s.slots) +
+                          " DCOLL_ARENA_MB=" + std::to_string(s.arena_mb) + " DCOLL_NODES (hash) " +
+                          std::to_string(Fingerprint().add(std::span<const int>(s.nodes)).value()) +
+                          " DCOLL_BUCKET_MB=" + std::to_string(s.bucket_mb) +
+                          " DCOLL_FIRST_BUCKET_MB=" + std::to_string(s.first_bucket_mb) +
+                          " DCOLL_COMPRESS_LOCAL=" + std::to_string(s.compress_local));
   for (int rank = 1; rank < job.size(); ++rank) {
-    if (text(all[rank]) == text(all[0])) continue;
-    throw ArgumentError("The ranks are configured differently: rank 0 has " + text(all[0]) + ", rank " +
-                        std::to_string(rank) + " has " + text(all[rank]) +
+    if (all[rank] == all[0]) continue;
+    throw ArgumentError("The ranks are configured differently: rank 0 has " + all[0] + ", rank " +
+                        std::to_string(rank) + " has " + all[rank] +
                         ". Give every rank the same environment (mpirun -x NAME).");
   }
 }
@@ -127,7 +107,7 @@ int64_t clock_shift_ns(Bootstrap& job, const std::vector<int>& machines) {
   if (*std::max_element(machines.begin(), machines.end()) == 0) return 0;
   const auto today = std::chrono::system_clock::now().time_since_epoch();
   const int64_t mine = std::chrono::duration_cast<std::chrono::nanoseconds>(today).count() - now_ns();
-  const std::vector<int64_t> by_rank = gathered(job, mine);
+  const std::vector<int64_t> by_rank = job.gather(mine);
   const auto first =
       std::find(machines.begin(), machines.end(), machines[static_cast<size_t>(job.rank())]) - machines.begin();
   return by_rank[static_cast<size_t>(first)] - by_rank[0];
@@ -155,7 +135,7 @@ std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
 // Per rank: whether it has a core to itself among the machine's ranks, which may be more than the node's: containers
 // share cores, though not memory.
 std::vector<bool> own_cores(Bootstrap& job) {
-  const std::vector<CoreClaim> of_ranks = gathered(job, own_core_claim());
+  const std::vector<CoreClaim> of_ranks = job.gather(own_core_claim());
   std::map<uint64_t, std::vector<CoreClaim>> claims;  // of each machine's ranks
   std::vector<std::pair<uint64_t, size_t>> places;    // per rank: where its claim is
   for (const CoreClaim& theirs : of_ranks) {
@@ -172,12 +152,12 @@ std::vector<bool> own_cores(Bootstrap& job) {
 
 std::shared_ptr<const Processes> watch_processes(Bootstrap& job, const StartUp& start, const Log& log) {
   constexpr std::chrono::milliseconds kLifelineLimit{2000};
-  const std::vector<ProcessId> of_ranks = gathered(job, own_process());
+  const std::vector<ProcessId> of_ranks = job.gather(own_process());
   const std::vector<int> groups = watching_groups(of_ranks);
   std::unique_ptr<Lifelines> lifelines;
   if (are_several(groups)) {
     lifelines = std::make_unique<Lifelines>();
-    const std::vector<LifelineAddress> addresses = gathered(job, lifelines->address());
+    const std::vector<LifelineAddress> addresses = job.gather(lifelines->address());
     const std::vector<int> without =
         lifelines->connect(addresses, groups, job.rank(), kLifelineLimit, start.look_around);
     if (!without.empty()) {
@@ -189,19 +169,6 @@ std::shared_ptr<const Processes> watch_processes(Bootstrap& job, const StartUp& 
   return std::make_shared<Processes>(of_ranks, job.rank(), std::move(lifelines));
 }
 
-// What is wrong on this rank, told to all; by rank, cut to what has room.
-std::vector<std::string> told_errors(Bootstrap& job, const std::string& error) {
-  constexpr size_t kRoom = 400;
-  std::array<char, kRoom> mine{};
-  error.copy(mine.data(), kRoom - 1);
-  const std::vector<std::byte> all = job.all_gather(mine.data(), mine.size());
-  std::vector<std::string> errors;
-  for (int rank = 0; rank < job.size(); ++rank) {
-    errors.emplace_back(reinterpret_cast<const char*>(all.data()) + static_cast<size_t>(rank) * kRoom);
-  }
-  return errors;
-}
-
 // What one host allows and another does not: before the transport is made, which all ranks make or none.
 void check_congestion(Bootstrap& job, const std::string& wanted) {
   std::string error;
@@ -210,7 +177,7 @@ void check_congestion(Bootstrap& job, const std::string& wanted) {
   } catch (const ArgumentError& e) {
     error = e.what();
   }
-  const std::vector<std::string> errors = told_errors(job, error);
+  const std::vector<std::string> errors = told_texts(job, error);
   for (int rank = 0; rank < job.size(); ++rank) {
     if (!errors[rank].empty()) throw ArgumentError("rank " + std::to_string(rank) + ": " + errors[rank]);
   }
@@ -219,7 +186,7 @@ void check_congestion(Bootstrap& job, const std::string& wanted) {
 // Abstract sockets, by which ranks hand each other their memory, are seen in one network namespace alone.
 bool in_same_network(Bootstrap& job, const std::vector<int>& local_ranks) {
   const uint64_t mine = own_network();
-  return mine == gathered(job, mine)[static_cast<size_t>(local_ranks.front())];
+  return mine == job.gather(mine)[static_cast<size_t>(local_ranks.front())];
 }
 
 // Maps the memory of the node's ranks. Ranks that MPI calls local but that cannot map each other (separate containers,
@@ -237,7 +204,7 @@ Endpoint connect_node(Bootstrap& job, const StartUp& start, const std::vector<in
   for (int byte = 0; byte < 4; ++byte) peers.key[byte] ^= static_cast<uint8_t>(nodes[job.rank()] >> (8 * byte));
   std::vector<std::string> causes(static_cast<size_t>(job.size()));  // by node: why it has no memory in common
   const auto agree = [&](const std::string& error) {
-    const std::vector<std::string> errors = told_errors(job, error);
+    const std::vector<std::string> errors = told_texts(job, error);
     for (int rank = 0; rank < job.size(); ++rank) {
       std::string& cause = causes[static_cast<size_t>(nodes[rank])];
       if (!errors[rank].empty() && cause.empty()) cause = "rank " + std::to_string(rank) + ": " + errors[rank];

@@ -1,6 +1,7 @@
 #include "engine/core/operation.h"
 
 #include <bit>
+#include <numeric>
 
 #include "base/error.h"
 #include "engine/core/point.h"
@@ -23,8 +24,7 @@ void validate_adasum(const Request& r, int size) {
                         "two (1, 2, 4, 8, ...), but there are " + std::to_string(size) +
                         ". Start another number of ranks, or use average.");
   }
-  size_t total = 0;
-  for (const size_t elements : r.splits) total += elements;
+  const size_t total = std::reduce(r.splits.begin(), r.splits.end());
   if (!r.splits.empty() && total != r.count) {
     throw ArgumentError(r.describe() + ": the tensors have " + std::to_string(total) + " elements in all, but " +
                         std::to_string(r.count) + " were given.");
@@ -122,8 +122,7 @@ void Request::validate(int size) const {
   if (reduces(kind)) validate_scale(*this);
   if (reduces(kind) && op == ReduceOp::kAdasum) validate_adasum(*this, size);
   if (kind == Kind::kAllToAll) {
-    size_t total = 0;
-    for (const size_t rows : splits) total += rows;
+    const size_t total = std::reduce(splits.begin(), splits.end());
     if (splits.size() != static_cast<size_t>(size) || total != count) {
       throw ArgumentError(describe() + ": got " + std::to_string(splits.size()) + " splits adding up to " +
                           std::to_string(total) + " rows; allowed are one split per rank (" + std::to_string(size) +

@@ -1,6 +1,5 @@
 #include "engine/levels/hierarchical_agreement.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -43,11 +42,7 @@ void HierarchicalAgreement::show() {
     const size_t bytes = job_->bytes();
     std::byte* to = bytes <= Board::kInlineBytes ? h_.board().next_inline_data()
                                                  : h_.small_slot(h_.local_rank(), h_.board().next_ticket());
-    if (job_->prescale != 1.0) {
-      kernels::scale(to, job_->in, job_->count, job_->dtype, job_->prescale);
-    } else {
-      copy(to, job_->in, bytes);
-    }
+    kernels::scale(to, job_->in, job_->count, job_->dtype, job_->prescale);
   } else if (job_ != nullptr) {
     // An operand that has to be scaled first cannot be read in place.
     Window& window = h_.board().window();
@@ -70,7 +65,7 @@ void HierarchicalAgreement::begin_exchange() {
     range.include({theirs, theirs});
   }
   if (small_ && range.equal()) reduce_node();  // else the ranks may have brought operands of different lengths
-  exchange_.emplace(h_.leaders(), range, sum_, h_.map().num_nodes() <= Hierarchy::kMaxDirectLeaders);
+  exchange_.emplace(h_.leaders(), range, sum_, h_.map().num_nodes() <= plan::kMaxDirectNodes);
   phase_ = Phase::kExchange;
 }
 

@@ -222,11 +222,7 @@ bool HierarchicalAllReduce::fill_some() {
   const size_t bytes = std::min(kBytesPerPoll, whole.size - fill_.at);
   std::byte* to = h_.operand_slot(h_.local_rank(), number(k)) + fill_.at;
   const std::byte* from = job_.in + whole.begin + fill_.at;
-  if (job_.prescale != 1.0) {
-    kernels::scale(to, from, bytes / dtype_bytes(job_.dtype), job_.dtype, job_.prescale);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
+  kernels::scale(to, from, bytes / dtype_bytes(job_.dtype), job_.dtype, job_.prescale);
   fill_.at += bytes;
   if (fill_.at == whole.size) {
     fill_ = {k + 1, 0};

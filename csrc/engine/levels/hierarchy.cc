@@ -33,7 +33,8 @@ Hierarchy::Hierarchy(Messages& transport, std::shared_ptr<Window> window, NodeMa
       result_bytes_(round_up(piece_bytes_ / map_.carriers + kLine, kLine)),
       small_bytes_(plan::riding_bytes(static_cast<uint32_t>(map_.num_nodes()), slice_bytes)),
       board_(*window_),
-      memory_(Memory::mapped(window_, kSharedBytes + 2 * kSmallSlotBytes + kPieces * (piece_bytes_ + result_bytes_))),
+      memory_(
+          Memory::mapped(window_, kSharedBytes + 2 * plan::kSmallSlotBytes + kPieces * (piece_bytes_ + result_bytes_))),
       blocks_(map_.local_size()),
       leaders_(transport, map_.carriers_of(0), map_.node) {
   for (int node = 0; node < map_.num_nodes(); ++node) {
@@ -53,11 +54,11 @@ void Hierarchy::learn() {
 }
 
 std::byte* Hierarchy::small_slot(int local, uint64_t ticket) const {
-  return blocks_[local] + kSharedBytes + ticket % 2 * kSmallSlotBytes;
+  return blocks_[local] + kSharedBytes + ticket % 2 * plan::kSmallSlotBytes;
 }
 
 std::byte* Hierarchy::operand_slot(int local, uint64_t piece) const {
-  return blocks_[local] + kSharedBytes + 2 * kSmallSlotBytes + piece % kPieces * piece_bytes_;
+  return blocks_[local] + kSharedBytes + 2 * plan::kSmallSlotBytes + piece % kPieces * piece_bytes_;
 }
 
 std::byte* Hierarchy::result_slot(int local, uint64_t piece) const {

@@ -65,9 +65,6 @@ struct NodeShared {
 class Hierarchy {
  public:
   static constexpr size_t kPieces = 4;
-  static constexpr size_t kSmallSlotBytes = plan::kSmallSlotBytes;
-  // Up to so many leaders talk to each other directly, in one step; more in ceil(log2 n).
-  static constexpr int kMaxDirectLeaders = plan::kMaxDirectNodes;
 
   // slice_bytes: the longest message. little_memory: the arena was made so small that pieces must be small too. Both
   // are the same on all ranks.

@@ -14,21 +14,16 @@ void LeaderExchange::Range::include(const Range& other) {
 }
 
 LeaderExchange::LeaderExchange(GroupTransport& leaders, Range own, std::span<const std::byte> operand, bool direct)
-    : leaders_(leaders),
-      direct_(direct),
-      range_(own),
-      operand_(operand),
-      peers_(leaders.size()),
-      received_(leaders.size()) {
+    : leaders_(leaders), range_(own), operand_(operand), peers_(leaders.size()), received_(leaders.size()) {
   message_.range = own;
   message_.bytes = operand.size();
   if (!operand.empty() && operand.size() <= kRidingBytes) std::memcpy(message_.riding, operand.data(), operand.size());
   peers_[leaders.rank()] = {Peer::Send::kDone, Peer::Receive::kDone};
+  if (!direct) many_.emplace(leaders, own.least, own.greatest);
 }
 
-bool LeaderExchange::poll(bool& moved) { return direct_ ? poll_direct(moved) : poll_dissemination(moved); }
-
-bool LeaderExchange::poll_direct(bool& moved) {
+bool LeaderExchange::poll(bool& moved) {
+  if (many_) return many_->poll(moved);
   const int size = leaders_.size();
   bool done = true;
   // Beginning behind this node, so that not all leaders send to the same one first.
@@ -122,36 +117,11 @@ void LeaderExchange::take(int peer, const Message& message) {
   peers_[peer].receive = rode ? Peer::Receive::kDone : Peer::Receive::kPostOperand;
 }
 
-int LeaderExchange::partner(int sign) const {
-  const int size = leaders_.size();
-  return ((leaders_.rank() + sign * distance_) % size + size) % size;
-}
-
-// In round k a leader tells the one 2^k further on what it knows by then.
-bool LeaderExchange::poll_dissemination(bool& moved) {
-  while (distance_ < leaders_.size()) {
-    const int from = partner(-1);
-    if (!posted_) posted_ = leaders_.post_recv(from, kControlChannel, nullptr, sizeof(Range));
-    if (!told_) {
-      if (!send(partner(+1), &range_, sizeof range_)) return false;
-      told_ = moved = true;
-    }
-    const std::byte* data = posted_ ? leaders_.front(from, kControlChannel) : nullptr;
-    if (data == nullptr) return false;
-    Range theirs;
-    std::memcpy(&theirs, data, sizeof theirs);
-    leaders_.pop(from, kControlChannel);
-    range_.include(theirs);
-    distance_ *= 2;
-    told_ = posted_ = false;
-    moved = true;
-  }
-  return true;
-}
-
 void LeaderExchange::waiting_for(std::vector<int>& ranks) const {
-  if (!direct_) {
-    if (distance_ < leaders_.size()) ranks.push_back(leaders_.rank_of(told_ ? partner(-1) : partner(+1)));
+  if (many_) {
+    std::vector<int> of_leaders;
+    many_->waiting_for(of_leaders);
+    for (const int leader : of_leaders) ranks.push_back(leaders_.rank_of(leader));
     return;
   }
   for (int peer = 0; peer < leaders_.size(); ++peer) {

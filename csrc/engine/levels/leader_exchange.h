@@ -1,16 +1,18 @@
 // The agreement between nodes, by messages of their leaders: each tells the least and the greatest fingerprint that its
 // ranks showed, until all know those of all. An operand of a few KiB rides along.
 //
-// Up to Hierarchy::kMaxDirectLeaders leaders tell each other directly: one step. The first message has a fixed length,
+// Up to plan::kMaxDirectNodes leaders tell each other directly: one step. The first message has a fixed length,
 // so that it can be received whatever the other called; it says how long the operand that follows is, if it did not fit
 // in. More leaders use the dissemination barrier (agreement.h) and no operand rides along.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "engine/board/agreement.h"
 #include "engine/core/task.h"
 #include "transport/group_transport.h"
 
@@ -32,7 +34,7 @@ class LeaderExchange final : public Pollable {
   // As ranks of the communicator.
   void waiting_for(std::vector<int>& ranks) const override;
 
-  bool equal() const { return range_.equal(); }
+  bool equal() const { return many_ ? many_->equal() : range_.equal(); }
   // The operand of node `node`, once finished and equal; not of this one.
   const std::byte* operand(int node) const { return received_[node].data(); }
 
@@ -58,19 +60,14 @@ class LeaderExchange final : public Pollable {
   bool tell(int peer);
   bool hear(int peer);
   void take(int peer, const Message& message);
-  bool poll_direct(bool& moved);
-  bool poll_dissemination(bool& moved);
-  int partner(int sign) const;
 
   GroupTransport& leaders_;
-  const bool direct_;
+  std::optional<Dissemination> many_;  // where there are too many to tell each other directly
   Range range_;
   std::span<const std::byte> operand_;
   Message message_{};
   std::vector<Peer> peers_;
   std::vector<std::vector<std::byte>> received_;  // by node
-  int distance_ = 1;                              // of the dissemination
-  bool told_ = false, posted_ = false;
 };
 
 }  // namespace dcoll

@@ -51,12 +51,6 @@ double& at(Constants& constants, const Field& field) {
   return field.plain != nullptr ? constants.*field.plain : constants.*field.link.*field.part;
 }
 
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 // The whole file but its last line, which is the fingerprint of the others.
 std::string body(const std::string& key, Constants constants) {
   std::string text = std::string(kTitle) + "\nfor " + key + "\n";

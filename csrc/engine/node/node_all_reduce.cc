@@ -1,6 +1,5 @@
 #include "engine/node/node_all_reduce.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "engine/core/timeline_record.h"

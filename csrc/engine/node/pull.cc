@@ -11,10 +11,6 @@
 namespace dcoll {
 namespace {
 
-void copy(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
-
 // An all-to-all that this rank shares evenly says so in its post, as rows per block, and needs no table then.
 bool shares_evenly(const Call& call) {
   return std::all_of(call.splits.begin(), call.splits.end(), [&](size_t rows) { return rows == call.splits[0]; });
@@ -127,7 +123,7 @@ void Contribution::lay_out_inline(std::byte* at) const {
   if (is_prescaled()) {
     kernels::scale(at, data_, bytes() / dtype_bytes(dtype_), dtype_, prescale_);
   } else {
-    copy(at, data_, bytes());
+    copy_bytes(at, data_, bytes());
   }
 }
 
@@ -359,7 +355,7 @@ bool Pull::copy_some() {
     if (block.foreign != 0) {
       slots_.read_peer(source.rank, source.to + source.taken, block.foreign + source.taken, bytes);
     } else {
-      copy(source.to + source.taken, piece(source), bytes);
+      copy_bytes(source.to + source.taken, piece(source), bytes);
       if (block.in_cell && slots_.has_one_reader(call_.kind)) PullSlots::take_over(piece(source), bytes);
     }
     source.taken += bytes;

@@ -9,10 +9,6 @@ namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{8} << 20;
 
-void copy(void* to, const void* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
-
 }  // namespace
 
 void PullNow::enter(const Call& call) {
@@ -105,7 +101,7 @@ const std::byte* PullNow::at(const Pull::Block& block, int rank) const {
 void PullNow::copy_block(const Pull::Block& block, int rank, std::byte* to) const {
   if (block.foreign != 0) return slots_.read_peer(rank, to, block.foreign, block.bytes);
   const std::byte* from = at(block, rank);
-  copy(to, from, block.bytes);
+  copy_bytes(to, from, block.bytes);
   if (block.in_cell && slots_.has_one_reader(call_.kind)) PullSlots::take_over(from, block.bytes);
 }
 

@@ -52,11 +52,7 @@ std::byte* Slots::slot(int rank, uint64_t ticket) const { return slots_[rank] + 
 void Slots::fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count) {
   const size_t elem = dtype_bytes(job.dtype);
   std::byte* mine = slot(board_.window().local_rank(), ticket);
-  if (job.prescale != 1.0) {
-    kernels::scale(mine, job.in + begin * elem, count, job.dtype, job.prescale);
-  } else if (count > 0) {
-    std::memcpy(mine, job.in + begin * elem, count * elem);
-  }
+  kernels::scale(mine, job.in + begin * elem, count, job.dtype, job.prescale);
 }
 
 void Slots::reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count) {

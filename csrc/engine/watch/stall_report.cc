@@ -52,10 +52,7 @@ std::string of_missing(int rank, const Answer& answer) {
 }  // namespace
 
 std::string shortened(const std::string& text, size_t most) {
-  if (text.size() <= most) return text;
-  size_t length = most - 3;
-  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) --length;
-  return text.substr(0, length) + "...";
+  return text.size() <= most ? text : text.substr(0, whole_characters(text, most - 3)) + "...";
 }
 
 std::string encode(const Question& q) {

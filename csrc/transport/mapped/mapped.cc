@@ -1,13 +1,12 @@
 #include "transport/mapped/mapped.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "transport/os/futex.h"
 
 namespace dcoll {
@@ -22,14 +21,6 @@ std::byte* payload(SlotHeader& slot, size_t bytes) {
 }
 
 RingHead& ring_head(std::byte* ring) { return *reinterpret_cast<RingHead*>(ring); }
-
-// At most `most` bytes of the text, never cutting a UTF-8 character (it becomes a Python string).
-size_t whole_characters(const std::string& text, size_t most) {
-  if (text.size() <= most) return text.size();
-  size_t length = most;
-  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-  return length;
-}
 
 ArrivalGroup* group_of(const MappedWorld& world) {
   for (const std::vector<int>& members : world.groups) {

@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/hash.h"
 
 namespace dcoll {
 namespace {
@@ -334,8 +334,7 @@ std::string mesh_address(const SipKey& key, int local_rank) {
   std::string name = "dcoll-";
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t input[2] = {static_cast<uint32_t>(local_rank), half};
-    const uint64_t hash = siphash(key, input, sizeof(input));
-    for (int shift = 60; shift >= 0; shift -= 4) name += "0123456789abcdef"[hash >> shift & 0xf];
+    name += hex(siphash(key, input, sizeof(input)));
   }
   return name;
 }

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -289,11 +288,7 @@ std::vector<int> Backend::node_of_ranks() {
     MPI_Group_free(&local);
     MPI_Comm_free(&node);
   });
-  const auto own = static_cast<uint64_t>(*leader);
-  const std::vector<std::byte> told = all_gather(&own, sizeof own);
-  std::vector<uint64_t> leaders(static_cast<size_t>(size_));
-  std::memcpy(leaders.data(), told.data(), told.size());
-  return nodes_ = numbered(leaders);
+  return nodes_ = numbered(gather(static_cast<uint64_t>(*leader)));
 }
 
 std::unique_ptr<Transport> Backend::make_transport(size_t max_message_bytes, int slots,

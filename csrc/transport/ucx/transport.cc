@@ -61,9 +61,7 @@ void UcxTransport::exchange_addresses(Bootstrap& job) {
   std::vector<std::byte> mine(length);
   std::memcpy(mine.data(), own, length);
   ucp_worker_release_address(worker_, own);
-  const std::vector<std::byte> told = job.all_gather(&length, sizeof length);
-  std::vector<size_t> lengths(peers_.size());
-  std::memcpy(lengths.data(), told.data(), told.size());
+  const std::vector<size_t> lengths = job.gather(length);
   const size_t longest = *std::ranges::max_element(lengths);
   mine.resize(longest);
   const std::vector<std::byte> all = job.all_gather(mine.data(), longest);
