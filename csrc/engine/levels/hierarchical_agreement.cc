@@ -65,7 +65,7 @@ void HierarchicalAgreement::begin_exchange() {
     range.include({theirs, theirs});
   }
   if (small_ && range.equal()) reduce_node();  // else the ranks may have brought operands of different lengths
-  exchange_.emplace(h_.leaders(), range, sum_, h_.map().num_nodes() <= plan::kMaxDirectNodes);
+  exchange_.emplace(h_.leaders(), range, sum_, h_.map().num_nodes() <= static_cast<int>(plan::kMaxDirectNodes));
   phase_ = Phase::kExchange;
 }
 
