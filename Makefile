@@ -196,8 +196,7 @@ tsan-python: build  ## tests of the bindings and of jobs under mpirun, under Thr
 	$(BIN)/python tests/built.py build/tsan-python -q $(TSAN_TESTS) $(or $(ARGS),-k 'not test_mpi or 2-')
 
 # What else users build with: clang, and MPICH beside the Open MPI of the other targets.
-OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives faults late names optimizer process_sets \
-	startup))
+OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names optimizer process_sets startup))
 
 test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warnings are errors), then jobs under MPICH
 	CC=clang CXX=clang++ $(CMAKE) -B build/clang $(call WITH_PYTHON,clang) -DDCOLL_CUDA=0 \
