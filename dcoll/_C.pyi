@@ -382,7 +382,6 @@ class Bootstrap:
     size: int
     library_version: str
     """Of what carries messages between nodes."""
-    """Whether several communicators may use that at once."""
     def subset(self, ranks: Sequence[int]) -> Bootstrap:
         """The same for these ranks alone, this one among them. Collective over them."""
     def finalize(self) -> None: ...

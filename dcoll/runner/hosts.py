@@ -45,9 +45,10 @@ def parse_hostfile(path: Path) -> list[Host]:
             continue
         slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
         match = _HOST.fullmatch(words[0])
-        if match is None or match["slots"] == "0" or (slots and not slots[0].strip("0").isdecimal()):
+        count = slots[0] if slots else (match and match["slots"]) or "1"
+        if match is None or not count.isdecimal() or int(count) == 0:
             raise UsageError(f"--hostfile {path}, line {number}: {line.strip()!r} is not 'host slots=N'")
-        hosts.append(Host(match["name"], int(slots[0] if slots else match["slots"] or 1)))
+        hosts.append(Host(match["name"], int(count)))
     if not hosts:
         raise UsageError(f"--hostfile {path} names no host")
     return merge(hosts)

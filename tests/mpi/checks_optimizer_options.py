@@ -149,6 +149,7 @@ def check_groups_are_reduced_together() -> None:
     for wrong in (-1, "all", [w[0]], [[1]], [[w[0]], [w[0]]], [[torch.zeros(1)]]):
         with pytest.raises(ValueError, match="groups"):
             distributed(model, groups=wrong)
+    assert buckets_of(distributed(model, bucket_mb=float("inf"))) == [[0, 1, 2, 3, 4]]
     with pytest.raises(ValueError, match="bucket_mb"):
         distributed(model, groups=2, bucket_mb=1.0)
 

@@ -1,5 +1,7 @@
 """Groups of tensors that are gathered, or reduced and scattered, as one: the results of one operation per tensor."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,11 +17,13 @@ from dcoll import (
     _C,
     ArgumentError,
     Average,
+    Compression,
     Max,
     MismatchError,
     Product,
     ReduceOp,
     Sum,
+    grouped_reducescatter,
 )
 from dcoll.collectives import grouped, on_communicator
 
@@ -229,3 +233,19 @@ def test_wrong_arguments_of_groups() -> None:
         comm.barrier_sync()
 
     run_ranks(2, body)
+
+
+def test_a_strided_parameter_may_be_the_first_of_all() -> None:
+    """A row-major copy of a Parameter is a Tensor, of which nothing was called yet."""
+    code = (
+        "import torch, dcoll as hvd; hvd.init(); p = torch.nn.Parameter(torch.arange(12.0).view(3, 4).t()); "
+        "print(torch.equal(hvd.grouped_allgather([p])[0], p), torch.equal(hvd.grouped_reducescatter([p])[0], p))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True True\n", done.stderr
+
+
+def test_a_tensor_is_no_list_of_its_rows(job: None) -> None:
+    for compression in (Compression.none, Compression.fp16):
+        with pytest.raises(ArgumentError, match="grouped_reducescatter takes a list of tensors, but got a Tensor"):
+            grouped_reducescatter(torch.ones(2, 3), compression=compression)

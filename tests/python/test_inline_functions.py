@@ -166,3 +166,24 @@ def test_shutdown_takes_the_communicator_away(job: None) -> None:
     with pytest.raises(ValueError, match="not been initialized"):
         dcoll.allreduce(torch.ones(1))
     assert len(gc.get_referrers(comm)) <= len(before)
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("error", [ValueError("a file called \udcff"), Unsayable()], ids=["surrogate", "no text"])
+def test_an_error_whose_text_cannot_be_told_is_the_callers(error: Exception, job: None) -> None:
+    class Raises:
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+            raise error
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+            return tensor
+
+    with pytest.raises(type(error)) as raised:
+        dcoll.allreduce(torch.ones(3), compression=Raises)
+    assert raised.value is error

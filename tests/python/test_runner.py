@@ -64,9 +64,10 @@ def test_host_files_of_all_kinds_are_read(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# the cluster\na slots=2\n\nb:3  # MPICH\nc\nd max_slots=9 slots=4\n")
     assert hosts.parse_hostfile(file) == [Host("a", 2), Host("b", 3), Host("c", 1), Host("d", 4)]
-    file.write_text("a slots=two\n")
-    with pytest.raises(UsageError, match="line 1: 'a slots=two'"):
-        hosts.parse_hostfile(file)
+    for wrong in ("a slots=two", "a slots=0", "a:0"):
+        file.write_text(f"{wrong}\n")
+        with pytest.raises(UsageError, match=f"line 1: '{wrong}'"):
+            hosts.parse_hostfile(file)
     file.write_text("# nothing\n")
     with pytest.raises(UsageError, match="names no host"):
         hosts.parse_hostfile(file)

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,53 +50,51 @@ class Other {
   pid_t child_ = 0;
 };
 
+// Rank 0 of a job, which has seen rank 1.
+struct Seen {
+  explicit Seen(const std::string& job) : who(as(0, job)), one(who), presence(who) {
+    one.rank = 1;
+    other.emplace(one);
+    CHECK(presence.ended().empty());
+  }
+  LaunchedAs who, one;
+  Presence presence;
+  std::optional<Other> other;
+};
+
 }  // namespace
 
 TEST(who_was_seen_is_missed_when_it_has_ended) {
-  const LaunchedAs who = as(0, "seen");
-  LaunchedAs one = who;
-  one.rank = 1;
-  Presence presence(who);
-  Other other(one);
-  CHECK(presence.ended().empty());
-  other.end();
-  CHECK(presence.ended() == std::vector<int>{1});
+  Seen job("seen");
+  job.other->end();
+  CHECK(job.presence.ended() == std::vector<int>{1});
 }
 
 TEST(who_begins_later_hears_from_those_that_saw_it) {
-  const LaunchedAs who = as(0, "later");
-  LaunchedAs one = who, two = who;
-  one.rank = 1;
+  Seen first("later");
+  first.other->end();
+  LaunchedAs two = first.who;
   two.rank = 2;
-  Presence first(who);
-  Other other(one);
-  CHECK(first.ended().empty());
-  other.end();
   Presence before(two);
   CHECK(before.ended().empty());  // nobody has missed it yet
-  CHECK(first.ended() == std::vector<int>{1});
+  CHECK(first.presence.ended() == std::vector<int>{1});
   CHECK(before.ended() == std::vector<int>{1});
-  const Other again(one);  // as after a restart of that rank
-  CHECK(first.ended().empty());
+  const Other again(first.one);  // as after a restart of that rank
+  CHECK(first.presence.ended().empty());
   CHECK(before.ended().empty());
 }
 
 TEST(where_nobody_can_be_looked_for_nobody_has_ended) {
-  const LaunchedAs who = as(0, "descriptors");
-  LaunchedAs one = who;
-  one.rank = 1;
-  Presence presence(who);
-  Other other(one);
-  CHECK(presence.ended().empty());
+  Seen job("descriptors");
   rlimit before{};
   CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit none{0, before.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-  const std::vector<int> ended = presence.ended();
+  const std::vector<int> ended = job.presence.ended();
   CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
   CHECK(ended.empty());
-  other.end();
-  CHECK(presence.ended() == std::vector<int>{1});
+  job.other->end();
+  CHECK(job.presence.ended() == std::vector<int>{1});
 }
 
 TEST(another_job_has_other_names) {
