@@ -878,8 +878,8 @@ class plan:
         constants: dict[str, Any] = ...,
         two_levels: bool = False,
     ) -> dict[str, Any]:
-        """plain_us, encoded_us, pays: an all-reduce of so much float32 as it is and encoded. two_levels: ranks of a
-        node share memory."""
+        """plain_us, encoded_us, pays, close: an all-reduce of so much float32 as it is and encoded, and whether the two
+        are so close that the first calls decide. two_levels: ranks of a node share memory."""
     @staticmethod
     def coding(codec: str) -> tuple[float, float]:
         """Microseconds to encode, and to decode, a byte of float32 on this core, measured now."""

@@ -29,7 +29,7 @@ bool has_several_nodes(const Topology& topology) {
 // How many rounds the engine has under way on each channel: between nodes as many as there are channels for.
 uint32_t lanes_of(const std::vector<Schedule>& schedules, const Topology& topology) {
   const size_t channels = std::max<size_t>(1, schedules[0].channels.size());
-  if (!has_several_nodes(topology) || topology.num_ranks > kMaxTriedRanks) return 1;
+  if (!has_several_nodes(topology)) return 1;
   return std::max<uint32_t>(1, static_cast<uint32_t>(kMaxScheduleChannels / channels));
 }
 
@@ -42,7 +42,7 @@ Candidate predict(const Algorithm& algorithm, uint64_t bytes, const Topology& to
   const std::vector<Schedule> schedules = build_all(algorithm, topology.num_ranks);
   const uint32_t lanes = lanes_of(schedules, topology);
   Candidate best{&algorithm, predict_us(schedules, bytes, topology, slice_bytes, lanes, before_us), slice_bytes};
-  if (lanes == 1) return best;
+  if (lanes == 1 || topology.num_ranks > kMaxTriedRanks) return best;
   for (uint64_t shorter = slice_bytes / 2; shorter >= std::max(kShortestSlice, slice_bytes / 16); shorter /= 2) {
     const double time_us = predict_us(schedules, bytes, topology, shorter, lanes, before_us);
     if (time_us < kWorthwhile * best.predicted_us) best = {&algorithm, time_us, shorter};

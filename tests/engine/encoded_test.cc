@@ -3,6 +3,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "engine/links/trial.h"
 #include "rank_threads.h"
 #include "support/check.h"
 
@@ -131,6 +132,19 @@ TEST(results_are_the_same_bits_and_errors_make_up_for_them) {
       CHECK(any_error != sends_all);
     }
   }
+}
+
+TEST(a_trial_takes_turns_and_compares_medians) {
+  Trial trial;
+  constexpr double kTimes[] = {1, 50, 9, 20, 3, 40, 900, 30};  // in full, encoded, in full, ...
+  for (size_t i = 0; i < std::size(kTimes); ++i) {
+    CHECK(!trial.is_done());
+    CHECK_EQ(trial.encodes_next(), i % 2 == 1);
+    trial.note(kTimes[i]);
+  }
+  CHECK(trial.is_done());
+  CHECK_EQ(trial.median_us(false), 6.0);
+  CHECK_EQ(trial.median_us(true), 35.0);
 }
 
 TEST(only_float32_that_is_summed_between_nodes_is_encoded) {

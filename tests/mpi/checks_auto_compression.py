@@ -42,11 +42,24 @@ def check_what_arrives_is_the_codecs_or_all_of_it() -> None:
             assert calls_of(name) == before
 
 
+def check_calls_that_are_close_are_tried_and_then_decided() -> None:
+    x = operand()
+    before, encoded = calls_of("tried"), []
+    for _ in range(14):
+        hvd.allreduce(x, compression=hvd.Compression.auto("bf16"), name="tried")
+        encoded.append(calls_of("tried") - before)
+        before += encoded[-1]
+    everyones = hvd.allgather_object(encoded)
+    if hvd.size() == hvd.cross_size():  # else ranks that carry nothing encode nothing
+        assert all(one == encoded for one in everyones)
+    assert len(set(encoded[9:])) == 1, encoded  # one way: 4 calls are timed each way, and one has measured before
+
+
 def check_a_thousandth_of_the_bytes_pays() -> None:
     if FORCED or UNMEASURED:
         return
     x = operand()
-    for _ in range(2):
+    for _ in range(10):
         hvd.allreduce(x, compression=hvd.Compression.auto("topk", ratio=0.001), name="a thousandth")
     assert hvd.cross_size() == 1 or max(hvd.allgather_object(calls_of("a thousandth"))) > 0
 
@@ -99,4 +112,6 @@ def check_explain_in_the_job() -> None:
     assert all(one == coding for one in codings)
     if coding is not None:
         text = plan.explain_compression(64 << 20, comm.nodes, {"int8": coding}, comm.constants())
-        assert re.search(r"int8 +[\d.]+ us +[\d.]+x  (int8|in full) \(coding [\d.]+ and [\d.]+ GB/s\)", text)
+        assert re.search(
+            r"int8 +[\d.]+ us +[\d.]+x  (probably )?(int8|in full).* \(coding [\d.]+ and [\d.]+ GB/s\)", text
+        )

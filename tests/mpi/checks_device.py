@@ -43,6 +43,46 @@ def check_sizes_and_repeats() -> None:
             assert is_filled(one, total, count)
 
 
+def check_what_is_copied_in_slices() -> None:
+    """Of 4 MiB: a call that is longer is one call all the same."""
+    n = hvd.size()
+    total = n * (n + 1) // 2
+    for count, dtype in ((1 << 20, torch.float32), ((1 << 20) + 1, torch.float32), (3_000_001, torch.float16)):
+        one = (torch.arange(count, device=DEVICE) % 61).to(dtype)
+        handles = [hvd.allreduce_async(one * (hvd.rank() + 1), op=hvd.Sum) for _ in range(2)]
+        handles.append(hvd.allreduce_async(one * (hvd.rank() + 1), op=hvd.Sum, name=f"sliced {count}"))
+        here = one * (hvd.rank() + 1)
+        hvd.allreduce_(here, op=hvd.Sum)
+        assert torch.equal(here, one * total)
+        assert all(torch.equal(handle.wait(30), one * total) for handle in handles)
+        here = one * (hvd.rank() + 1)
+        hvd.broadcast_(here, root_rank=n - 1)
+        assert torch.equal(here, one * n)
+        assert torch.equal(hvd.broadcast(one + hvd.rank(), root_rank=0), one)
+
+
+def check_slices_where_a_rank_has_joined() -> None:
+    n = hvd.size()
+    for op, want in ((hvd.Sum, sum(range(2, n + 1))), (hvd.Min, 2)):
+        if hvd.rank() > 0:
+            one = torch.arange(3_000_001, dtype=torch.float64, device=DEVICE)
+            assert torch.equal(hvd.allreduce(one * (hvd.rank() + 1), op=op), one * want)
+            assert is_filled(hvd.allreduce(mine(5), op=op), want, 5)
+        hvd.join()
+
+
+def check_slices_of_other_calls() -> None:
+    if hvd.size() == 1:
+        return
+    other = hvd.rank() == 0
+    with pytest.raises(hvd.MismatchError, match=r"sum of 3000002 float32.*sum of 3000001 float32"):
+        hvd.allreduce(mine(3_000_002 if other else 3_000_001), op=hvd.Sum)
+    long = mine(3_000_001)
+    with pytest.raises(hvd.MismatchError, match="sum of 3000001 float32"):
+        hvd.broadcast(long, root_rank=1) if other else hvd.allreduce(long, op=hvd.Sum)
+    assert is_filled(hvd.allreduce(mine(5), op=hvd.Min), 1, 5)
+
+
 def check_many_in_flight() -> None:
     n = hvd.size()
     total = n * (n + 1) // 2
@@ -212,21 +252,22 @@ def check_a_gpu_that_is_not_there() -> None:
     assert is_filled(hvd.allreduce(mine(4), op=hvd.Max), hvd.size(), 4)
 
 
-def _reduce_thrice() -> None:
+def _reduce_thrice(count: int) -> None:
     for _ in range(3):
-        hvd.allreduce(mine(1000), op=hvd.Sum)
+        hvd.allreduce(mine(count), op=hvd.Sum)
 
 
 def check_a_device_that_fails() -> None:
-    """Last: the job has to start again."""
+    """Last: the job has to start again. Of a long call the third slice fails, the first copy back, or the last."""
     if not EMULATED:
         return
     failing = hvd.size() - 1
-    if hvd.rank() == failing:
-        _C.fail_emulated_after(1)
-    with pytest.raises(hvd.DcollError, match=f"emulated:0: .*rank {failing}"):
-        _reduce_thrice()
-    _C.fail_emulated_after(-1)
-    hvd.shutdown()
-    hvd.init()
-    assert is_filled(hvd.allreduce(mine(1000), op=hvd.Max), hvd.size(), 1000)
+    for count, copies in ((1000, 1), (3_000_001, 2), (3_000_001, 3), (3_000_001, 5)):
+        if hvd.rank() == failing:
+            _C.fail_emulated_after(copies)
+        with pytest.raises(hvd.DcollError, match=f"emulated:0: .*rank {failing}"):
+            _reduce_thrice(count)
+        _C.fail_emulated_after(-1)
+        hvd.shutdown()
+        hvd.init()
+        assert is_filled(hvd.allreduce(mine(1000), op=hvd.Max), hvd.size(), 1000)

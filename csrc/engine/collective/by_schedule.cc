@@ -62,7 +62,8 @@ struct DataPhase {
   std::shared_ptr<Memory> prescaled;
 };
 
-// How the elements are combined; a scaled copy of the operand where it has to be scaled first.
+// How the elements are combined; a scaled copy of the operand, of an all-reduce in the result, where it has to be
+// scaled first.
 void bind_reduction(const Fabric& f, const Request& r, DataPhase& phase) {
   Binding& b = phase.binding;
   b.dtype = r.dtype;
@@ -70,9 +71,13 @@ void bind_reduction(const Fabric& f, const Request& r, DataPhase& phase) {
   b.postscale = final_scale(r.op, r.postscale, f.size);
   if (r.prescale == 1.0) return;
   const size_t count = r.count * r.row_elems;
-  phase.prescaled = Memory::plain(count * dtype_bytes(r.dtype));
-  kernels::scale(phase.prescaled->data(), r.in, count, r.dtype, r.prescale);
-  b.input = phase.prescaled->data();
+  std::byte* scaled = b.output;
+  if (r.kind != Kind::kAllReduce) {  // whose result is shorter
+    phase.prescaled = Memory::uninitialized(count * dtype_bytes(r.dtype));
+    scaled = phase.prescaled->data();
+  }
+  kernels::scale(scaled, r.in, count, r.dtype, r.prescale);
+  b.input = scaled;
 }
 
 DataPhase data_phase(Fabric& f, Operation& op) {
@@ -142,7 +147,9 @@ Task exchange_counts(Fabric& f, Operation& op) {
   op.counts.resize(static_cast<size_t>(f.size));
   const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
   const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
-  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, "pairwise", 0),
+  // Of 8 bytes to each, so one hop is better than many, as long as there is room for everybody's at once.
+  const char* const algorithm = f.size <= static_cast<int>(plan::kMaxDirectRanks) ? "direct" : "pairwise";
+  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, algorithm, 0),
                  {.input = reinterpret_cast<const std::byte*>(mine.data()),
                   .output = reinterpret_cast<std::byte*>(op.counts.data()),
                   .input_layout = one_each,
@@ -248,7 +255,7 @@ bool wants_coding(const Fabric& f, const Call& call) {
 // All ranks answer alike: the call is the same everywhere, but for the sizes of ragged collectives.
 bool wants_constants(const Fabric& f, const Call& call) {
   if (wants_coding(f, call)) return true;
-  if (f.links.use == LinkConstants::Use::kBuiltIn || f.links.learnt) return false;
+  if (f.links.use == LinkConstants::Use::kBuiltIn || f.links.learnt || f.links.until_asked > 0) return false;
   if (call.kind == Kind::kAllReduce) return call.algo.or_else(f.algo).takes_levels();
   return call.kind == Kind::kReduceScatter || call.kind == Kind::kBroadcast || call.kind == Kind::kAllGather;
 }
@@ -264,8 +271,6 @@ Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
     co_await move_encoded(f, op, cost);
     co_return;
   }
-  // Schedules work in the output.
-  if (r.kind == Kind::kBroadcast && f.rank == r.root && r.in != r.out && r.count > 0) std::memcpy(r.out, r.in, r.count);
   const bool ragged = r.kind == Kind::kAllGather || r.kind == Kind::kAllToAll;
   if (ragged && op.counts.empty()) {  // else they came with the handshake
     co_await exchange_counts(f, op);

@@ -24,9 +24,13 @@ std::string_view path_text(Path path) {
   return "?";
 }
 
+bool has_codec(const Fabric& f, const Call& call) {
+  return call.encoding && call.dtype == DType::kFloat32 && f.size > 1 &&
+         (call.op == ReduceOp::kSum || call.op == ReduceOp::kAverage);
+}
+
 bool uses_codec(const Fabric& f, const Call& call) {
-  if (call.dtype != DType::kFloat32 || f.size == 1) return false;
-  if (call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) return false;
+  if (!has_codec(f, call)) return false;
   if (f.compress_local) return true;
   if (f.board != nullptr || call.is_small()) return false;
   return !call.encoding.if_it_pays || f.pays(call.encoding, call.bytes());

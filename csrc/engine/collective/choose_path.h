@@ -26,6 +26,7 @@ std::string_view path_text(Path path);
 // Call::kSmallBytes, between nodes; with DCOLL_COMPRESS_LOCAL all float32 that is summed. Of Encoding::if_it_pays: once
 // it is known that it does. With the drive lock held, but where all ranks share memory.
 bool uses_codec(const Fabric& fabric, const Call& call);  // which has one
+bool has_codec(const Fabric& fabric, const Call& call);   // for what is called, wherever it goes
 inline bool encodes(const Fabric& fabric, const Call& call) { return call.encoding && uses_codec(fabric, call); }
 
 // The same on every rank for calls with equal fingerprints.

@@ -35,20 +35,46 @@ const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
 }
 
 // Rounded up as there.
+Fabric::Weighed* Fabric::weighed(const kernels::Encoding& encoding, size_t bytes) const {
+  const size_t rounded = std::bit_ceil(bytes);
+  const auto found = std::ranges::find_if(
+      weighed_, [&](const Weighed& known) { return known.bytes == rounded && known.encoding == encoding; });
+  return found == weighed_.end() ? nullptr : &*found;
+}
+
 bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
   const std::optional<plan::Coding>& coding = codings[static_cast<size_t>(encoding.codec)];
   if (!coding) return false;
-  const size_t rounded = std::bit_ceil(bytes);
-  for (const Weighed& known : weighed_) {
-    if (known.bytes == rounded && known.encoding == encoding) return known.pays;
+  if (const Weighed* const known = weighed(encoding, bytes)) {
+    return known->trial != nullptr ? known->trial->encodes_next() : known->pays;
   }
+  const size_t rounded = std::bit_ceil(bytes);
   plan::Coding asked = *coding;
   asked.share = kernels::encoded_share(encoding);
   const auto times = plan::predict_encoded(rounded, asked, topology, slice_bytes, hierarchy != nullptr);
   if (weighed_.size() >= kMostWeighed) weighed_.clear();  // a share that changes from call to call
-  weighed_.push_back({encoding, rounded, times.pays()});
-  tell_choice(encoding, rounded, times);
+  weighed_.push_back({encoding, rounded, times.pays(), nullptr});
+  // What was told not to measure is believed.
+  if (links.use != LinkConstants::Use::kBuiltIn && times.is_close()) {
+    weighed_.back().trial = std::make_unique<Trial>();
+    return weighed_.back().trial->encodes_next();
+  }
+  tell_choice(encoding, rounded, times, "predicted");
   return times.pays();
+}
+
+Trial* Fabric::trial(const kernels::Encoding& encoding, size_t bytes) {
+  Weighed* const known = weighed(encoding, bytes);
+  return known == nullptr ? nullptr : known->trial.get();
+}
+
+void Fabric::settle(const kernels::Encoding& encoding, size_t bytes, double plain_us, double encoded_us) {
+  Weighed* const known = weighed(encoding, bytes);
+  if (known == nullptr) return;
+  const plan::EncodedTimes times{plain_us, encoded_us};
+  known->pays = times.pays();
+  known->trial.reset();
+  tell_choice(encoding, known->bytes, times, "measured");
 }
 
 // A selection's bytes are rounded up to a power of two, as sizes are.
@@ -69,17 +95,18 @@ kernels::Key Fabric::draws(const kernels::Encoding& encoding, std::string_view n
   return print.value();
 }
 
-void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times) const {
+void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times,
+                         const char* how) const {
   if (log == nullptr || rank != 0) return;
   kernels::Encoding codec = encoding;
   codec.if_it_pays = false;
   const plan::Coding& coding = *codings[static_cast<size_t>(encoding.codec)];
   std::array<char, 256> text{};
   std::snprintf(text.data(), text.size(),
-                "all-reduces of float32 of up to %zu KiB go %s: %.1f ms predicted as %s, %.1f ms in full (link %.2f "
+                "all-reduces of float32 of up to %zu KiB go %s: %.1f ms %s as %s, %.1f ms in full (link %.2f "
                 "GB/s, encoding %.1f GB/s, decoding %.1f GB/s)",
                 bytes >> 10, times.pays() ? ("as " + kernels::encoding_name(codec)).c_str() : "in full",
-                times.encoded_us / 1e3, kernels::encoding_name(codec).c_str(), times.plain_us / 1e3,
+                times.encoded_us / 1e3, how, kernels::encoding_name(codec).c_str(), times.plain_us / 1e3,
                 1e-3 / topology.network.beta_us_per_byte, 1e-3 / coding.encode_us_per_byte,
                 1e-3 / coding.decode_us_per_byte);
   (*log)(LogLevel::kInfo, text.data());

@@ -16,6 +16,7 @@
 #include "engine/core/encoded_cost.h"
 #include "engine/levels/hierarchy.h"
 #include "engine/links/link_constants.h"
+#include "engine/links/trial.h"
 #include "engine/node/node_all_reduce.h"
 #include "engine/node/pull_inline.h"
 #include "engine/node/slots.h"
@@ -68,8 +69,13 @@ struct Fabric {
     size_t slice_bytes = 0;
   };
   const Fastest& fastest(plan::Collective collective, size_t bytes);
-  // Whether an all-reduce of so much float32 is predicted to be faster encoded; false until its coding is known.
+  // Whether an all-reduce of so much float32 goes encoded: because that is predicted to be faster or, where it is not
+  // clear, was in the first calls, or in turns while these are made. False until its coding is known.
   bool pays(const kernels::Encoding& encoding, size_t bytes) const;
+  // Such calls that are made to find that out; null: none are. settle() is what follows once they are done, from how
+  // long they took on all ranks.
+  Trial* trial(const kernels::Encoding& encoding, size_t bytes);
+  void settle(const kernels::Encoding& encoding, size_t bytes, double plain_us, double encoded_us);
   // Whether selections of so many elements (kernels::Codec::kTopK) go by owners.
   bool goes_by_owners(const kernels::Encoding& encoding, size_t count) const;
   // What stochastic rounding draws from in the next call of this name; none of other encodings.
@@ -92,9 +98,12 @@ struct Fabric {
     kernels::Encoding encoding;
     size_t bytes;
     bool pays;
+    std::unique_ptr<Trial> trial;
   };
   static constexpr size_t kMostWeighed = 256;
-  void tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times) const;
+  Weighed* weighed(const kernels::Encoding& encoding, size_t bytes) const;
+  void tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times,
+                   const char* how) const;
 
   std::vector<Cached> cache_;
   mutable std::vector<Weighed> weighed_;

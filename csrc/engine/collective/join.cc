@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "engine/collective/run_collective.h"
+#include "engine/core/slices.h"
 #include "kernels/cast.h"
 
 namespace dcoll {
@@ -104,7 +105,11 @@ Task contribute_nothing(Fabric& f, Called call) {
   if (!is_zero(call.op)) fill_neutral(memory->data(), call);
   Operation operation(call.stand_in());
   operation.request.in = operation.request.out = memory->data();
-  co_await run_collective(f, operation);
+  Slices slices(operation.request, Slices::bytes(f.board != nullptr));
+  for (size_t slice = 0; slice < slices.number(); ++slice) {
+    slices.enter(slice);
+    co_await run_collective(f, operation);
+  }
 }
 
 Task run_join(Fabric& f, Operation& op) {

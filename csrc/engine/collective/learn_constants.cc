@@ -58,7 +58,7 @@ Task learn_links(Fabric& f, CalibrationSite site) {
   }
   if (f.rank == 0 && known.found == kNowhere && links.use == LinkConstants::Use::kCacheOrMeasure) {
     if (const auto cached = links.cache.load(complaint)) known = {kInTheCache, *cached};
-    if (!complaint.empty()) links.log(LogLevel::kWarning, complaint);
+    if (!complaint.empty() && links.patience == 1) links.log(LogLevel::kWarning, complaint);
   }
   co_await tell_everybody(site, std::as_writable_bytes(std::span(&known, 1)));
   if (known.found == kOfTheJob) {
@@ -66,6 +66,8 @@ Task learn_links(Fabric& f, CalibrationSite site) {
   } else if (known.found == kInTheCache) {
     links.source = links.cache.path();
   } else if (!links.may_measure) {
+    links.until_asked = links.patience;
+    links.patience *= 2;
     co_return;
   } else {
     const auto begin = Clock::now();

@@ -40,7 +40,8 @@ Called own_call(Fabric& fabric, const Operation& operation) {
   copy_text(shortened(fabric.out_of_step.reason(), Called::kWords - 1), call.reason, Called::kWords);
   call.standing.gives_way = !r.refusal.empty();
   call.standing.joined = r.kind == Kind::kJoin;
-  call.count = r.count;
+  call.count = r.whole_count();
+  call.device = r.device;
   call.algo = r.algo.id();
   call.encoding = r.encoding;
   call.prescale = r.prescale;
@@ -142,7 +143,8 @@ Request Called::stand_in() const {
           .postscale = postscale,
           .algo = Algo::of_id(algo),
           .encoding = encoding,
-          .stands_for = fingerprint()};
+          .stands_for = fingerprint(),
+          .device = device};
 }
 
 Task resolve_mismatch(Fabric& fabric, Operation& operation) {

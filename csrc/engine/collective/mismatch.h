@@ -16,14 +16,14 @@
 
 namespace dcoll {
 
-// An exchange of one record per rank, as ring all-gather over the ordinary transport: for what is rarely needed (sizes
-// of ragged collectives between nodes, the report of a mismatch).
+// An exchange of one record per rank, as all-gather in log n hops over the ordinary transport: for what is rarely
+// needed (sizes of ragged collectives between nodes, the report of a mismatch).
 template <typename Record>
 struct RecordExchange {
   RecordExchange(Fabric& f, const Record& mine)
       : own(mine),
         all(static_cast<size_t>(f.size)),
-        executor(*f.transport, f.schedule(plan::Collective::kAllGather, "ring", 0),
+        executor(*f.transport, f.schedule(plan::Collective::kAllGather, "bruck", 0),
                  {.input = reinterpret_cast<const std::byte*>(&own),
                   .output = reinterpret_cast<std::byte*>(all.data()),
                   .input_layout = Layout::even(sizeof(Record), 1),
@@ -49,7 +49,8 @@ struct Called {
   Standing standing;
   uint64_t count = 0;
   double prescale = 1.0, postscale = 1.0;
-  uint8_t algo = 0;  // Algo::id
+  int device = device::kHost;  // and so by which slices
+  uint8_t algo = 0;            // Algo::id
   Encoding encoding{};
   Kind kind = Kind::kBarrier;
   DType dtype = DType::kFloat32;

@@ -1,5 +1,6 @@
 #include "engine/collective/run_collective.h"
 
+#include <array>
 #include <string>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "engine/collective/join.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
+#include "engine/core/slices.h"
 #include "engine/core/staging.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/levels/hierarchical_all_reduce.h"
@@ -43,6 +45,22 @@ void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns)
   cost.total_ns = now_ns() - begin_ns;
   f.encoded_costs.add(r.name, r.encoding, cost);
   tell_saturated(f, cost.saturated);
+}
+
+// After a call that was made to find out whether encoding pays. What counts is how long calls take on all ranks.
+Task note_trial(Fabric& f, const Call& call, int64_t begin_ns) {
+  Trial* const trial = f.trial(call.encoding, call.bytes());
+  if (trial == nullptr) co_return;
+  trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns));
+  if (!trial->is_done()) co_return;
+  using Medians = std::array<double, 2>;
+  RecordExchange all(f, Medians{trial->median_us(false), trial->median_us(true)});
+  co_await all.executor;
+  Medians sums{};
+  for (const Medians& one : all.all) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += one[i] / f.size;
+  }
+  f.settle(call.encoding, call.bytes(), sums[0], sums[1]);
 }
 
 // Once: where everybody's slots are, and whether all ranks can read each other's memory.
@@ -99,6 +117,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     co_return;
   }
   if (handshake.done()) co_return;
+  if (f.links.until_asked > 0) --f.links.until_asked;
 
   const int64_t begin_ns = call.encoding ? now_ns() : 0;
   switch (path) {
@@ -130,6 +149,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
       break;
   }
   if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
+  if (call.encoding.if_it_pays && has_codec(f, call)) co_await note_trial(f, call, begin_ns);
 }
 
 namespace {
@@ -146,10 +166,15 @@ class Arrival final : public Pollable {
 
 // Memory on a device. Nobody waits here for the copy of the result: streams do.
 Task through_host(Fabric& f, Operation& operation) {
-  Arrival arrival(*operation.staging);
-  co_await arrival;
-  co_await run_collective(f, operation);
-  operation.staging->send_back(operation);
+  Slices slices(operation.request, operation.staging->slice_bytes());
+  for (size_t slice = 0; slice < slices.number(); ++slice) {
+    Arrival arrival(*operation.staging);
+    co_await arrival;
+    slices.enter(slice);
+    co_await run_collective(f, operation);
+    operation.staging->send_back(operation);
+  }
+  slices.leave();
 }
 
 }  // namespace

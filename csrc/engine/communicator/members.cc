@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "engine/core/point.h"
+#include "engine/core/slices.h"
 
 namespace dcoll {
 
@@ -58,8 +59,10 @@ std::shared_ptr<Operation> Setup::operation_of(Request&& request) const {
   operation->phases.on = timeline().on();
   Request& staged = operation->request;
   if (staged.device != device::kHost) {
-    operation->staging =
-        std::make_shared<Staging>(lanes->of(staged.device), staged, members.rank, members.size, job_rank());
+    const Window* const window = members.window.get();
+    const bool all_share = members.size == 1 || (window != nullptr && window->local_size() == members.size);
+    operation->staging = std::make_shared<Staging>(lanes->of(staged.device), staged, members.rank, members.size,
+                                                   job_rank(), Slices::bytes(all_share));
   }
   return operation;
 }

@@ -28,6 +28,10 @@ NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)
   names_ = main.transport;
   if (main.window != nullptr) fabric_.window = make_lane(main.window);
   if (main.board != nullptr) fabric_.connect_slots();
+  if (const Hierarchy* levels = main.hierarchy.get(); levels != nullptr) {
+    fabric_.hierarchy = std::make_unique<Hierarchy>(*transport_, fabric_.window, levels->map(), fabric_.topology,
+                                                    fabric_.slice_bytes, levels->little_memory());
+  }
 }
 
 uint64_t NamedLane::id_of(const Request& request) {

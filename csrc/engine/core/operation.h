@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,52 +16,6 @@
 #include "engine/core/timeline_record.h"
 
 namespace dcoll {
-
-// What describe() says of a Request with a refusal begins with this.
-inline constexpr std::string_view kCouldNot = "could not make its call: ";
-
-// A Call that owns what its views refer to, and what only queued operations have. Fields of a Call mean the same here.
-struct Request {
-  Kind kind = Kind::kBarrier;
-  const void* in = nullptr;
-  void* out = nullptr;
-  size_t count = 0;
-  size_t row_elems = 1;
-  DType dtype = DType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  int root = 0;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  Algo algo{};
-  Encoding encoding{};
-  Feedback feedback{};
-  std::string name{};
-  std::vector<size_t> splits{};
-  uint64_t stands_for = 0;  // a joined rank's part in what others called: their fingerprint
-  std::string refusal{};    // barrier: this rank cannot make its next call, because of this; the others' fails
-  size_t out_bytes = 0;
-  bool skip_own = false;
-  std::string group{};
-  int root_in_job = -1;  // what messages call the root; -1: by its number here
-  bool packed = false;
-  std::span<const kernels::Segment> tensors{};
-  bool into_tensors = false;
-  std::vector<int64_t> dims{};
-  int device = device::kHost;       // as in Call; submitted, `in` and `out` are then its copies in host memory
-  device::Stream stream = nullptr;  // after which the memory may be read
-  uint64_t tag = 0;  // send, recv: a point_key() (point.h); `root` is the peer or kAnySource, `count` bytes
-
-  // Of an all-to-all without splits: rows shared evenly between the `size` ranks.
-  static Request of(const Call& call, int size);
-  Call call() const;  // refers to this
-
-  // Throws ArgumentError for what can never work, before anything is sent.
-  void validate(int size) const;
-  // What must be the same on every rank.
-  uint64_t fingerprint() const;
-  // "allreduce 'grad.3' (sum of 1024 float32)", for messages.
-  std::string describe() const;
-};
 
 class Staging;
 
@@ -99,7 +51,11 @@ struct Operation {
   bool released() const { return done.load(std::memory_order_acquire) && !in_use; }
 
   // Where the result of a ragged collective goes, now that its size is known.
-  std::byte* place_output(size_t bytes);
+  std::byte* place_output(size_t bytes) {
+    if (request.out != nullptr && bytes == request.out_bytes) return static_cast<std::byte*>(request.out);
+    output = Memory::uninitialized(bytes);
+    return output->data();
+  }
 };
 
 }  // namespace dcoll

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/core/call.h"
+#include "engine/core/slices.h"
 
 namespace dcoll {
 namespace {
@@ -18,7 +18,7 @@ size_t share_bytes(const Request& r, int rank, int size) {
 }  // namespace
 
 StagingLane::StagingLane(device::Device& device, Allocate allocate)
-    : device_(device), stream_(device.make_stream()), allocate_(std::move(allocate)) {}
+    : device_(device), there_(device.make_stream()), back_(device.make_stream()), allocate_(std::move(allocate)) {}
 
 StagingLane::~StagingLane() {
   for (Retired& one : retired_) {
@@ -27,7 +27,8 @@ StagingLane::~StagingLane() {
     } catch (const device::DeviceError&) {  // its stream has ended
     }
   }
-  device_.destroy_stream(stream_);
+  device_.destroy_stream(there_);
+  device_.destroy_stream(back_);
 }
 
 void StagingLane::sweep() {
@@ -52,7 +53,7 @@ std::shared_ptr<Memory> StagingLane::take(size_t bytes) {
 void StagingLane::retire(std::vector<std::shared_ptr<Memory>> blocks) noexcept {
   try {
     auto after = device_.make_event();
-    after->record(stream_);
+    after->record(back_);
     const MutexLock lock(mutex_);
     retired_.push_back({std::move(after), std::move(blocks)});
   } catch (const std::exception&) {
@@ -71,44 +72,63 @@ std::shared_ptr<StagingLane> StagingLanes::of(int device) {
   return known;
 }
 
-Staging::Staging(std::shared_ptr<StagingLane> lane, Request& r, int rank, int size, int job_rank)
-    : lane_(std::move(lane)), caller_(r.stream), rank_(job_rank) {
-  const size_t bytes = r.call().bytes();
+Staging::Staging(std::shared_ptr<StagingLane> lane, Request& r, int rank, int size, int job_rank, size_t slice_bytes)
+    : lane_(std::move(lane)), caller_(r.stream), rank_(job_rank), slice_bytes_(slice_bytes) {
+  const size_t bytes = r.bytes();
   const void* const in = r.in;
   void* const out = r.out;
+  size_t result_bytes = 0;
   try {
-    moved_ = lane_->device().make_event();
-    moved_->record(caller_);
-    moved_->hold(lane_->stream());
-    // Of a broadcast others have nothing to give.
-    r.in = begin(r.kind == Kind::kBroadcast && rank != r.root ? nullptr : in, bytes);
+    begun_ = lane_->device().make_event();
+    begun_->record(caller_);
+    begun_->hold(lane_->there());
+    back_ = lane_->device().make_event();
+    r.in = take(bytes);
     if (r.kind == Kind::kAllReduce || r.kind == Kind::kBroadcast || r.kind == Kind::kReceive) {
       r.out = blocks_.back()->data();
-      result_bytes_ = bytes;
+      result_bytes = bytes;
     } else if (r.kind != Kind::kSend) {
-      result_bytes_ = r.kind == Kind::kReduceScatter ? share_bytes(r, rank, size) : r.out_bytes;
-      r.out = result_bytes_ > 0 ? begin(nullptr, result_bytes_) : nullptr;  // null: the core makes it, in host memory
+      result_bytes = r.kind == Kind::kReduceScatter ? share_bytes(r, rank, size) : r.out_bytes;
+      r.out = result_bytes > 0 ? take(result_bytes) : nullptr;  // null: the core makes it, in host memory
     }
-    moved_->record(lane_->stream());
+    // Of a broadcast others have nothing to give, nor has who receives.
+    const bool gives = r.kind != Kind::kReceive && (r.kind != Kind::kBroadcast || rank == r.root);
+    begin(r, gives ? in : nullptr);
+    ends_.back() = result_bytes;
     arrived_ = r.kind == Kind::kReceive;  // a peer waits for nothing of this rank's
   } catch (const device::DeviceError&) {
     refused_ = std::current_exception();
   }
-  if (result_bytes_ > 0) result_ = out;
+  if (result_bytes > 0) result_ = out;
   source_ = r.out;
 }
 
-void* Staging::begin(const void* from, size_t bytes) {
+void* Staging::take(size_t bytes) {
   blocks_.push_back(lane_->take(bytes));
-  void* const to = blocks_.back()->data();
-  if (from != nullptr) lane_->device().copy(to, from, bytes, lane_->stream());
-  return to;
+  return blocks_.back()->data();
+}
+
+// The copies of all slices, one behind the other. from: null where there is nothing to copy.
+void Staging::begin(const Request& request, const void* from) {
+  Request cut = request;
+  Slices slices(cut, slice_bytes_);
+  for (size_t slice = 0; slice < slices.number(); ++slice) {
+    slices.enter(slice);
+    const size_t at = slices.begin_bytes(slice);
+    ends_.push_back(at + cut.bytes());
+    if (from != nullptr) {
+      lane_->device().copy(const_cast<void*>(cut.in), static_cast<const std::byte*>(from) + at, cut.bytes(),
+                           lane_->there());
+    }
+    there_.push_back(lane_->device().make_event());
+    there_.back()->record(lane_->there());
+  }
 }
 
 Staging::~Staging() {
   try {
-    if (!arrived_) wait();                // the caller's memory is still read
-  } catch (const device::DeviceError&) {  // whoever waited for the operation has heard of it
+    if (!there_.empty()) there_.back()->wait();  // the caller's memory is still read
+  } catch (const device::DeviceError&) {         // whoever waited for the operation has heard of it
   }
   lane_->retire(std::move(blocks_));
 }
@@ -119,29 +139,38 @@ void Staging::rethrow_with_rank(const std::exception& e) const {
 
 bool Staging::arrived() try {
   if (refused_) std::rethrow_exception(refused_);
-  return arrived_ = arrived_ || moved_->done();
+  return arrived_ = arrived_ || there_[next_]->done();
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);
 }
 
 void Staging::send_back(const Operation& operation) try {
+  const size_t begin = next_ == 0 ? 0 : ends_[next_ - 1], end = ends_[next_];
+  arrived_ = ++next_ == ends_.size();
   if (result_ == nullptr || operation.output != nullptr) return;
-  lane_->device().copy(result_, source_, result_bytes_, lane_->stream());
-  moved_->record(lane_->stream());
+  lane_->device().copy(static_cast<std::byte*>(result_) + begin, static_cast<const std::byte*>(source_) + begin,
+                       end - begin, lane_->back());
+  back_->record(lane_->back());
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);
 }
 
+bool Staging::settled() { return refused_ || (there_.back()->done() && back_->done()); }
+
 void Staging::hold(device::Stream stream) try {
-  if (moved_ == nullptr) return;
-  moved_->hold(caller_);
-  if (stream != caller_) moved_->hold(stream);
+  if (refused_) return;
+  for (device::Event* event : {there_.back().get(), back_.get()}) {
+    event->hold(caller_);
+    if (stream != caller_) event->hold(stream);
+  }
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);
 }
 
 void Staging::wait() try {
-  if (moved_ != nullptr) moved_->wait();
+  if (refused_) return;
+  there_.back()->wait();
+  back_->wait();
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);
 }

@@ -219,7 +219,12 @@ bool HierarchicalAllReduce::fill_some() {
   if (fill_.piece == pieces_ || (fill_.at == 0 && !may_fill(fill_.piece))) return false;
   const size_t k = fill_.piece;
   const Span whole = piece(k);
-  const size_t bytes = std::min(kBytesPerPoll, whole.size - fill_.at);
+  // Nobody but this rank reads its share, and this rank where it is, unless that has to be scaled first.
+  const Span own = job_.prescale == 1.0 ? share(k) : Span{whole.begin + whole.size, 0};
+  const size_t own_at = own.begin - whole.begin;
+  if (fill_.at == own_at) fill_.at += own.size;
+  const size_t end = fill_.at < own_at ? own_at : whole.size;
+  const size_t bytes = std::min(kBytesPerPoll, end - fill_.at);
   std::byte* to = h_.operand_slot(h_.local_rank(), number(k)) + fill_.at;
   const std::byte* from = job_.in + whole.begin + fill_.at;
   kernels::scale(to, from, bytes / dtype_bytes(job_.dtype), job_.dtype, job_.prescale);

@@ -29,6 +29,7 @@ Hierarchy::Hierarchy(Messages& transport, std::shared_ptr<Window> window, NodeMa
       map_(std::move(map)),
       links_(std::move(links)),
       slice_bytes_(slice_bytes),
+      little_memory_(little_memory),
       piece_bytes_(piece_bytes_for(map_, slice_bytes, little_memory)),
       result_bytes_(round_up(piece_bytes_ / map_.carriers + kLine, kLine)),
       small_bytes_(plan::riding_bytes(static_cast<uint32_t>(map_.num_nodes()), slice_bytes)),

@@ -72,6 +72,7 @@ class Hierarchy {
             bool little_memory);
 
   const NodeMap& map() const { return map_; }
+  bool little_memory() const { return little_memory_; }
   Board& board() { return board_; }
   size_t slice_bytes() const { return slice_bytes_; }
   int local_rank() const { return map_.local_rank; }
@@ -130,6 +131,7 @@ class Hierarchy {
   const NodeMap map_;
   plan::Topology links_;  // of the whole communicator
   const size_t slice_bytes_;
+  const bool little_memory_;
   const size_t piece_bytes_;   // at most
   const size_t result_bytes_;  // of a result slot
   const size_t small_bytes_;

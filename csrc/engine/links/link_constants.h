@@ -35,6 +35,8 @@ struct LinkConstants {
   Use use = Use::kBuiltIn;
   bool learnt = false;      // nothing is left to ask for
   bool may_measure = true;  // false: until somebody else has, the constants are the built-in ones
+  // Calls until that is asked again, and after that in vain: twice as many.
+  uint64_t until_asked = 0, patience = 1;
   CalibrationCache cache;
   Log log;
   std::string source = "built in";  // "measured in 61 ms", "/home/u/.cache/dcoll/constants-1f.txt", "the job's"

@@ -145,7 +145,7 @@ void PointToPoint::go_on(Now& now, std::shared_ptr<Operation> operation) {
       receive.operation = operation;
     }
   };
-  take_over(bins_[operation->request.tag].posted);
+  if (const auto bin = bins_.find(operation->request.tag); bin != bins_.end()) take_over(bin->second.posted);
   take_over(reading_);
   for (Peer* known : known_) take_over(known->coming);
 }
