@@ -36,6 +36,10 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
 
+GROUPS: list[_C.Communicator] = []
+"""Beside process sets: those of dcoll.torch that were not destroyed yet, in the order in which they were made."""
+
+
 class Lifecycle:
     """Owns what has to happen at exit. One per process, from the first init() on."""
 
@@ -78,7 +82,7 @@ class Lifecycle:
             return  # a forked child, a process alone, or one that goes on
         follows = self._comm is not None and self._comm.failure() != ""
         if self._comm is not None:
-            for comm in (self._comm, *REGISTRY.communicators()):
+            for comm in (self._comm, *REGISTRY.communicators(), *GROUPS):
                 comm.fail(text)  # the core adds the rank
         self._abort_soon(exit_code, follows)
 

@@ -11,11 +11,9 @@ import torch.distributed as dist
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.job.find_launcher import find_launcher
+from dcoll.job.lifecycle import GROUPS
 from dcoll.job.process_sets import REGISTRY
 from dcoll.job.world import WORLD, init, init_through, shutdown
-
-OPEN: list[_C.Communicator] = []
-"""Of groups that were not destroyed yet, in the order in which they were made."""
 
 
 def join(timeout: timedelta, begin: Callable[[], None]) -> bool:
@@ -86,21 +84,21 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
             "ascending order: leave sort_ranks out"
         )
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
-    if not OPEN:
+    if not GROUPS:
         atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
-    OPEN.append(made)
+    GROUPS.append(made)
     return made
 
 
 def close(comm: _C.Communicator) -> None:
-    if comm in OPEN:
-        OPEN.remove(comm)
+    if comm in GROUPS:
+        GROUPS.remove(comm)
     comm.close()
 
 
 def close_all() -> None:
     """What is still open when the program ends: in the order in which the groups were made, the same on all ranks."""
-    for comm in OPEN[:]:
+    for comm in GROUPS[:]:
         if comm.failure() == "":
             close(comm)
 

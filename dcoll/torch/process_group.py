@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dcoll.errors import ArgumentError
+from dcoll.job.lifecycle import GROUPS
 from dcoll.torch import groups
 from dcoll.torch.messages import Messages
 from dcoll.torch.movement import Movement
@@ -87,7 +88,7 @@ class Collectives(Reductions, Movement, Messages):
         """Finish what is queued and say goodbye. Collective over the group."""
         if self._leaves_job:
             groups.leave()
-        elif self._comm in groups.OPEN:
+        elif self._comm in GROUPS:
             groups.close(self._comm)
 
 

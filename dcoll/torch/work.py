@@ -1,9 +1,11 @@
 """What a collective returns: torch's Work, and its Future."""
 
 import atexit
+import bisect
 import contextlib
+import itertools
 import threading
-from collections import deque
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,9 @@ from dcoll.collectives.handle import Handle
 
 _NO_LIMIT = timedelta(0)  # what torch passes when nothing was asked for
 _SLICE_S, _SHORT_SLICE_S = 0.05, 0.002
+_LONG_CALLBACK_S = 0.05
+"""So long a callback may keep other futures waiting: it may be one of them that it waits for."""
+_NUMBERS = itertools.count()
 
 
 class Started(Handle):
@@ -84,6 +89,7 @@ class Work(dist.Work):
         self._tensors = tensors
         self._limit_s = limit_s
         self._order = order
+        self.number = next(_NUMBERS)
         self._future: Any = None
         self._begun: Any = None
         self._error: Exception | None = None
@@ -197,29 +203,59 @@ class Handles:
 
 
 class Completions:
-    """One thread that completes futures. It sleeps in the core, without the interpreter's lock.
+    """One thread that completes futures, in the order in which their operations were started. It sleeps in the core,
+    without the interpreter's lock.
 
     Mostly it shares its core with the thread that computes, so it neither spins nor comes back sooner than it must.
 
-    A callback may wait for the future of what it has started. So when it asks for one, a new thread takes over, and the
-    callback's ends with it.
+    A callback may wait for another future. So when it asks for one, a new thread takes over, and the callback's ends
+    with it; likewise when it takes long, and others are pending.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._pending: deque[Work] = deque()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._pending: list[Work] = []
         self._thread: threading.Thread | None = None
         self._stops = False
+        self._in_callback_since: float | None = None
+        self._watch_again = threading.Condition(lock)
+        self._watcher: threading.Thread | None = None
+        self._watches = False
 
     def add(self, work: Work) -> None:
         with self._changed:
-            self._pending.append(work)
+            bisect.insort(self._pending, work, key=lambda work: work.number)
             if self._thread is None:
                 atexit.register(self._stop)
             if self._thread in (None, threading.current_thread()):
-                self._thread = threading.Thread(target=self._run, name="dcoll futures", daemon=True)
-                self._thread.start()
+                self._take_over()
             self._changed.notify()
+            if len(self._pending) > 1:
+                self._watch_over()
+
+    def _take_over(self) -> None:
+        self._in_callback_since = None
+        self._thread = threading.Thread(target=self._run, name="dcoll futures", daemon=True)
+        self._thread.start()
+
+    def _watch_over(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="dcoll callbacks", daemon=True)
+            self._watches = True
+            self._watcher.start()
+        elif not self._watches:
+            self._watches = True
+            self._watch_again.notify()
+
+    def _watch(self) -> None:
+        with self._watch_again:
+            while not self._stops:
+                self._watches = bool(self._pending)
+                self._watch_again.wait(_LONG_CALLBACK_S if self._watches else None)
+                since = self._in_callback_since
+                if since is not None and self._pending and time.monotonic() - since > _LONG_CALLBACK_S:
+                    self._take_over()
 
     def _run(self) -> None:
         mine = threading.current_thread()
@@ -229,9 +265,9 @@ class Completions:
                     self._changed.wait()
                 if self._stops or self._thread is not mine:
                     return
-            self._complete_some()  # whose variables end with it: nothing keeps the last one's tensors
+            self._complete_some(mine)  # whose variables end with it: nothing keeps the last one's tensors
 
-    def _complete_some(self) -> None:
+    def _complete_some(self, mine: threading.Thread) -> None:
         with self._changed:
             works = list(self._pending)
         # The oldest is mostly the first that ends. Were it the only one looked at, then a future of another group would
@@ -240,18 +276,24 @@ class Completions:
         alone = len(works) == 1 or (order is not None and all(work._order is order for work in works))
         with contextlib.suppress(Exception):  # it has not ended, or _complete() says how
             works[0]._handle.wait(_SLICE_S if alone else _SHORT_SLICE_S, spins=False)
-        for work in [work for work in works if work._handle.poll()]:
+        # Looked at from the last to the first: if it has ended, so have those before it in its order.
+        for work in [work for work in reversed(works) if work._handle.poll()][::-1]:
             with self._changed:
-                if work not in self._pending:
-                    continue  # the thread that has taken over was faster
+                if self._thread is not mine:
+                    return
                 self._pending.remove(work)
+                self._in_callback_since = time.monotonic()
             work._complete()
+            with self._changed:
+                if self._thread is mine:
+                    self._in_callback_since = None
 
     def _stop(self) -> None:
         """Before the interpreter ends, which a thread that comes back from the core would not survive."""
         with self._changed:
             self._stops = True
             self._changed.notify()
+            self._watch_again.notify()
         if self._thread is not None:
             self._thread.join(1.0)
 

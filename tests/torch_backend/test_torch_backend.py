@@ -85,6 +85,26 @@ print("ended")
 """
 
 
+IN_A_GROUP = """
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+dist.init_process_group("dcoll")
+group = dist.new_group([0, 1, 2])
+dist.barrier(group=group)
+if dist.get_rank() == 1:
+    raise RuntimeError("the data ran out")
+dist.all_reduce(torch.ones(3), group=group)
+"""
+
+
+def test_an_exception_is_told_to_who_waits_in_a_group() -> None:
+    done = launch(3, "-c", IN_A_GROUP, DCOLL_TIMEOUT="60")
+    assert done.returncode != 0, done.text
+    assert done.stderr.count("PeerError: rank 1: RuntimeError: the data ran out") == 2, done.text
+
+
 def test_distributed_debug_is_detail() -> None:
     """From 2.14 on PyTorch wraps backends then, and the wrapper cannot call one that is written in Python."""
     done = launch(2, "-c", WITH_DETAILS, TORCH_DISTRIBUTED_DEBUG="DETAIL", TORCH_FR_BUFFER_SIZE="100")
@@ -296,7 +316,7 @@ def test_ranks_meet_in_a_file(tmp_path: Path, variable: str) -> None:
 
 
 WITHOUT_THE_LAST = """
-import os, signal, sys, time
+import glob, os, signal, sys, time
 import torch
 import torch.distributed as dist
 import dcoll.torch
@@ -306,14 +326,18 @@ store = dist.FileStore(file, size)
 dist.init_process_group("dcoll", store=store, rank=rank, world_size=size)
 dist.barrier()
 if rank == size - 1:
-    time.sleep(1)
+    time.sleep(0.3)  # the others are there by then
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(8)
+    end = time.monotonic() + 30
+    while len(glob.glob(file + ".told*")) < size - 1 and time.monotonic() < end:
+        time.sleep(0.02)
+    os._exit(0)
 try:
     dist.new_group(list(range(size)))
 except RuntimeError as error:
     print(type(error).__name__, error, flush=True)
+    open(f"{file}.told{rank}", "w").close()
 os._exit(0)
 """
 
