@@ -18,7 +18,7 @@ import time
 import table
 import torch
 from arguments import DTYPE_BYTES, message_sizes, parse
-from engines import PEER_CALLS, Call, Pair, Pool, dcoll_core, dcoll_python
+from engines import PEER_CALLS, Call, Pair, Pool, dcoll_core, dcoll_python, peer_pair
 from environment import describe, header, last_level_cache_bytes
 from verify import Pattern, max_ranks
 
@@ -39,10 +39,10 @@ def join_job(args: argparse.Namespace) -> None:
         dcoll.init()
     except dcoll.ArgumentError as error:
         raise SystemExit(f"all_reduce: {error}") from None
-    limit = max_ranks(getattr(torch, args.datatype))
+    limit = max_ranks(args.op, getattr(torch, args.datatype))
     if args.check and dcoll.size() > limit:
         raise SystemExit(
-            f"all_reduce: results in {args.datatype} can be checked exactly for up to {limit} ranks, not "
+            f"all_reduce: sums in {args.datatype} can be checked exactly for up to {limit} ranks, not "
             f"{dcoll.size()}: pass -c 0 or another -t"
         )
 
@@ -73,7 +73,7 @@ class Bench:
             "in_place": (self.call, [(target, target) for _, target in pairs]),
         }
         for name, call in self.peers.items():
-            columns[name] = (call, [(target, target) for _, target in self.pools["plain"].pairs(nbytes)])
+            columns[name] = (call, [peer_pair(name, target) for _, target in self.pools["plain"].pairs(nbytes)])
         return columns
 
     def count_wrong(self, memory: str, nbytes: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gloo import join_gloo
+from engines import join_gloo
 
 import dcoll as hvd
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from all_reduce import MEMORY, ROUNDS, say, time_calls
-from arguments import at_least, format_size, parse_size, step_factor
+from arguments import at_least, check_sizes, parse_size, step_factor
 from environment import describe, header
 
 import dcoll
@@ -90,9 +90,10 @@ def measure(collective: str, memory: str, count: int, args: argparse.Namespace) 
     iters = {}
     for name, call in calls.items():
         dcoll.barrier()
-        first = time_calls(lambda *_, call=call: call(), [(tensor, tensor)], max(args.warmup_iters, 2), 0)
-        fit = min(max(BUDGET_S / max(statistics.median(first), 1e-7), 10), 2000)
-        iters[name] = dcoll.broadcast_object(args.iters or int(fit), root_rank=0)
+        warm = max(args.warmup_iters, 0 if args.iters else 2)
+        first = time_calls(lambda *_, call=call: call(), [(tensor, tensor)], warm, 0)
+        fit = args.iters or min(max(BUDGET_S / max(statistics.median(first), 1e-7), 10), 2000)
+        iters[name] = dcoll.broadcast_object(int(fit), root_rank=0)
     for turn in range(ROUNDS):
         for name, call in calls.items():
             share = iters[name] // ROUNDS + (turn < iters[name] % ROUNDS)
@@ -122,25 +123,27 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="collectives.py", description=str(__doc__).split("\n", 1)[0])
     add = parser.add_argument
     add("--collective", action="append", choices=COLLECTIVES, help="may be repeated (default: all)")
-    add("-b", "--minbytes", type=parse_size, default=8, metavar="SIZE", help="smallest operand (default 8)")
+    add("-b", "--minbytes", type=parse_size, default=8, metavar="SIZE", help="smallest operand (default 8), but "
+        "an element for each rank at least")  # fmt: skip
     add("-e", "--maxbytes", type=parse_size, default=64 << 20, metavar="SIZE", help="largest operand (default 64M)")
     add("-f", "--stepfactor", type=step_factor, default=8.0, metavar="X", help="from size to size (default 8)")
     add("-n", "--iters", type=at_least(0), default=0, help="timed calls; 0 (default): as many as fit in 0.1 s")
-    add("-w", "--warmup_iters", type=at_least(0), default=5, help="calls before the timed ones (default 5)")
+    add("-w", "--warmup_iters", type=at_least(0), default=5, help="calls before the timed ones (default 5); without "
+        "-n at least 2")  # fmt: skip
     add("--mapped", choices=tuple(MEMORY), default="both", help="as in all_reduce.py (default both)")
     add("--peer", action="append", choices=("mpi4py",), default=[], help="time this library too, on ordinary memory")
     add("--json", type=Path, metavar="FILE", help="write everything measured there (rank 0)")
     args = parser.parse_args()
-    if args.minbytes > args.maxbytes:
-        smallest, largest = format_size(args.minbytes), format_size(args.maxbytes)
-        parser.error(f"-b {smallest} is more than -e {largest}: allowed is at most -e")
+    check_sizes(parser, args)
     args.collective = args.collective or list(COLLECTIVES)
     args.peer = list(dict.fromkeys(args.peer))
     return args
 
 
 def counts(args: argparse.Namespace) -> list[int]:
-    """Elements, in whole rows for each rank, so that all collectives can share them evenly."""
+    """Elements, in whole rows for each rank, so that all collectives can share them evenly; at least a row, also where
+    that is more than -e.
+    """
     unit, found, size = dcoll.size(), [], float(args.minbytes)
     while size <= args.maxbytes:
         count = max(int(size) // 4 // unit, 1) * unit

@@ -71,6 +71,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--ranks {args.ranks}: allowed is at most {MOST_RANKS}")
     if args.resume and not args.json:
         parser.error("--resume needs --json FILE, which has the runs so far")
+    if not any(methods_for(task, args.methods) for task in args.tasks):
+        parser.error(f"--methods {','.join(args.methods)}: of --tasks {WITH_ADAMW} alone, which has AdamW")
     return args
 
 
@@ -98,11 +100,14 @@ def save(document: dict[str, Any], path: Path | None) -> None:
         partial.rename(path)
 
 
+def methods_for(task: str, methods: list[str]) -> list[str]:
+    return [name for name in methods if task == WITH_ADAMW or not METHODS[name].freezes]
+
+
 def missing_runs(args: argparse.Namespace, task: str, runs: list[Run]) -> list[tuple[str, int]]:
     """Seed by seed, so that an interrupted run has about as many of each method."""
     done = {(run["method"], run["seed"]) for run in runs if run["task"] == task}
-    methods = [name for name in args.methods if task == WITH_ADAMW or not METHODS[name].freezes]
-    wanted = [(method, seed) for seed in range(args.seeds) for method in methods]
+    wanted = [(method, seed) for seed in range(args.seeds) for method in methods_for(task, args.methods)]
     return [one for one in wanted if one not in done]
 
 

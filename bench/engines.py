@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,10 @@ CORE_DTYPES = {
     torch.float16: _C.FLOAT16, torch.bfloat16: _C.BFLOAT16, torch.float32: _C.FLOAT32, torch.float64: _C.FLOAT64,
 }  # fmt: skip
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Reduces the first tensor over all ranks into the second, and returns it; the same tensor twice is in place."""
+Pair = tuple[Any, torch.Tensor]
+Call = Callable[[Any, torch.Tensor], torch.Tensor]
+"""Reduces the first tensor over all ranks into the second, and returns it; the same tensor twice is in place. A peer's
+first argument is the tensor as the peer takes it."""
 
 
 def dcoll_core(op: str) -> Call:
@@ -45,14 +47,14 @@ def dcoll_python(op: str) -> Call:
 
 
 def mpi4py_peer(op: str) -> Call:
-    """mpi4py's buffer interface, in place. MPI has no average: a user sums and scales."""
+    """mpi4py's buffer interface, in place on a NumPy array. MPI has no average: a user sums and scales."""
     from mpi4py import MPI
 
     everybody, in_place = MPI.COMM_WORLD, MPI.IN_PLACE
     code = {"sum": MPI.SUM, "avg": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}[op]
 
-    def call(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        everybody.Allreduce(in_place, target.numpy(), op=code)
+    def call(array: Any, target: torch.Tensor) -> torch.Tensor:
+        everybody.Allreduce(in_place, array, op=code)
         if op == "avg":
             _divide(target, everybody.size)
         return target
@@ -62,7 +64,7 @@ def mpi4py_peer(op: str) -> Call:
 
 def gloo_peer(op: str) -> Call:
     """torch.distributed over Gloo, in place. Gloo has no average: DDP, too, scales apart from the sum."""
-    _join_gloo()
+    join_gloo()
     code = {
         "sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
         "prod": dist.ReduceOp.PRODUCT,
@@ -85,8 +87,10 @@ def _divide(tensor: torch.Tensor, size: int) -> None:
         tensor.div_(size, rounding_mode="trunc")
 
 
-def _join_gloo() -> None:
-    """Rank 0 opens the rendezvous at a free port and tells the others through dcoll."""
+def join_gloo() -> None:
+    """torch.distributed's default group, of the ranks of dcoll's job. Collective. Rank 0 opens the rendezvous at a free
+    port and tells the others through dcoll.
+    """
     comm = world.communicator()
     address, store = "", None
     if comm.num_nodes == 1:
@@ -102,6 +106,11 @@ def _join_gloo() -> None:
 
 
 PEER_CALLS = {"mpi4py": mpi4py_peer, "gloo": gloo_peer}
+
+
+def peer_pair(name: str, tensor: torch.Tensor) -> Pair:
+    """What a peer's call is given, made once, as a script would."""
+    return (tensor.numpy() if name == "mpi4py" else tensor, tensor)
 
 
 class Pool:

@@ -18,7 +18,7 @@ from dcoll.job import world
 
 
 def last_level_cache_bytes() -> int:
-    """The largest cache of the core we run on; 32 MiB when the system does not tell."""
+    """The largest cache of CPU 0, so the same on every rank of a node; 32 MiB when the system does not tell."""
     units = {"K": 1 << 10, "M": 1 << 20}
     sizes = [32 << 20]
     folder = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from arguments import at_least
-from kernels import parse_size
+from arguments import at_least, parse_size
 
 import dcoll
 from dcoll import _C
@@ -35,7 +34,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-b", "--size", nargs="+", type=parse_size, default=SIZES, help="bytes; K, M, G")
     parser.add_argument("--turns", type=at_least(1), default=7, help="of each kind (default 7)")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there (rank 0)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if min(options.size) < 4:
+        parser.error(f"-b {min(options.size)} is less than one float32: allowed is at least 4")
+    return options
 
 
 def seconds(call: Call, calls: int) -> float:

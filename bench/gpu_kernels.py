@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from arguments import at_least
+from arguments import at_least, parse_size
 from environment import cpu_model
 from interleaved.report import paired_ratio, spread
-from kernels import DTYPES, OPS, parse_size
+from kernels import DTYPES, OPS
 
 import dcoll
 from dcoll import _C
@@ -88,10 +88,9 @@ def aligned(nbytes: int) -> int:
 
 def needed_bytes(options: argparse.Namespace) -> int:
     """Of one arena for all cases: the most buffers of the greatest size, or the two of a copy that moves as much."""
-    most = max([2, *options.sources]) + 1
-    if "topk" not in options.what:
-        return most * aligned(max(options.size)) + 2 * ALIGNMENT
-    return max(most, 4) * max(aligned(longest_of_top(size)) for size in options.size) + 2 * ALIGNMENT
+    most = max(4, max(options.sources) + 1)  # an encoder that keeps its error moves up to four times the size
+    longest = [longest_of_top(size) if "topk" in options.what else size for size in options.size]
+    return most * max(map(aligned, longest)) + 2 * ALIGNMENT
 
 
 def longest_of_top(size: int) -> int:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from arguments import above_zero, at_least, parse_size
 
 from dcoll import _C
 
@@ -39,7 +40,6 @@ DTYPES = {
     "bool": (_C.BOOL, 1),
 }
 OPS = {"sum": _C.SUM, "average": _C.AVERAGE, "min": _C.MIN, "max": _C.MAX, "product": _C.PRODUCT}
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Row(NamedTuple):
@@ -55,17 +55,6 @@ class Row(NamedTuple):
     to_memcpy: float
     to_float32: float | None
     results: int
-
-
-def parse_size(text: str) -> int:
-    unit = UNITS.get(text[-1:].upper(), 1)
-    try:
-        size = int(text[:-1] if unit > 1 else text) * unit
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: a positive number of bytes, with K, M or G")
-    return size
 
 
 def aligned_buffer(nbytes: int, lines_off: int) -> np.ndarray:
@@ -161,7 +150,7 @@ def print_row(r: Row) -> None:
     )
 
 
-def main() -> None:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-t", "--dtype", nargs="+", choices=DTYPES, default=["float32", "float16", "bfloat16"])
     parser.add_argument("-o", "--op", nargs="+", choices=OPS, default=["sum"])
@@ -181,16 +170,23 @@ def main() -> None:
         help="default: what run-time dispatch chose",
     )
     parser.add_argument(
-        "-p", "--sources", type=int, nargs="+", default=[2], help="how many sources are combined (default 2)"
+        "-p", "--sources", type=at_least(1), nargs="+", default=[2], help="how many sources are combined (default 2)"
     )
     parser.add_argument(
         "--results", choices=["one", "all"], default="one", help="into one result, or as many as sources"
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="time spent on each line (default 0.2)")
+    parser.add_argument("--seconds", type=above_zero, default=0.2, help="time spent on each line (default 0.2)")
     parser.add_argument("--json", metavar="FILE", help="write the rows here too")
-    options = parser.parse_args()
-    if min(options.sources) < 1:
-        parser.error(f"--sources {min(options.sources)}: at least 1 is needed")
+    options = parser.parse_args(argv)
+    widest = max(DTYPES[dtype][1] for dtype in options.dtype)
+    for size in options.size:
+        if size == 0 or size % widest:
+            parser.error(f"-b {size}: allowed are multiples of {widest}, the bytes of an element of the widest -t")
+    return options
+
+
+def main() -> None:
+    options = parse()
     print_header()
     rows = [row for size in options.size for p in options.sources for row in measure(options, size, p)]
     if options.json:

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import netlab
-from arguments import at_least, format_size, parse_size
+from arguments import above_zero, add_sizes, at_least, check_sizes, format_size, message_sizes
+from lab import lab_for
 
 PORT = 29577
 
@@ -72,36 +74,34 @@ def job(lab: netlab.Lab, medium: str, command: list[str], hosts: int, timeout: f
             rank.kill()
 
 
-def main() -> None:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=at_least(2), default=2)
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
-    parser.add_argument("-b", "--minbytes", type=parse_size, default=4)
-    parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20)
-    parser.add_argument("-f", "--stepfactor", type=at_least(2), default=4)
+    add_sizes(parser, 4, 64 << 20, 4)
     parser.add_argument("--rounds", type=at_least(1), default=3, help="jobs of each medium")
-    parser.add_argument("--turn-ms", type=float, default=100.0, help="how long a size is measured in a job")
-    parser.add_argument("--timeout", type=float, default=300.0, help="of a job, in seconds")
+    parser.add_argument("--turn-ms", type=above_zero, default=100.0, help="how long a size is measured in a job")
+    parser.add_argument("--timeout", type=above_zero, default=300.0, help="of a job, in seconds")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    sizes = [args.minbytes]
-    while sizes[-1] * args.stepfactor <= args.maxbytes:
-        sizes.append(sizes[-1] * args.stepfactor)
+    args = parser.parse_args(argv)
+    check_sizes(parser, args, allows_empty=False)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    sizes = message_sizes(args)
     seconds: dict[str, dict[int, list[float]]] = {medium: {size: [] for size in sizes} for medium in ("mpi", "ucx")}
-    lab = netlab.up(f"media-{os.getpid()}", args.hosts, args.rate)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in range(args.rounds):
-                for medium, by_size in seconds.items():
-                    output = Path(folder) / "result.json"
-                    command = [sys.executable, __file__, "rank", str(output), json.dumps(sizes), str(args.turn_ms)]
-                    job(lab, medium, command, args.hosts, args.timeout)
-                    result = json.loads(output.read_text())
-                    assert result["transports"] == [medium], result
-                    for size in sizes:
-                        by_size[size].append(result["seconds"][str(size)])
-    finally:
-        netlab.down(lab.name)
+    with lab_for("media", args.hosts, args.rate) as lab, tempfile.TemporaryDirectory() as folder:
+        for _ in range(args.rounds):
+            for medium, by_size in seconds.items():
+                output = Path(folder) / "result.json"
+                command = [sys.executable, __file__, "rank", str(output), json.dumps(sizes), str(args.turn_ms)]
+                job(lab, medium, command, args.hosts, args.timeout)
+                result = json.loads(output.read_text())
+                assert result["transports"] == [medium], result
+                for size in sizes:
+                    by_size[size].append(result["seconds"][str(size)])
     print(f"{args.hosts} hosts, {args.rate}, float32 sum, microseconds\n\n| size | MPI | UCX | MPI / UCX |")
     print("| --- | ---: | ---: | ---: |")
     for size in sizes:

@@ -294,7 +294,7 @@ def down(name: str) -> None:
 
 
 def reshape(lab: Lab, what: str, value: str, host: str | None) -> None:
-    """rate, delay or loss of one host's link, or of all. What the kernel refuses is not kept."""
+    """rate, delay or loss of one host's link, or of all. Where the kernel refuses, none of it is written down."""
     if what == "delay" and not re.fullmatch(r"\d+(\.\d+)?(us|ms|s)", value):
         raise LabError(f"delay {value!r} is not one: write 50us or 2ms")
     if what == "loss" and not (re.fullmatch(r"\d+(\.\d+)?", value) and float(value) <= 100):
@@ -369,8 +369,10 @@ def check() -> None:
     name = f"check-{os.getpid()}"
     try:
         lab = up(name, 2, "1gbit")
-        ping = 'exec 3<>/dev/tcp/h1/9 || test "$(hostname)" = h0'  # refused is an answer: the hosts can talk
-        sh(*lab.enter(0, ["bash", "-c", ping]))
+        # The connection is refused, which is an answer, or there is none.
+        reach = '[ "$(hostname)" = h0 ] || exit; timeout 1 bash -c "exec 3<>/dev/tcp/h1/9" 2>/dev/null; test $? != 124'
+        if subprocess.run(lab.enter(0, ["sh", "-c", reach]), check=False).returncode != 0:
+            raise LabError("a host of a lab made for trial got no answer from the other")
     except LabError as error:
         raise CannotError(str(error)) from None
     finally:
@@ -437,12 +439,9 @@ def execute(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         execute(parser().parse_args(argv))
-    except CannotError as error:
-        print(f"netlab: {error}", file=sys.stderr)
-        return CANNOT
     except LabError as error:
         print(f"netlab: {error}", file=sys.stderr)
-        return 2
+        return CANNOT if isinstance(error, CannotError) else 2
     return 0
 
 

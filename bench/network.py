@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import netlab
-from arguments import at_least, format_size, parse_size
+from arguments import above_zero, add_sizes, at_least, check_sizes, format_size, message_sizes
+from lab import lab_for
 
 HERE = Path(__file__).resolve().parent
 HEADERS = 1514 / 1448  # on the wire per payload of a full frame
@@ -43,45 +44,34 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hosts", type=at_least(2), default=4)
     parser.add_argument("--slots", type=at_least(1), default=1, help="ranks per host")
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
-    parser.add_argument("-b", "--minbytes", type=parse_size, default=4)
-    parser.add_argument("-e", "--maxbytes", type=parse_size, default=64 << 20)
-    parser.add_argument("-f", "--stepfactor", type=at_least(2), default=4)
+    add_sizes(parser, 4, 64 << 20, 4)
     parser.add_argument(
         "--rounds", type=at_least(1), default=5, help="turns of each column; up to 256 KiB thrice as many"
     )
-    parser.add_argument("--turn-ms", type=float, default=20.0, help="how long a turn lasts, at least one call")
+    parser.add_argument("--turn-ms", type=above_zero, default=20.0, help="how long a turn lasts, at least one call")
     parser.add_argument("--columns", default="", help="only these, separated by commas: 'dcoll auto,dcoll ring,Gloo'")
     parser.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the whole job")
     for kind in ("json", "markdown", "plot"):
         parser.add_argument(f"--{kind}", type=Path)
-    return parser.parse_args(argv)
-
-
-def sizes_of(args: argparse.Namespace) -> list[int]:
-    sizes = [args.minbytes]
-    while sizes[-1] * args.stepfactor <= args.maxbytes:
-        sizes.append(sizes[-1] * args.stepfactor)
-    return sizes
+    args = parser.parse_args(argv)
+    check_sizes(parser, args, allows_empty=False)
+    return args
 
 
 def run_job(args: argparse.Namespace) -> dict[str, Any]:
-    """The lab's up and down, and what rank 0 wrote in between."""
-    lab = netlab.up(f"bench-{os.getpid()}", args.hosts, args.rate)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "result.json"
-            sizes = ",".join(map(str, sizes_of(args)))
-            job = [
-                *lab.launcher(str(args.slots)), sys.executable, str(HERE / "network_job.py"),
-                str(output), sizes, str(args.rounds), str(args.turn_ms), lab.address(0), str(PORT),
-                args.columns, args.collective,
-            ]  # fmt: skip
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "DCOLL_CALIBRATE": "force"}
-            subprocess.run(job, env=environment, check=True, timeout=args.timeout)
-            result: dict[str, Any] = json.loads(output.read_text())
-            return result
-    finally:
-        netlab.down(lab.name)
+    """What rank 0 wrote."""
+    with lab_for("network", args.hosts, args.rate) as lab, tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "result.json"
+        sizes = ",".join(map(str, message_sizes(args)))
+        job = [
+            *lab.launcher(str(args.slots)), sys.executable, str(HERE / "network_job.py"),
+            str(output), sizes, str(args.rounds), str(args.turn_ms), lab.address(0), str(PORT),
+            args.columns, args.collective,
+        ]  # fmt: skip
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "DCOLL_CALIBRATE": "force"}
+        subprocess.run(job, env=environment, check=True, timeout=args.timeout)
+        result: dict[str, Any] = json.loads(output.read_text())
+    return result
 
 
 def summarize(result: dict[str, Any], rate: str, collective: str) -> dict[str, Any]:
@@ -122,7 +112,8 @@ def markdown(document: dict[str, Any]) -> str:
     what = "float32 sum in place" if judged else "float32"
     lines = [
         f"{document['collective']}: {result['nodes']} hosts x {result['ranks_per_node']} ranks, links of "
-        f"{document['rate']}, {what}; median ms of {document['rounds']} turns; {document['date']}; "
+        f"{document['rate']}, {what}; median ms of {document['rounds']} turns, up to 256 KiB of "
+        f"{3 * document['rounds']}; {document['date']}; "
         f"constants {result['constants_source']}.",
         "",
         "| size | dcoll | bound | " + " | ".join(columns + more) + " |",
@@ -179,11 +170,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    try:
-        result = run_job(args)
-    except netlab.CannotError as reason:
-        print(f"network: {reason}", file=sys.stderr)
-        return netlab.CANNOT
+    result = run_job(args)
     document = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "collective": args.collective, "rate": args.rate,
         "rounds": args.rounds, "cores": len(os.sched_getaffinity(0)), "result": result,

@@ -40,11 +40,12 @@ def check(name: str, collective: Collective, count: int) -> None:
 
 
 def turn(call: Call, count: int, calls: int) -> float:
-    """Seconds per call, on this rank, after a barrier, and a call that does not count where there are several."""
+    """Seconds per call, on this rank, after a barrier and a call that does not count; a small one where a turn is one
+    call.
+    """
     time.sleep(AT_REST_S)
     hvd.barrier()
-    if calls > 1:
-        call(count)
+    call(count if calls > 1 else hvd.size())
     begin = time.perf_counter()
     for _ in range(calls):
         call(count)
@@ -74,7 +75,7 @@ def main(
     counts = [max(1, int(size) // 4) for size in sizes.split(",")]
     if collective_name != "all_reduce":  # equal parts
         counts = sorted({max(hvd.size(), count // hvd.size() * hvd.size()) for count in counts})
-    buffer = torch.zeros(max(counts))
+    buffer = torch.zeros(max(*counts, hvd.size()))
     comm = world.communicator()
     # The first large one measures the links: before there are other libraries' threads.
     comm.allreduce_sync(buffer.data_ptr(), buffer.data_ptr(), min(len(buffer), 1 << 16), _C.FLOAT32, _C.SUM, "learn")

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from arguments import DTYPE_BYTES, at_least, format_size, message_sizes, parse_dtype, parse_size, step_factor
+from arguments import add_sizes, at_least, check_sizes, message_sizes, parse_dtype
 from interleaved import report
 from interleaved.coordinator import Coordinator
 from interleaved.engines import ENGINES, Engine, Setup, Unavailable
@@ -34,16 +34,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="peers.py", description="dcoll and its peers, all-reduce in turns.")
     add = parser.add_argument
     add("--ranks", type=at_least(1), default=2, metavar="N", help="processes of every engine (default 2)")
-    add("-b", "--minbytes", type=parse_size, default=4, metavar="SIZE", help="smallest message (default 4)")
-    add("-e", "--maxbytes", type=parse_size, default=64 << 20, metavar="SIZE", help="largest message (default 64M)")
-    add(
-        "-f",
-        "--stepfactor",
-        type=step_factor,
-        default=4.0,
-        metavar="X",
-        help="each size is X times the one before (default 4)",
-    )
+    add_sizes(parser, 4, 64 << 20, 4)
     add("-t", "--dtype", type=parse_dtype, default="float32", dest="datatype", help="element type (default float32)")
     add("--engines", default=",".join(ENGINES), metavar="A,B", help=f"of {', '.join(ENGINES)} (default: all)")
     add("--rounds", type=at_least(1), default=15, metavar="N", help="turns per engine and size (default 15)")
@@ -63,13 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     unknown = [name for name in args.engines if name not in ENGINES]
     if unknown or not args.engines:
         parser.error(f"--engines has {', '.join(unknown) or 'no name'}: allowed are {', '.join(ENGINES)}")
-    if args.minbytes > args.maxbytes:
-        parser.error(
-            f"-b {format_size(args.minbytes)} is more than -e {format_size(args.maxbytes)}: allowed is at most -e"
-        )
-    args.stepbytes, element = None, DTYPE_BYTES[args.datatype]
-    if args.minbytes < element:
-        parser.error(f"-b {args.minbytes} is less than one {args.datatype}: allowed is at least {element}")
+    check_sizes(parser, args, allows_empty=False)
     return args
 
 

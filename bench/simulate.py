@@ -98,6 +98,11 @@ def make_parser() -> argparse.ArgumentParser:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(argv)
+    if args.anchor:
+        given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
+        if idle := sorted(given - {"anchor", "json", "plot"}):
+            options = ", ".join("--" + name.replace("_", "-") for name in idle)
+            parser.error(f"with --anchor, whose clusters are the published ones, there is no {options}")
     if args.minbytes > args.maxbytes or args.minbytes == 0:
         smallest, largest = arguments.format_size(args.minbytes), arguments.format_size(args.maxbytes)
         parser.error(f"-b {smallest} and -e {largest}: allowed is 1 to -e bytes")
@@ -188,7 +193,7 @@ def table(rows: list[dict[str, Any]], along: str, algos: list[str]) -> str:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     began = time.perf_counter()
-    document: dict[str, Any] = {"arguments": {name: value for name, value in vars(args).items() if name != "algo"}}
+    document: dict[str, Any] = {"arguments": dict(vars(args))}
     try:
         if args.anchor:
             names = list(horovod_anchor.ANCHORS) if args.anchor == "all" else [args.anchor]

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from arguments import format_size, parse_size
+from arguments import above_zero, at_least, check_sizes, format_size, message_sizes, parse_size, step_factor
 from environment import describe, header
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -54,15 +54,19 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--kind", choices=KINDS, action="append", default=argparse.SUPPRESS, help="of steps (default: all)")
     add("-b", "--minbytes", type=parse_size, default=4, metavar="SIZE", help="smallest message")
     add("-e", "--maxbytes", type=parse_size, default=64 << 20, metavar="SIZE", help="largest message")
-    add("-f", "--stepfactor", type=int, default=16, metavar="X", help="each size is X times the one before")
-    add("--turns", type=int, default=11, help="how often each kind has its turn")
-    add("--ms", type=float, default=20, help="about how long a turn of calls takes, in milliseconds")
-    add("--layers", type=int, default=6, help="of the GPT; 6 and --width 384 are 10.8 million parameters")
-    add("--width", type=int, default=384, help="of the GPT, a multiple of 6")
-    add("--batch", type=int, default=2, help="sequences of 128 bytes per rank and step")
+    add("-f", "--stepfactor", type=step_factor, default=16, metavar="X", help="each size is X times the one before")
+    add("--turns", type=at_least(1), default=11, help="how often each kind has its turn")
+    add("--ms", type=above_zero, default=20, help="about how long a turn of calls takes, in milliseconds")
+    add("--layers", type=at_least(1), default=6, help="of the GPT; 6 and --width 384 are 10.8 million parameters")
+    add("--width", type=at_least(1), default=384, help="of the GPT, a multiple of 6")
+    add("--batch", type=at_least(1), default=2, help="sequences of 128 bytes per rank and step")
     add("--json", type=Path, metavar="FILE", help="write everything measured there (rank 0)")
     add("--plot", type=Path, metavar="FILE", help="draw the calls (rank 0)")
+    parser.set_defaults(datatype="float32", stepbytes=None)
     args = parser.parse_args(argv)
+    check_sizes(parser, args, allows_empty=False)
+    if args.width % 6:
+        parser.error(f"--width {args.width}: allowed is a multiple of 6, the number of heads")
     args.collective = getattr(args, "collective", list(COLLECTIVES))
     args.kind = getattr(args, "kind", list(KINDS))
     args.only = [args.only] if hasattr(args, "only") else ["calls", "steps"]
@@ -137,8 +141,7 @@ def calls(args: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
             + (" dcoll.allreduce_ us |" if name == "all_reduce" else "")
         )
         say("| --- | ---: | ---: | ---: |" + (" ---: |" if name == "all_reduce" else ""))
-        size = args.minbytes
-        while size <= args.maxbytes:
+        for size in message_sizes(args):
             kinds = {"dcoll": call_of(name, size, None), "gloo": call_of(name, size, gloo)}
             if name == "all_reduce":
                 tensor = torch.zeros(max(size // 4, 1))
@@ -155,7 +158,6 @@ def calls(args: argparse.Namespace, gloo: Any) -> list[dict[str, Any]]:
             rows.append(row)
             more = f" {median['dcoll.allreduce_']:.1f} |" if name == "all_reduce" else ""
             say(f"| {format_size(size)} | {median['dcoll']:.1f} | {median['gloo']:.1f} | {row['ratio']:.1f} |{more}")
-            size *= args.stepfactor
     return rows
 
 
@@ -244,6 +246,9 @@ def main() -> None:
     gloo = dist.new_group(backend="gloo")
     about = describe()
     say(header(about))
+    if dist.get_world_size() == 1 and "calls" in args.only and "send_recv" in args.collective:
+        args.collective = [name for name in args.collective if name != "send_recv"]
+        say("# send_recv left out: it is between two ranks")
     found: dict[str, Any] = {"environment": about}
     if "calls" in args.only:
         found["calls"] = calls(args, gloo)
@@ -251,7 +256,7 @@ def main() -> None:
         found["steps"] = steps(args, gloo)
     if hvd.rank() == 0 and args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
-    if hvd.rank() == 0 and args.plot is not None and "calls" in found:
+    if hvd.rank() == 0 and args.plot is not None and found.get("calls"):
         plot(found["calls"], args.plot)
     dist.destroy_process_group()
 

@@ -1,5 +1,7 @@
 """Inputs whose reduction is known exactly, so that results are compared without tolerance."""
 
+import math
+
 import torch
 
 # The pattern repeats with a prime, so that a chunk that landed in the wrong place shows whatever the chunk size is.
@@ -10,9 +12,9 @@ MAX_VALUE = 3
 EXACT_UP_TO = {torch.int8: 127, torch.uint8: 255, torch.bfloat16: 256, torch.float16: 2048}
 
 
-def max_ranks(dtype: torch.dtype) -> int:
-    """Up to how many ranks any partial sum of the pattern is exact."""
-    return EXACT_UP_TO.get(dtype, 1 << 24) // MAX_VALUE
+def max_ranks(op: str, dtype: torch.dtype) -> float:
+    """Up to how many ranks any partial result of the pattern is exact: sums grow with the ranks."""
+    return EXACT_UP_TO.get(dtype, 1 << 24) // MAX_VALUE if op in ("sum", "avg") else math.inf
 
 
 def contribution(op: str, rank: int, size: int) -> torch.Tensor:

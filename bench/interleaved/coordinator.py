@@ -157,10 +157,10 @@ class Coordinator:
                 for key, _ in selector.select(timeout=0.2):
                     if key.fileobj is self._server:
                         self._greet(selector, deadline)
-                    else:
+                    elif key.data[0].name in self.jobs:  # else it failed just before, and its channels are closed
                         self._hear(selector, *key.data, deadline)
                 for job in waiting:
-                    self._check_start(job, timeout_s, time.monotonic() > deadline)
+                    self._check_start(selector, job, timeout_s, time.monotonic() > deadline)
 
     def _greet(self, selector: selectors.BaseSelector, deadline: float) -> None:
         channel = Channel(self._server.accept()[0])
@@ -185,8 +185,7 @@ class Coordinator:
         try:
             message = channel.receive(deadline)
         except (Closed, TimeoutError):
-            selector.unregister(channel)
-            self._fail(job, f"rank {rank} ended while starting{job.last_words()}")
+            self._fail_start(selector, job, f"rank {rank} ended while starting{job.last_words()}")
             return
         if "share" in message:
             job.shared = message
@@ -197,21 +196,28 @@ class Coordinator:
             if channel.has_message():
                 self._hear(selector, job, rank, channel, deadline)
             return
-        selector.unregister(channel)
         if "failed" in message:
-            self._fail(job, f"rank {rank}: {message['failed']}")
+            self._fail_start(selector, job, f"rank {rank}: {message['failed']}")
         else:
+            selector.unregister(channel)
             job.ready[rank] = message["ready"]
 
-    def _check_start(self, job: Job, timeout_s: float, late: bool) -> None:
+    def _check_start(self, selector: selectors.BaseSelector, job: Job, timeout_s: float, late: bool) -> None:
         if job.name not in self.jobs or len(job.ready) == job.ranks:
             return
         ended = any(process.poll() is not None for process in job.processes)
         if late:
             missing = [str(rank) for rank in range(job.ranks) if rank not in job.ready]
-            self._fail(job, f"hung: rank(s) {', '.join(missing)} not ready within {timeout_s:g} s{job.last_words()}")
+            reason = f"hung: rank(s) {', '.join(missing)} not ready within {timeout_s:g} s{job.last_words()}"
+            self._fail_start(selector, job, reason)
         elif ended and not job.channels:
             self._fail(job, f"ended before it connected{job.last_words()}")
+
+    def _fail_start(self, selector: selectors.BaseSelector, job: Job, reason: str) -> None:
+        """The selector forgets the job's channels before they are closed: another's may get their numbers."""
+        for rank in set(job.channels) - set(job.ready):
+            selector.unregister(job.channels[rank])
+        self._fail(job, reason)
 
     def _fail(self, job: Job, reason: str) -> None:
         self.failures[job.name] = reason

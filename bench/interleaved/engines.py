@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from arguments import MPI_DTYPES
+
 from dcoll.runner.command_lines import Mpirun, find_mpirun
 from dcoll.runner.hosts import UsageError
 from interleaved.coordinator import Launch
 
 HERE = Path(__file__).resolve().parent
-MPI_DTYPES = ("int8", "uint8", "int32", "int64", "float32", "float64")  # MPI has no portable 16-bit float
 ALL_DTYPES = (*MPI_DTYPES, "float16", "bfloat16")
 
 
@@ -123,12 +124,14 @@ def with_intel_mpi(engine: Engine, setup: Setup) -> Launch:
     python = venv_python(setup, "intelmpi")
     root = python.parents[1]
     job = [str(root / "bin" / "mpiexec.hydra"), "-n", str(setup.ranks), *worker(engine, setup, str(python))]
-    return Launch([job], [environment(**intel_environment(root), I_MPI_FABRICS="shm")])
+    return Launch([job], [environment(**intel_environment(root, setup), I_MPI_FABRICS="shm")])
 
 
-def intel_environment(root: Path) -> dict[str, str]:
+def intel_environment(root: Path, setup: Setup) -> dict[str, str]:
     path = os.pathsep.join([str(root / "bin"), os.environ.get("PATH", "")])
-    return {"I_MPI_ROOT": str(root), "I_MPI_PIN": "0", "LD_LIBRARY_PATH": str(root / "lib"), "PATH": path}
+    found = {"I_MPI_ROOT": str(root), "I_MPI_PIN": "0", "LD_LIBRARY_PATH": str(root / "lib"), "PATH": path}
+    # Who waits gives its core to others by sched_yield(): what Intel MPI does where it finds fewer cores by itself.
+    return found if setup.cpus else found | {"I_MPI_THREAD_YIELD": "2"}
 
 
 def with_gloo(engine: Engine, setup: Setup) -> Launch:
@@ -152,10 +155,12 @@ def with_oneccl(engine: Engine, setup: Setup) -> Launch:
     options = ["-O2", "-std=c++17", f"-I{root}/include"]
     libraries = [f"-L{root}/lib", "-lccl", f"-Wl,-rpath,{root}/lib"]
     library = compiled(setup, HERE / "oneccl.cc", os.environ.get("CXX", "c++"), options, libraries)
-    # Its collectives run on the caller's thread, which is pinned; a second thread on the same core only slows them.
-    more = {"CCL_ROOT": str(root), "CCL_WORKER_OFFLOAD": "0", "CCL_LOG_LEVEL": "error"}
+    # Its collectives run on the caller's thread, which is pinned; a second thread on the same core only slows them. But
+    # that thread never yields: with more ranks than cores a call would last as long as the system's time slices do.
+    waiting = {"CCL_WORKER_OFFLOAD": "0"} if setup.cpus else {"CCL_WORKER_OFFLOAD": "1", "CCL_YIELD": "sched_yield"}
+    more = {"CCL_ROOT": str(root), "CCL_LOG_LEVEL": "error", **waiting}
     job = [str(root / "bin" / "mpiexec.hydra"), "-n", str(setup.ranks), *worker(engine, setup, str(python), library)]
-    return Launch([job], [environment(**intel_environment(root), **more)])
+    return Launch([job], [environment(**intel_environment(root, setup), **more)])
 
 
 def with_bare(engine: Engine, setup: Setup) -> Launch:

@@ -37,23 +37,27 @@ class Channel:
     def receive(self, deadline: float | None = None) -> dict[str, Any]:
         """The next message. Raises TimeoutError when the time (of time.monotonic()) is past, Closed at the end."""
         while b"\n" not in self._pending:
-            if deadline is not None:
-                self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
-                more = self._connection.recv(1 << 16)
+                more = self._read(deadline)
             except TimeoutError:
                 raise
             except OSError as error:
                 raise Closed(str(error)) from None
-            finally:
-                if deadline is not None:
-                    self._connection.settimeout(None)
             if not more:
                 raise Closed("the connection was closed")
             self._pending += more
         line, self._pending = self._pending.split(b"\n", 1)
         message: dict[str, Any] = json.loads(line)
         return message
+
+    def _read(self, deadline: float | None) -> bytes:
+        if deadline is None:
+            return self._connection.recv(1 << 16)
+        self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        try:
+            return self._connection.recv(1 << 16)
+        finally:
+            self._connection.settimeout(None)
 
     def close(self) -> None:
         self._connection.close()

@@ -9,6 +9,8 @@ import math
 import statistics
 from typing import Any
 
+from arguments import format_size
+
 Samples = dict[int, dict[str, list[float | None]]]
 """Bytes -> column -> seconds by round; None where the engine had no turn (it failed)."""
 Row = dict[str, Any]
@@ -17,7 +19,6 @@ LIMITS = (
     "bytes; that moves what an all-reduce in place moves, but from one buffer to another, so it leaves the caches "
     "at half the size."
 )
-UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
 def paired_ratio(over: list[float | None], under: list[float | None]) -> float | None:
@@ -55,10 +56,8 @@ def summarize(samples: Samples, own: list[str], peers: list[str]) -> list[Row]:
 
 
 def size_text(nbytes: int) -> str:
-    for unit, factor in UNITS:
-        if nbytes and nbytes % factor == 0:
-            return f"{nbytes // factor} {unit}i"
-    return str(nbytes)
+    text = format_size(nbytes)
+    return text if text.isdecimal() else f"{text[:-1]} {text[-1]}i"
 
 
 def time_text(microseconds: float | None) -> str:

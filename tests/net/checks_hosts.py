@@ -30,7 +30,7 @@ def check_allreduce() -> None:
     n = hvd.size()
     for dtype, op in ((torch.float32, hvd.Sum), (torch.float32, hvd.Average), (torch.bfloat16, hvd.Max)):
         for count in (0, 1, n - 1, n + 1, 1001, 300_007):
-            inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
+            inputs = [sample(rank, count, dtype, op) for rank in range(n)]
             want, mine = reduced(inputs, op), inputs[hvd.rank()]
             assert torch.equal(hvd.allreduce(mine, op=op), want), (dtype, op, count)
             assert hvd.allreduce_(mine, op=op) is mine
@@ -97,7 +97,7 @@ def check_allgather() -> None:
 def check_reducescatter() -> None:
     n = hvd.size()
     for rows in (0, 1, n + 1, 40_001):
-        inputs = [sample(rank, rows * 3, torch.float32, hvd.Sum, n).view(rows, 3) for rank in range(n)]
+        inputs = [sample(rank, rows * 3, torch.float32, hvd.Sum).view(rows, 3) for rank in range(n)]
         want = torch.tensor_split(reduced(inputs, hvd.Sum), n)[hvd.rank()]
         assert torch.equal(hvd.reducescatter(inputs[hvd.rank()], op=hvd.Sum), want)
 

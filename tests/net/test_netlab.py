@@ -40,6 +40,19 @@ def test_without_root_it_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "only root can make network namespaces" in capsys.readouterr().err
 
 
+def test_it_says_when_hosts_do_not_reach_each_other(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    up = netlab.up
+
+    def cut(name: str, count: int, rate: str) -> netlab.Lab:
+        lab = up(name, count, rate)
+        netlab.sh("ip", "link", "set", lab.port(1), "down")
+        return lab
+
+    monkeypatch.setattr(netlab, "up", cut)
+    with pytest.raises(netlab.CannotError, match="got no answer from the other"):
+        netlab.check()
+
+
 @pytest.mark.parametrize("slots", ["1", "2,2,2", "0,0", "a,b", "-1,1"])
 def test_slots(hosts: Hosts, slots: str) -> None:
     lab = hosts(2)

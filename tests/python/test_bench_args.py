@@ -1,5 +1,6 @@
 """The benchmark's arguments, its exact inputs and results, and its table. One process, no collectives."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -10,10 +11,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import arguments
 import calls
+import gpu_collectives
+import kernels
+import media
 import models
+import network
 import optimizer
 import overlap
 import table
+import torch_backend
 import verify
 
 
@@ -72,6 +78,53 @@ def test_wrong_arguments_are_refused_with_what_is_allowed(argv, said, capsys):
 )
 def test_message_sizes(argv, sizes):
     assert arguments.message_sizes(arguments.parse(argv)) == sizes
+
+
+@pytest.mark.parametrize("parse", [network.parse, media.parse, torch_backend.parse_arguments])
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-b", "0"], "-b 0 is less than one float32: allowed is at least 4"),
+        (["-f", "1"], "'1' is not valid: allowed is a number greater than 1"),
+        (["-b", "2K", "-e", "1K"], "-b 2K is more than -e 1K"),
+    ],
+)
+def test_sizes_that_would_have_no_end_are_refused(parse, argv, said, capsys):
+    with pytest.raises(SystemExit):
+        parse(argv)
+    assert said in capsys.readouterr().err
+    assert arguments.message_sizes(parse(["-b", "4", "-e", "100", "-f", "2.5"])) == [4, 8, 24, 60]
+
+
+@pytest.mark.parametrize(
+    ("parse", "argv", "said"),
+    [
+        (optimizer.parse_arguments, ["--turns", "0"], "at least 1"),
+        (optimizer.parse_arguments, ["--steps", "0"], "at least 1"),
+        (torch_backend.parse_arguments, ["--turns", "0"], "at least 1"),
+        (torch_backend.parse_arguments, ["--width", "100"], "a multiple of 6"),
+        (kernels.parse, ["--seconds", "0"], "greater than 0"),
+        (kernels.parse, ["--seconds", "nan"], "greater than 0"),
+        (kernels.parse, ["-p", "0"], "at least 1"),
+        (kernels.parse, ["-b", "64K", "0"], "-b 0: allowed are multiples of 4"),
+        (kernels.parse, ["-t", "int8", "float64", "-b", "1004"], "-b 1004: allowed are multiples of 8"),
+        (gpu_collectives.parse, ["-b", "0"], "-b 0 is less than one float32"),
+    ],
+)
+def test_bounds(parse, argv, said, capsys):
+    with pytest.raises(SystemExit):
+        parse(argv)
+    assert said in capsys.readouterr().err
+
+
+def test_what_a_script_calls_is_timed_beside_peers():
+    called = [arguments.parse(argv).call for argv in ([], ["--peer", "gloo"], ["--peer", "gloo", "--call", "core"])]
+    assert called == ["core", "python", "core"]
+
+
+def test_ranks_limit_what_sums_can_be_checked():
+    limits = [verify.max_ranks(op, torch.int8) for op in arguments.OPS]
+    assert limits == [42, 42, math.inf, math.inf, math.inf]
 
 
 def test_defaults_are_those_of_nccl_tests():

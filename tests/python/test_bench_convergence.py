@@ -35,6 +35,7 @@ PLAIN = [run_of("none", seed, loss) for seed, loss in enumerate((1.99, 2.0, 2.01
         (["--methods", "none", "--ranks", "1"], "at least 2"),
         (["--methods", "none", "--ranks", "65"], "allowed is at most 64"),
         (["--methods", "none", "--resume"], "needs --json"),
+        (["--tasks", "digits", "--methods", "frozen"], "--methods frozen: of --tasks gpt alone"),
     ],
 )
 def test_wrong_arguments_are_explained(argv, message, capsys):

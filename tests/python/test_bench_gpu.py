@@ -100,7 +100,7 @@ def lines_of(argv: str) -> list[gpu_kernels.Case]:
     ("argv", "said"),
     [
         (["-b", "4"], ["-b 4 is less than one element", "at least 8"]),
-        (["-b", "1X"], ["'1X' is no size"]),
+        (["-b", "1X"], ["'1X' is not a size"]),
         (["-p", "0"], ["'0' is not valid", "at least 1"]),
         (["--cast", "float32:int8"], ["'float32:int8' is no cast", "bfloat16"]),
         (["--cast", "float32"], ["'float32' is no cast", "FROM:TO"]),
@@ -144,8 +144,10 @@ def test_bytes_moved_are_those_read_and_written(device):
 
 
 @pytest.mark.parametrize(
-    "argv", ["-b 8 -p 1", "-b 256 -p 8", "-b 255 256 257 1000 4096 -p 2 8", "-b 16 --tensors 500", "-b 1M -p 127"]
-)
+    "argv",
+    ["-b 8 -p 1", "-b 256 -p 8", "-b 255 256 257 1000 4096 -p 2 8", "-b 16 --tensors 500", "-b 1M -p 127",
+     "--what code -p 2 -b 64K", "--what code -p 1 -b 8 257 1M", "--what reduce cast pack -p 1 -b 8 1M"],
+)  # fmt: skip
 def test_calls_and_copies_stay_inside_the_arena_and_apart(device, argv):
     argv += f" -t {' '.join(gpu_kernels.DTYPES)} -o {' '.join(gpu_kernels.OPS)}"
     end = BASE + gpu_kernels.needed_bytes(gpu_kernels.parse(argv.split()))

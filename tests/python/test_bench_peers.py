@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import peers
 from interleaved import engines, machine
 from interleaved.coordinator import Coordinator, Launch
-from interleaved.protocol import Channel, Closed, rank_from_environment
+from interleaved.protocol import Channel, Closed, connect, rank_from_environment
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 20.0
@@ -85,6 +85,9 @@ def test_receive_has_a_deadline_and_notices_the_end():
     here.close()
     with pytest.raises(Closed):
         there.receive()
+    there.close()
+    with pytest.raises(Closed):
+        there.receive(time.monotonic() + DEADLINE_S)
 
 
 @pytest.mark.parametrize("name", ["BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
@@ -159,6 +162,21 @@ def test_a_missing_environment_is_a_reason(tmp_path):
             engines.ENGINES[name].launch(engines.ENGINES[name], setup)
 
 
+@pytest.mark.parametrize("name", ["intelmpi", "oneccl"])
+def test_waiting_ranks_yield_where_there_are_more_than_cores(name, tmp_path, monkeypatch):
+    python = tmp_path / name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setattr(engines, "compiled", lambda *_: "library.so")
+    for cpus in ((0, 1), ()):
+        setup = engines.Setup(2, cpus, "float32", 64, 0, "unused", tmp_path, tmp_path)
+        (environment,) = engines.ENGINES[name].launch(engines.ENGINES[name], setup).environments
+        assert environment.get("I_MPI_THREAD_YIELD") == (None if cpus else "2")
+        if name == "oneccl":
+            waiting = (environment["CCL_WORKER_OFFLOAD"], environment.get("CCL_YIELD"))
+            assert waiting == (("0", None) if cpus else ("1", "sched_yield"))
+
+
 def test_a_job_that_never_connects_is_reported():
     with Coordinator() as coordinator:
         says = [sys.executable, "-c", "import sys; print('cannot find the fabric'); sys.exit(3)"]
@@ -210,6 +228,49 @@ def test_an_engine_that_hangs_at_the_start_is_ended_and_reported(tmp_path):
         assert said.startswith("hung: rank(s)")
         assert "1 not ready within 3 s" in said
         assert all(process.poll() is not None for process in job.processes)
+
+
+def sleeping_job(coordinator, name):
+    """A job of two ranks that this test speaks for."""
+    coordinator.launch(name, 2, Launch([[sys.executable, "-c", "import time; time.sleep(60)"]], [dict(os.environ)]))
+
+
+def say_hello(coordinator, job, rank):
+    channel = connect(coordinator.socket_path)
+    channel.send({"job": job, "rank": rank, "pid": coordinator.jobs[job].processes[0].pid})
+    return channel
+
+
+def test_ranks_that_fail_at_once_end_their_job_alone():
+    class Both(Coordinator):
+        """Of "fails" both ranks say so when both are known: the selector tells of them together."""
+
+        def _greet(self, selector, deadline):
+            super()._greet(selector, deadline)
+            if len(self.jobs["fails"].channels) == 2:
+                for channel in channels:
+                    channel.send({"failed": "no such fabric"})
+
+    with Both() as coordinator:
+        sleeping_job(coordinator, "fails")
+        channels = [say_hello(coordinator, "fails", rank) for rank in range(2)]
+        coordinator.wait_ready(DEADLINE_S)
+        assert coordinator.failures["fails"].endswith(": no such fabric")
+        assert coordinator.jobs == {}
+
+
+def test_a_job_may_get_the_files_of_one_that_failed():
+    with Coordinator() as coordinator:
+        sleeping_job(coordinator, "fails")
+        sleeping_job(coordinator, "works")
+        channels = [say_hello(coordinator, "fails", rank) for rank in (1, 0)]
+        channels[1].send({"failed": "no such fabric"})
+        for rank in range(2):
+            channels.append(say_hello(coordinator, "works", rank))
+            channels[-1].send({"ready": {}})
+        coordinator.wait_ready(DEADLINE_S)
+        assert coordinator.failures == {"fails": "rank 0: no such fabric"}
+        assert sorted(coordinator.jobs["works"].ready) == [0, 1]
 
 
 def test_leaving_the_coordinator_ends_the_processes(tmp_path):

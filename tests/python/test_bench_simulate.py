@@ -22,6 +22,7 @@ def test_table_json_and_plot(tmp_path, capsys):
     pictures = ["--plot", str(plot)] if pytest.importorskip("matplotlib") else []
     assert simulate.main([*SMALL, "--compression", "4", "--json", str(found), *pictures]) == 0
     document = json.loads(found.read_text())
+    assert document["arguments"]["algo"] == list(simulate.ALGORITHMS)
     assert {row["ranks"] for row in document["ranks"]} == {4, 8, 16}
     assert {row["bytes"] for row in document["bytes"]} == {1024, 8192, 65536}
     assert {row["algo"] for row in document["ranks"]} == set(simulate.ALGORITHMS)
@@ -61,6 +62,7 @@ def test_compression_helps_where_the_network_is_slow_only():
         (["--slice", "0"], "at least 1 byte"),
         (["--ranks", "0"], "at least 1"),
         (["--algo", "direct"], "invalid choice"),
+        (["--anchor", "all", "--rails", "2", "--algo", "ring"], "there is no --algo, --rails"),
     ],
 )
 def test_wrong_arguments_are_explained(argv, message, capsys):
