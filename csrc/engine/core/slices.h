@@ -27,7 +27,7 @@ class Slices {
 
   size_t number() const { return each_ == 0 ? 1 : (count_ + each_ - 1) / each_; }
   size_t begin_bytes(size_t slice) const { return slice * each_ * elem_; }
-  // From where to where; both null without memory.
+  // The request is of that slice alone, and tells of all of its call.
   void enter(size_t slice) {
     if (each_ == 0) return;
     if (slice == 0 && request_.stands_for == 0) request_.stands_for = request_.fingerprint();
