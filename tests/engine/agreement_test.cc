@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -290,17 +291,19 @@ TEST(deadline_names_the_missing_ranks_through_the_tree) {
 
 // Ranks that trickle in are movement, through the tree as well: no deadline passes while the missing ranks get fewer.
 TEST(late_ranks_one_after_the_other_are_movement) {
-  for (const int n : {6, 10}) {
-    Settings settings = test_settings();
-    settings.timeout_s = 1.0;
-    auto world = connect_threads(n, settings);
-    on_threads(n, [&](int rank) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(250 * rank));
-      float x = 1;
-      run(*world[static_cast<size_t>(rank)], {.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1});
-      CHECK_EQ(x, static_cast<float>(n));
-    });
-  }
+  constexpr int kFew = 6, kMany = 10;  // two jobs at once, which mostly sleep
+  Settings settings = test_settings();
+  settings.timeout_s = 3.0;
+  const auto few = connect_threads(kFew, settings), many = connect_threads(kMany, settings);
+  on_threads(kFew + kMany, [&](int thread) {
+    const int n = thread < kFew ? kFew : kMany, rank = thread < kFew ? thread : thread - kFew;
+    // The last three come one after the other, the last of them after the deadline of those that came first.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200) * std::max(0, rank - (n - 4)));
+    float x = 1;
+    const Request sum{.kind = Kind::kAllReduce, .in = &x, .out = &x, .count = 1};
+    run(*(n == kFew ? few : many)[static_cast<size_t>(rank)], sum);
+    CHECK_EQ(x, static_cast<float>(n));
+  });
 }
 
 TEST(a_failure_wakes_ranks_that_sleep) {

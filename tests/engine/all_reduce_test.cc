@@ -17,7 +17,7 @@ namespace {
 
 // Small enough for products and 8-bit sums of 8 ranks; a multiple of the rank count where an average must be exact.
 double operand(int rank, size_t i, int n, DType dtype, ReduceOp op) {
-  if (dtype == DType::kBool) return (i + rank) % 3 == 0;
+  if (dtype == DType::kBool) return i % (rank + 2) != 0;
   if (op == ReduceOp::kProduct) return (i + rank) % 2 + 1;
   return op == ReduceOp::kAverage ? ((i + rank) % 3) * n : (i * 7 + rank * 5) % 11;
 }

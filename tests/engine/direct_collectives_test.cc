@@ -199,7 +199,7 @@ struct ReduceCase {
 };
 
 double operand(int rank, size_t i, const ReduceCase& c) {
-  if (c.dtype == DType::kBool) return (i + rank) % 3 == 0;
+  if (c.dtype == DType::kBool) return i % (rank + 2) != 0;
   if (c.op == ReduceOp::kProduct) return (i + rank) % 2 + 1;
   return static_cast<double>((i * 7 + rank * 5) % 11);
 }
@@ -284,7 +284,7 @@ TEST(reduce_scatter_every_dtype_and_op) {
 // Sums of 1e8, 1.25 and -1e8 in float32 depend on the order. The share of each rank has the bits of the all-reduce that
 // the schedule plan::direct_all_reduce makes by messages.
 TEST(reduce_scatter_equals_the_schedule) {
-  constexpr size_t kCount = 50000;
+  constexpr size_t kCount = 48000;  // of every n a multiple
   for (int n : {2, 3, 4, 8}) {
     auto value = [](int rank, size_t i) {
       return (rank % 3 == 0 ? 1e8f : rank % 3 == 1 ? 1.25f : -1e8f) + static_cast<float>(i % 7);
@@ -304,7 +304,7 @@ TEST(reduce_scatter_equals_the_schedule) {
         for (size_t i = 0; i < kCount; ++i) data[i] = value(comm.rank(), i);
         std::vector<float> out(kCount / n + 1);
         run(comm, {.kind = Kind::kReduceScatter, .in = data, .out = out.data(), .count = kCount});
-        if (kCount % n == 0) CHECK(std::memcmp(out.data(), want.data() + begin, (end - begin) * sizeof(float)) == 0);
+        CHECK(std::memcmp(out.data(), want.data() + begin, (end - begin) * sizeof(float)) == 0);
       }
     });
   }

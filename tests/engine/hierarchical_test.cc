@@ -53,7 +53,7 @@ struct Case {
 
 // Small enough for products and 8-bit sums of 8 ranks; a multiple of the rank count where an average must be exact.
 double operand(const Case& c, int rank, size_t i, int n) {
-  if (c.dtype == DType::kBool) return (i + rank) % 3 == 0;
+  if (c.dtype == DType::kBool) return i % (rank + 2) != 0;
   if (c.op == ReduceOp::kProduct) return (i + rank) % 2 + 1;
   return c.op == ReduceOp::kAverage ? ((i + rank) % 3) * n : (i * 7 + rank * 5) % 11;
 }

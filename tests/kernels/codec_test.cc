@@ -73,7 +73,7 @@ void check_same(const std::vector<float>& got, const std::vector<float>& want) {
 
 void check_against_twins() {
   for (const size_t count : kSizes) {
-    const std::vector<float> values = some_values(count, 1 + static_cast<unsigned>(count));
+    const std::vector<float> values = some_values(count, test::seed() + static_cast<unsigned>(count));
     check_same(decoded(Codec::kInt8, encoded(Codec::kInt8, values), count), naive_int8(values));
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       const Codec codec = dtype == DType::kFloat16 ? Codec::kFloat16 : Codec::kBFloat16;
@@ -90,7 +90,7 @@ void check_against_twins() {
 void check_errors_and_sums() {
   for (const Codec codec : kCodecs) {
     for (const size_t count : kSizes) {
-      const std::vector<float> a = some_values(count, 3), b = some_values(count, 4);
+      const std::vector<float> a = some_values(count, test::seed()), b = some_values(count, test::seed() + 1);
       std::vector<float> error;
       const std::vector<char> wire_a = encoded(codec, a, &error), wire_b = encoded(codec, b);
       const std::vector<float> from_a = decoded(codec, wire_a, count), from_b = decoded(codec, wire_b, count);

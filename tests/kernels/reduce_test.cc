@@ -207,7 +207,7 @@ TEST(integers_are_multiplied_in_double_and_kept_within_their_type) {
 
 // What the reference says, of any bits and every integer type.
 TEST(integer_scales_of_any_bits) {
-  std::mt19937_64 random(3);
+  std::mt19937_64 random(test::seed());
   for (const DType dtype : test::kDTypes) {
     if (is_floating(dtype) || dtype == DType::kBool) continue;
     const size_t width = dtype_bytes(dtype), count = 1000;

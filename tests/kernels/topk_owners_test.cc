@@ -25,7 +25,7 @@ uint32_t magnitude(float x) {
 
 // Whole numbers, so sums are exact; a cluster that all ranks select, and ties.
 Values values_of(size_t count, unsigned rank) {
-  std::mt19937 dice(rank + 17 * static_cast<unsigned>(count));
+  std::mt19937 dice(test::seed() + rank + 17 * static_cast<unsigned>(count));
   Values values(count);
   for (size_t i = 0; i < count; ++i) {
     values[i] =

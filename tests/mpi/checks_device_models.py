@@ -180,8 +180,11 @@ def check_a_sparse_allreduce() -> None:
     dense = hvd.DistributedOptimizer(torch.optim.SGD(_table(4).parameters(), lr=1.0), sparse_as_dense=True)
     table = dense.param_groups[0]["params"][0]
     nn.functional.embedding(there(torch.tensor([r % 4])), table, sparse=True).sum().backward()
+    dense.step()
     assert table.grad.is_sparse
     assert is_there(table.grad)
+    used = torch.tensor([float(sum(rank % 4 == row for rank in range(n))) for row in range(4)])
+    torch.testing.assert_close(table.detach().cpu() * n, -used[:, None].expand(4, 3))
 
 
 def check_batch_norm() -> None:

@@ -32,12 +32,13 @@ def in_child(body: Callable[[], object], end: Callable[[int], NoReturn] = os._ex
         end(0)
     os.close(writer)
     deadline = time.monotonic() + CHILD_S
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
             pytest.fail(f"the forked process had not ended after {CHILD_S:.0f} s {name}")
         time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0, name
     with os.fdopen(reader) as pipe:
         return pipe.read()
 
@@ -69,7 +70,7 @@ def check_a_child_drops_a_tensor_whose_block_is_used_again() -> None:
     kept.clear()
     again = hvd.empty(1 << 16).fill_(3.0)
     os.write(writer, b"x")
-    os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert again.eq(3).all()
     os.close(reader)
     os.close(writer)

@@ -18,7 +18,7 @@ SIDE = 17
 
 
 def shaped(rank: int, dim: int, dtype: torch.dtype, op: hvd.ReduceOp = hvd.Sum) -> torch.Tensor:
-    return sample(rank, SIDE**dim, dtype, op, hvd.size()).view([SIDE] * dim)
+    return sample(rank, SIDE**dim, dtype, op).view([SIDE] * dim)
 
 
 def everybodys(dim: int, dtype: torch.dtype, op: hvd.ReduceOp = hvd.Sum) -> list[torch.Tensor]:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpirun import SEED
 
 import dcoll as hvd
 
 
 def check_names_in_random_order() -> None:
-    rng = random.Random(hvd.rank())
+    rng = random.Random(f"{SEED} {hvd.rank()}")
     total = sum(range(1, hvd.size() + 1))
     for _ in range(3):
         order = list(range(20))
@@ -79,7 +80,7 @@ def expect_all(operations: dict[str, tuple[Callable[[], Any], list]], begin: lis
 
 def check_every_operation_by_name_in_any_order() -> None:
     operations = every_operation(hvd.global_process_set, named=True)
-    rng = random.Random(hvd.rank())
+    rng = random.Random(f"{SEED} {hvd.rank()}")
     for _ in range(3):
         expect_all(operations, rng.sample(list(operations), len(operations)), rng.sample(list(operations), 12))
 

@@ -390,7 +390,7 @@ def check_steps_skipped_by_a_scaler_leave_compressed_buckets_whole() -> None:
 
 def check_layouts_and_dtypes_of_gradients() -> None:
     if not hasattr(torch.Tensor, "grad_dtype"):
-        return
+        pytest.skip("needs torch: this version does not let gradients have another dtype")
     model = Toy(1, dtype=torch.bfloat16)
     model.w[0].grad_dtype = None  # torch does not keep the gradient's dtype then
 

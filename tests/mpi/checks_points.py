@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from mpirun import SEED
 
 import dcoll as hvd
 from dcoll import _C
@@ -20,7 +21,8 @@ def comm() -> _C.Communicator:
 
 def bytes_of(size: int, what: int, mapped: bool = False) -> torch.Tensor:
     made = hvd.empty(max(size, 1), dtype=torch.uint8) if mapped else torch.empty(max(size, 1), dtype=torch.uint8)
-    made.copy_((torch.arange(max(size, 1)) * 7 + what).to(torch.uint8))
+    index = torch.arange(max(size, 1))
+    made.copy_((index * 7 + index // 251 + what).to(torch.uint8))
     return made
 
 
@@ -54,8 +56,8 @@ def check_calls_that_wait() -> None:
 
 
 def check_random_traffic() -> None:
-    plan = random.Random(5)
     n, r = hvd.size(), hvd.rank()
+    plan = random.Random(SEED)
     begun: list[tuple[_C.Handle, torch.Tensor, Any]] = []
     for what in range(400):
         source, target, tag = plan.randrange(n), plan.randrange(n), plan.randrange(3)
@@ -68,7 +70,7 @@ def check_random_traffic() -> None:
             begun.append((comm().irecv(into.data_ptr(), size, source, tag), into, (size, what)))
         if what % 50 == 0:
             assert hvd.allreduce(torch.ones(10), op=hvd.Sum).eq(n).all()
-    random.shuffle(begun)
+    random.Random(f"{SEED} {r}").shuffle(begun)
     for handle, memory, expected in begun:
         handle.wait()
         if expected is not None and expected[0]:

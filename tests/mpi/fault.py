@@ -111,13 +111,17 @@ def tell_what_ends(work: Callable[[], None]) -> None:
         os._exit(1)
 
 
-def wait_for_survivors() -> None:
-    """Until all but rank 1 have said what they saw: once one ends, mpirun may end the others and lose their words."""
-    folder = Path(os.environ["FAULT_FOLDER"])
-    (folder / str(hvd.rank())).touch()
-    deadline = time.monotonic() + 20
+def wait_for_others(seconds: float) -> None:
+    """Until all but rank 1 have said what they saw."""
+    folder, deadline = Path(os.environ["FAULT_FOLDER"]), time.monotonic() + seconds
     while len(list(folder.iterdir())) < hvd.size() - 1 and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def wait_for_survivors() -> None:
+    """Once one ends, mpirun may end the others and lose their words."""
+    (Path(os.environ["FAULT_FOLDER"]) / str(hvd.rank())).touch()
+    wait_for_others(20)
     time.sleep(0.5)  # mpirun passes on what was printed
 
 
@@ -215,11 +219,12 @@ def caught() -> None:
 def stall_caught() -> None:
     """Rank 1 comes so late that the others gave up (DCOLL_STALL_SHUTDOWN_TIME); all catch that and end normally."""
     if hvd.rank() == 1:
-        time.sleep(6)
+        wait_for_others(20)
     try:
         hvd.allreduce(np.ones(3), name="late")
     except hvd.TimeoutError:
         say("caught")
+        (Path(os.environ["FAULT_FOLDER"]) / str(hvd.rank())).touch()
 
 
 def init_fails() -> None:

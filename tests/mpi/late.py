@@ -24,8 +24,17 @@ def say(text: str) -> None:
     print(f"[{RANK}] {text}", flush=True)
 
 
+def wait_for_survivors(seconds: float) -> None:
+    """Until those that can have said what ended their init()."""
+    folder, deadline = Path(os.environ["FAULT_FOLDER"]), time.monotonic() + seconds
+    while len(list(folder.iterdir())) < int(os.environ["SURVIVORS"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def hang() -> None:
-    time.sleep(100)  # longer than a job may take
+    wait_for_survivors(100)  # longer than a job may take
+    time.sleep(1)  # they end first
+    os._exit(0)
 
 
 def soon(seconds: float, what: signal.Signals) -> None:
@@ -39,11 +48,8 @@ def begin() -> None:
         hvd.init()
     except (hvd.DcollError, KeyboardInterrupt) as error:
         say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
-        folder = Path(os.environ["FAULT_FOLDER"])
-        (folder / str(RANK)).touch()
-        deadline = time.monotonic() + 15
-        while len(list(folder.iterdir())) < int(os.environ["SURVIVORS"]) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        (Path(os.environ["FAULT_FOLDER"]) / str(RANK)).touch()
+        wait_for_survivors(15)
         time.sleep(0.3)  # mpirun passes on what was printed
         raise
 
@@ -63,8 +69,7 @@ def never() -> None:
 def first_never() -> None:
     """Rank 0 does not call init()."""
     if RANK == 0:
-        time.sleep(6)
-        os._exit(0)
+        hang()
     begin()
 
 

@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from mpirun import names_of_checks
+from mpirun import SKIPPED, names_of_checks
 
 import dcoll as hvd
 
@@ -20,6 +20,8 @@ def main(module_name: str, folder: str) -> None:
         try:
             getattr(module, name)()
             results[name] = ""
+        except pytest.skip.Exception as skipped:
+            results[name] = f"{SKIPPED}{skipped}"
         except (Exception, pytest.fail.Exception):
             results[name] = traceback.format_exc()
         # Written at once: what a rank found out must survive whatever the next check does to it.

@@ -1,6 +1,7 @@
 """What a job does when a rank fails: it ends in seconds, and every rank says why."""
 
 import functools
+import re
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,13 +51,10 @@ def test_an_uncaught_exception_ends_the_job_and_is_told_everywhere(kind: str, te
 def test_a_killed_rank_is_named_by_the_others(kind: str, env: dict[str, str], tmp_path: Path) -> None:
     # PRRTE ends the whole job when a rank dies by a signal, unless told to go on.
     options = ("--continuous",) if is_open_mpi() else ("-disable-auto-cleanup",)
-    start = time.monotonic()
     done = fault(kind, 3, *options, FAULT_FOLDER=str(tmp_path), **env)
-    assert time.monotonic() - start < LIMIT_S
     for rank in (0, 2):
-        assert f"[{rank}] PeerError after" in done.stdout, done.text
+        assert re.search(rf"^\[{rank}\] PeerError after .*rank 1\b", done.stdout, re.MULTILINE), done.text
         assert f"[{rank}] again: True" in done.stdout, done.text
-    assert "rank 1" in done.stdout, done.text
 
 
 # kind: what the job says, and its exit status. Others than Open MPI's mpirun may return another one.
@@ -118,9 +116,9 @@ def test_a_failure_that_was_caught_does_not_hang_at_exit() -> None:
 
 @pytest.mark.parametrize("kind", ["stall_caught", "init_fails"])
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
-def test_a_failure_that_all_ranks_caught_ends_with_0(kind: str, transport: str) -> None:
+def test_a_failure_that_all_ranks_caught_ends_with_0(kind: str, transport: str, tmp_path: Path) -> None:
     env = {"DCOLL_TRANSPORT": transport, "DCOLL_STALL_CHECK_TIME": "1", "DCOLL_STALL_SHUTDOWN_TIME": "2"}
-    done = fault(kind, 3, **env)
+    done = fault(kind, 3, FAULT_FOLDER=str(tmp_path), **env)
     assert done.stdout.count("caught") == 3, done.text
     assert "still ran" not in done.stderr, done.text
     assert done.returncode == 0, done.text

@@ -6,7 +6,6 @@ only: the K-FAC preconditioner (github.com/gpauloski/kfac_pytorch, a version wit
 """
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "grace": ("grace_dl",),
 }
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
-
-
-@pytest.fixture
-def horovod(tmp_path: Path) -> Path:
-    """A folder with the package that docs/migration.md shows."""
-    text = (HERE.parents[1] / "docs" / "migration.md").read_text()
-    block = re.search(r"<!-- horovod/__init__.py -->\n```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod" / "__init__.py").write_text(block[1])
-    return tmp_path
 
 
 def uses_horovod(package: str) -> bool:

@@ -26,17 +26,15 @@ UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 BITS = {BitAnd: torch.bitwise_and, BitOr: torch.bitwise_or, BitXor: torch.bitwise_xor}
 
 
-def sample(rank: int, count: int, dtype: torch.dtype, op: ReduceOp, n: int) -> torch.Tensor:
-    """Small integers, so that every result is exact in every dtype: sums stay below 128, products below 2**7."""
+def sample(rank: int, count: int, dtype: torch.dtype, op: ReduceOp) -> torch.Tensor:
+    """Small integers, different on every rank, so that every result is exact in every dtype: sums stay below 128."""
     index = torch.arange(count, dtype=torch.int64)
-    if op is Product:
-        # At most 7 ranks have a 2 at any index, the others 1: products up to 128 would not fit int8, 64 does.
-        values = 1 + ((index + rank) % max(2, n) < min(n, 6)).to(torch.int64) * (index % 2)
-    else:
-        values = (index * 7 + rank * 3) % 11 + (0 if dtype in (*UNSIGNED, torch.bool) else -5)
     if dtype is torch.bool:
-        values = values % 3 == 0
-    return values.to(dtype)
+        return index % (rank + 2) != 0  # neither all nor none of the ranks, at most places
+    values = (index * 7 + rank * 3) % 11
+    if op is Product:
+        return (1 + values % 2).to(dtype)  # of 11 ranks in a row 5 have a 2: 32 fits int8
+    return (values - (0 if dtype in UNSIGNED else 5)).to(dtype)
 
 
 def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:

@@ -65,7 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_all_ranks_have_an_error_and_go_on(after: int, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if options == "int8":
+    if options in ("16 bit", "int8"):
         monkeypatch.setenv("DCOLL_COMPRESS_LOCAL", "1")
 
     def body(comm: _C.Communicator) -> list[float | None]:

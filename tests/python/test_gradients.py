@@ -323,7 +323,10 @@ def _kept(p: torch.Tensor) -> dict[str, object]:
 @pytest.mark.parametrize("way", ["itself", "detached", "view", "array", "saved"])
 @pytest.mark.parametrize("options", [{}, {"compression": Compression.bf16}, {"compression": Halved}], ids=str)
 @pytest.mark.parametrize("n", [1, 2])
-def test_gradients_that_the_program_keeps_stay_what_they_are(n: int, options: dict[str, object], way: str) -> None:
+def test_gradients_that_the_program_keeps_stay_what_they_are(
+    n: int, options: dict[str, object], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCOLL_COMPRESS_LOCAL", "1")
     if way != "itself" and not hasattr(torch._C, "_storage_Use_Count"):
         pytest.skip("needs torch: this version does not tell who has a storage")
 

@@ -46,7 +46,7 @@ def test_every_op_and_size(n: int, dtype: torch.dtype) -> None:
         new, in_place = inline(comm, False), inline(comm, True)
         for op in ops_of(dtype):
             for count in sizes_for(n):
-                inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
+                inputs = [sample(rank, count, dtype, op) for rank in range(n)]
                 want, mine = reduced(inputs, op), inputs[comm.rank].clone()
                 got = new(mine, op=op)
                 assert got.dtype is dtype
@@ -63,7 +63,7 @@ def test_asynchronous_ones(n: int) -> None:
     def body(comm: _C.Communicator) -> None:
         new, in_place = starting(comm, False), starting(comm, True)
         for dtype, op in ((torch.float32, Sum), (torch.int16, Max), (torch.bfloat16, Average)):
-            inputs = [[sample(rank, count, dtype, op, n) for rank in range(n)] for count in sizes_for(n)]
+            inputs = [[sample(rank, count, dtype, op) for rank in range(n)] for count in sizes_for(n)]
             mine = [each[comm.rank].clone() for each in inputs]
             ahead = [new(one, op=op) for one in mine]
             # By name, in another order on each rank, beside those in order.
@@ -126,7 +126,7 @@ def test_numpy(name: str) -> None:
     n = 3
 
     def body(comm: _C.Communicator) -> None:
-        inputs = [sample(rank, 30, getattr(torch, name), Sum, n).view(5, 6) for rank in range(n)]
+        inputs = [sample(rank, 30, getattr(torch, name), Sum).view(5, 6) for rank in range(n)]
         want, mine = reduced(inputs, Sum).numpy(), inputs[comm.rank].numpy().copy()
         got = inline(comm, False)(mine, op=Sum)
         assert type(got) is np.ndarray

@@ -22,7 +22,7 @@ def test_every_op_and_size(n: int, dtype: torch.dtype) -> None:
     def body(comm: _C.Communicator) -> None:
         for op in ops_of(dtype):
             for count in sizes_for(n):
-                inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
+                inputs = [sample(rank, count, dtype, op) for rank in range(n)]
                 want = reduced(inputs, op)
                 mine = inputs[comm.rank].clone()
                 got = on_communicator.allreduce_sync(comm, mine, op, "", 1.0, 1.0)
@@ -40,7 +40,7 @@ def test_large(n: int) -> None:
     count = 1_000_003
 
     def body(comm: _C.Communicator) -> None:
-        inputs = [sample(rank, count, torch.float32, Sum, n) for rank in range(n)]
+        inputs = [sample(rank, count, torch.float32, Sum) for rank in range(n)]
         mapped = torch.frombuffer(comm.alloc(count * 4), dtype=torch.float32)
         mapped.copy_(inputs[comm.rank])
         for mine in (inputs[comm.rank].clone(), mapped):
@@ -53,7 +53,7 @@ def test_large(n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_layouts_keep_shape_strides_and_values(n: int) -> None:
     def body(comm: _C.Communicator) -> None:
-        base = [sample(rank, 2 * 3 * 4 * 5, torch.float32, Sum, n).view(2, 3, 4, 5) for rank in range(n)]
+        base = [sample(rank, 2 * 3 * 4 * 5, torch.float32, Sum).view(2, 3, 4, 5) for rank in range(n)]
         want = reduced(base, Sum)
         for name, mine in layouts(base[comm.rank]).items():
             got = on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0)
@@ -93,7 +93,7 @@ def test_numpy(name: str) -> None:
     n = 3
 
     def body(comm: _C.Communicator) -> None:
-        inputs = [sample(rank, 30, getattr(torch, name), Sum, n).view(5, 6).numpy() for rank in range(n)]
+        inputs = [sample(rank, 30, getattr(torch, name), Sum).view(5, 6).numpy() for rank in range(n)]
         want = reduced([torch.from_numpy(one.copy()) for one in inputs], Sum).numpy()
         for mine in (inputs[comm.rank].copy(), np.asfortranarray(inputs[comm.rank])):
             got = on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0)
@@ -262,7 +262,7 @@ def test_any_sequence_of_counts(n: int, counts: list[int], op: ReduceOp, data: s
     def body(comm: _C.Communicator) -> None:
         started = []
         for count, dtype in zip(counts, dtypes, strict=True):
-            inputs = [sample(rank, count, dtype, op, n) for rank in range(n)]
+            inputs = [sample(rank, count, dtype, op) for rank in range(n)]
             handle = on_communicator.allreduce(comm, inputs[comm.rank], op, "", 1.0, 1.0)
             started.append((handle, reduced(inputs, op)))
             if not wait_last:

@@ -27,7 +27,7 @@ RANKS = range(1, 9)
 
 def rows_of(rank: int, rows: int, dtype: torch.dtype, *row_shape: int) -> torch.Tensor:
     count = rows * int(np.prod(row_shape, dtype=np.int64))
-    return sample(rank, count, dtype, Sum, 1).view(rows, *row_shape)
+    return sample(rank, count, dtype, Sum).view(rows, *row_shape)
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -36,11 +36,11 @@ def test_broadcast(n: int) -> None:
         for dtype in DTYPES:
             for root in {0, n - 1, n // 2}:
                 for count in (0, 1, n, 1001):
-                    mine = sample(comm.rank, count, dtype, Sum, n)
-                    want = sample(root, count, dtype, Sum, n)
+                    mine = sample(comm.rank, count, dtype, Sum)
+                    want = sample(root, count, dtype, Sum)
                     got = on_communicator.broadcast(comm, mine, root, "").wait()
                     assert torch.equal(got, want)
-                    assert torch.equal(mine, sample(comm.rank, count, dtype, Sum, n)), "the input changed"
+                    assert torch.equal(mine, sample(comm.rank, count, dtype, Sum)), "the input changed"
                     assert on_communicator.broadcast_(comm, mine, root, "").wait() is mine
                     assert torch.equal(mine, want)
 
@@ -49,7 +49,7 @@ def test_broadcast(n: int) -> None:
 
 def test_broadcast_layouts() -> None:
     def body(comm: _C.Communicator) -> None:
-        base = [sample(rank, 120, torch.float32, Sum, 2).view(2, 3, 4, 5) for rank in range(2)]
+        base = [sample(rank, 120, torch.float32, Sum).view(2, 3, 4, 5) for rank in range(2)]
         for name, mine in layouts(base[comm.rank]).items():
             assert torch.equal(on_communicator.broadcast(comm, mine, 1, "").wait(), base[1]), name
             on_communicator.broadcast_(comm, mine, 1, "").wait()
@@ -88,7 +88,7 @@ def test_reducescatter(n: int) -> None:
         for dtype in DTYPES:
             for op in ops_of(dtype):
                 for rows in (0, 1, n - 1, n, n + 1, 3 * n + 2):
-                    inputs = [sample(rank, rows * 3, dtype, op, n).view(rows, 3) for rank in range(n)]
+                    inputs = [sample(rank, rows * 3, dtype, op).view(rows, 3) for rank in range(n)]
                     want = torch.tensor_split(reduced(inputs, op), n)[comm.rank]
                     got = on_communicator.reducescatter(comm, inputs[comm.rank], op, "", 1.0, 1.0).wait()
                     assert got.shape == want.shape, (rows, op)

@@ -63,16 +63,20 @@ def expect_equal_bits(found: list[list[torch.Tensor]]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def every_second(params: list[torch.Tensor]) -> list[int]:
+    return [i % 2 for i in range(len(params))]
+
+
 OPTIONS: list[tuple[ReduceOp, dict[str, object]]] = [
     (Average, {}),
     (Average, {"predivide": 2.0}),
     (Sum, {"bucket_bytes": 0, "first_bucket_bytes": 0}),
-    (Sum, {"group_of": lambda params: [i % 2 for i in range(len(params))]}),
+    (Sum, {"group_of": every_second}),
     (Average, {"bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 20}),
 ]
 
 
-@pytest.mark.parametrize(("op", "options"), OPTIONS, ids=str)
+@pytest.mark.parametrize(("op", "options"), OPTIONS, ids=["whole", "predivided", "single", "groups", "one_bucket"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_steps_are_the_twins(n: int, op: ReduceOp, options: dict[str, object]) -> None:
     def body(comm: _C.Communicator) -> list[torch.Tensor]:

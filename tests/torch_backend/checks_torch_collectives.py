@@ -29,12 +29,21 @@ def check_init() -> None:
 def values(dtype: torch.dtype, count: int, rank: int) -> torch.Tensor:
     """Small whole numbers, different on every rank; products of four of them are exact in every dtype."""
     whole = (torch.arange(count) + rank) % 3 + 1
+    if dtype.is_complex:
+        return torch.complex(whole.double(), 4.0 - whole.double()).to(dtype)
     return whole > 1 if dtype is torch.bool else whole.to(dtype)
 
 
 def filled(dtype: torch.dtype, count: int, value: int) -> torch.Tensor:
-    bits = torch.full((count * dtype.itemsize,), value, dtype=torch.uint8)
-    return bits % 2 == 1 if dtype is torch.bool else bits.view(dtype)
+    """Any bits, different at most places and for most values."""
+    index = torch.arange(count * dtype.itemsize)
+    bits = (index * 7 + index // 251 + value * 31).to(torch.uint8)
+    return bits % 3 == 0 if dtype is torch.bool else bits.view(dtype)
+
+
+def times(tensor: torch.Tensor, factor: int) -> torch.Tensor:
+    """Not of complex32 on every version of torch."""
+    return (tensor.to(torch.complex128) * factor).to(tensor.dtype) if tensor.is_complex() else tensor * factor
 
 
 def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -94,7 +103,7 @@ def pairs_of() -> list[tuple[ReduceOp, torch.dtype]]:
     return [
         *((op, dtype) for op in there for dtype in dtypes.REDUCED),
         *((op, dtype) for op in bits for dtype in (*INTEGERS, torch.bool)),
-        *((ReduceOp.AVG, dtype) for dtype in (*INTEGERS, torch.float32, torch.float64, *COMPLEX[1:])),
+        *((ReduceOp.AVG, dtype) for dtype in (*INTEGERS, *FLOATS, *COMPLEX)),
         *((ReduceOp.SUM, dtype) for dtype in COMPLEX),
     ]
 
@@ -110,7 +119,7 @@ def check_all_reduce() -> None:
             for way in WAYS if count == 5 else WAYS[:2]:
                 tensor, parts = mine_and_all(dtype, count)
                 if op == ReduceOp.AVG:  # exact where the sum is a multiple of the size
-                    tensor, parts = tensor * len(parts), [part * len(parts) for part in parts]
+                    tensor, parts = times(tensor, len(parts)), [times(part, len(parts)) for part in parts]
                 way(dist.all_reduce, tensor, op=op)
                 assert equal(tensor, reduced(op, parts)), (op, dtype, count, way.__name__)
 
@@ -134,10 +143,12 @@ def check_premul_sum() -> None:
         torch.distributed._make_nccl_premul_sum(0.5) if hasattr(torch.distributed, "_make_nccl_premul_sum") else None
     )
     op = factor or torch._C._distributed_c10d._make_nccl_premul_sum(0.5)
-    for dtype in FLOATS:
+    for dtype in (*FLOATS, *COMPLEX):
         tensor, parts = mine_and_all(dtype, 17)
         dist.all_reduce(tensor, op=op)
-        assert equal(tensor, (sum(part.double() for part in parts) / 2).to(dtype)), dtype
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        assert equal(tensor, (sum(part.to(wide) for part in parts) / 2).to(dtype)), dtype
+    for dtype in FLOATS:  # torch has no view of pairs here
         whole = torch.cat([values(dtype, 4, rank) for rank in range(dist.get_world_size())])
         mine = torch.empty(4, dtype=dtype)
         dist.reduce_scatter_tensor(mine, whole, op=op)
@@ -191,7 +202,7 @@ def check_reduce() -> None:
             for way in WAYS[:2]:
                 tensor, parts = mine_and_all(dtype, 7)
                 if op == ReduceOp.AVG:
-                    tensor, parts = tensor * n, [part * n for part in parts]
+                    tensor, parts = times(tensor, n), [times(part, n) for part in parts]
                 before = tensor.clone()
                 way(dist.reduce, tensor, root, op=op)
                 assert equal(tensor, reduced(op, parts) if r == root else before), (op, dtype)
@@ -204,7 +215,7 @@ def check_reduce_scatter() -> None:
             for way in WAYS[:2]:
                 wholes = [values(dtype, count * n, rank) for rank in range(n)]
                 if op == ReduceOp.AVG:
-                    wholes = [whole * n for whole in wholes]
+                    wholes = [times(whole, n) for whole in wholes]
                 expected = reduced(op, wholes)[r * count : (r + 1) * count]
                 if not dtype.is_complex:  # torch has no view of pairs here
                     out = torch.empty(count, dtype=dtype)
@@ -226,7 +237,7 @@ def check_broadcast() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for dtype in MOVED:
         for root in range(n):
-            for count in SIZES[:4]:
+            for count in SIZES:
                 for way in WAYS:
                     tensor = filled(dtype, count, r + 1)
                     way(dist.broadcast, tensor, root)
@@ -239,14 +250,15 @@ def check_broadcast() -> None:
 def check_all_gather() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for dtype in MOVED:
-        for count in SIZES[:4]:
+        for count in SIZES:
             expected = [filled(dtype, count, rank + 1) for rank in range(n)]
             for way in WAYS:
                 out = filled(dtype, count * n, 0)
                 way(dist.all_gather_into_tensor, out, filled(dtype, count, r + 1))
                 assert equal(out, torch.cat([one.view(torch.uint8) for one in expected]).view(dtype)), (dtype, count)
-                out = filled(dtype, count * n, r + 1)
-                way(dist.all_gather_into_tensor, out, out[r * count : (r + 1) * count])
+                out = filled(dtype, count * n, 0)
+                share = out[r * count : (r + 1) * count].copy_(expected[r])
+                way(dist.all_gather_into_tensor, out, share)
                 assert equal(out, torch.cat([one.view(torch.uint8) for one in expected]).view(dtype)), (dtype, count)
                 outs = [filled(dtype, count, 0) for _ in range(n)]
                 way(dist.all_gather, outs, filled(dtype, count, r + 1))

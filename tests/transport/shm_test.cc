@@ -223,7 +223,7 @@ TEST(killed_process_is_noticed_and_leaves_nothing) {
 
 // A data loader's worker holds copies of its parent's sockets; the parent's death must be seen all the same.
 TEST(death_is_noticed_though_a_forked_child_lives_on) {
-  if (!open_pidfd(getpid())) return;  // only sockets can tell on this kernel, and they cannot tell this
+  if (!open_pidfd(getpid())) return lacks("pidfd", "only sockets tell on this kernel, and they cannot tell this");
   const SipKey key = fresh_key();
   int from_child[2];
   CHECK(pipe2(from_child, O_CLOEXEC) == 0);
@@ -416,7 +416,7 @@ TEST(only_proper_segments_are_mapped) {
 TEST(shared_memory_cannot_be_made_executable) {
   constexpr unsigned kNoExecSeal = 8;
   constexpr int kSealExec = 0x20;
-  if (!Fd(memfd_create("probe", MFD_CLOEXEC | kNoExecSeal))) return;  // a kernel before 6.3
+  if (!Fd(memfd_create("probe", MFD_CLOEXEC | kNoExecSeal))) return lacks("memfd", "a kernel before 6.3");
   const Fd segment = create_segment(4096);
   CHECK((fcntl(segment.get(), F_GET_SEALS) & kSealExec) != 0);
   CHECK(fchmod(segment.get(), 0700) != 0);

@@ -1,11 +1,10 @@
 // How ranks meet over a key-value store (transport/store.h): ranks as threads, the store a map.
 #include "transport/store.h"
 
-#include <chrono>
 #include <cstring>
+#include <latch>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "base/error.h"
 #include "support/check.h"
@@ -49,6 +48,11 @@ std::vector<int> gathered(Bootstrap& job, int own) {
   std::memcpy(values.data(), all.data(), all.size());
   return values;
 }
+
+struct CountDown {
+  ~CountDown() { latch.count_down(); }
+  std::latch& latch;
+};
 
 }  // namespace
 
@@ -95,15 +99,18 @@ TEST(ranks_of_other_versions_are_told_by_all) {
 
 TEST(who_does_not_come_is_told_and_may_come_later) {
   for (const int missing : {0, 2}) {
-    on_ranks(3, [missing](Bootstrap& job) {
+    std::latch told(3);
+    on_ranks(3, [&, missing](Bootstrap& job) {
       StartUp brief;
       brief.timeout_s = 0.5;
-      if (job.rank() == missing) {
-        std::this_thread::sleep_for(std::chrono::seconds(2));
-      } else {
-        CHECK_THROWS(job.meet(brief), TimeoutError,
-                     "rank " + std::to_string(missing) + " has not called dcoll.init() (again)");
+      {
+        const CountDown at_the_end{told};
+        if (job.rank() != missing) {
+          CHECK_THROWS(job.meet(brief), TimeoutError,
+                       "rank " + std::to_string(missing) + " has not called dcoll.init() (again)");
+        }
       }
+      told.wait();
       job.meet(StartUp());
       job.barrier();
     });
