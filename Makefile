@@ -29,10 +29,12 @@ MPICC_FOUND = $(shell $(BIN)/python cmake/mpi_discovery.py)
 MPIRUN = $(shell $(BIN)/python -c 'from dcoll.runner.command_lines import find_mpirun; print(find_mpirun().path)')
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_PYTHON=OFF -DDCOLL_TESTS=ON \
 	-DDCOLL_MPICC="$(or $(MPICC_FOUND),OFF)" -DDCOLL_WERROR=ON
+# UCX's wheel, empty where there is none.
+UCX_ROOT = $(shell $(BIN)/python -c 'import libucx; print(*libucx.__path__)' 2> /dev/null)
 CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 
 .PHONY: help build demo test test-cpp test-python stress chaos fuzz bench peers bench-peers bench-network lint format \
-	sanitize tsan-python test-others test-third-party test-torch clean
+	sanitize tsan-python test-others test-third-party test-horovod test-torch clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -85,8 +87,11 @@ test-cpp: build
 	$(BIN)/cmake --build $(PACKAGE_BUILD)
 	cd $(PACKAGE_BUILD) && $(CTEST)
 
+# Tests wait more than they compute. Those of a file share a job, and so a process.
+PYTEST = $(BIN)/python -m pytest -n $(shell echo $$(( ($(JOBS) * 3 + 1) / 2 ))) --dist loadfile
+
 test-python: build
-	$(BIN)/python -m pytest tests
+	$(PYTEST) tests
 
 stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECONDS=600 in total (ARGS="--seed 1" for more)
 	$(BIN)/python tests/stress/run.py --seconds $(or $(SECONDS),600) $(ARGS)
@@ -176,10 +181,11 @@ SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward codec
 
 # ThreadSanitizer has nothing to find in the layers without threads.
 sanitize: build  ## the C++ tests and those of the bindings under AddressSanitizer + UBSan, C++ under ThreadSanitizer
-	$(CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined
+	$(CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined \
+		-DDCOLL_UCX_ROOT="$(UCX_ROOT)"
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
-	$(BIN)/python tests/built.py build/asan -q $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
+	$(BIN)/python tests/built.py build/asan -q -n $(JOBS) --dist loadfile $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
 	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
@@ -226,6 +232,11 @@ $(THIRD_PARTY)/.installed: constraints.txt | build
 test-third-party: $(THIRD_PARTY)/.installed  ## packages written for Horovod, and for torch.distributed, unmodified
 	TESTS_NEED=mpi,ignite,lightning,open_clip,accelerate,deepspeed $(THIRD_PARTY)/bin/python -m pytest \
 		tests/mpi/test_mpi_third_party.py tests/torch_backend/test_torch_third_party.py
+
+# Horovod's package comes without its tests: they are taken from a checkout of its repository, which stays as it is.
+HOROVOD ?=
+test-horovod: build  ## Horovod's own tests of its torch API, unmodified (HOROVOD=PATH of a checkout of its repository)
+	TESTS_NEED=mpi,horovod HOROVOD="$(HOROVOD)" $(BIN)/python -m pytest tests/mpi/test_mpi_horovod_own_tests.py
 
 # Another release of torch than that of constraints.txt, in an environment of its own, which finds dcoll as built.
 TORCH ?= 2.15.0
