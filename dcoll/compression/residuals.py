@@ -80,14 +80,15 @@ class Residuals:
 
     def norms(self) -> dict[str, float]:
         """Of each bucket of the core's that keeps anything."""
-        if not isinstance(self._reducer, _C.Reducer):
+        core = getattr(self._reducer, "core", self._reducer)
+        if not isinstance(core, _C.Reducer):
             return {}
         found = {}
-        for bucket in range(self._reducer.num_buckets()):
-            kept = [self._reducer.kept(i).get("error") for i in self._reducer.bucket_params(bucket)]
+        for bucket in range(core.num_buckets()):
+            kept = [core.kept(i).get("error") for i in core.bucket_params(bucket)]
             if all(error is not None for error in kept):
                 norms = [float(torch.as_tensor(error).norm()) for error in kept]
-                found[self._reducer.bucket_name(bucket)] = math.hypot(*norms)
+                found[core.bucket_name(bucket)] = math.hypot(*norms)
         return found
 
 

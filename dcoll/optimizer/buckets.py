@@ -11,11 +11,12 @@ from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, library
 from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
 from dcoll.compression.residuals import Residuals
-from dcoll.errors import ArgumentError, JoinedError
+from dcoll.errors import JoinedError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
 from dcoll.optimizer.compressed_reducer import CompressedReducer, DeviceReducer, PythonReducer
+from dcoll.optimizer.host_reducer import HostReducer
 
 library("torch")  # gives its dtypes their codes
 
@@ -94,19 +95,13 @@ class Layout:
                     comm, params, called, self.op, compression, pre, post, groups, *sizes, states
                 )
             compression = NoneCompressor
-        if any(library("torch").on_device(p) for p in params):
-            if codec and wire is None:
-                raise ArgumentError(
-                    "DistributedOptimizer got parameters on a device and a compression that works on the CPU: use "
-                    "Compression.none, fp16, bf16 or powersgd, or a class of your own"
-                )
-            if wire is not None or compression is NoneCompressor:
-                sizes = self._bucket_bytes, self._first_bucket_bytes
-                return DeviceReducer(comm, params, called, self.op, pre, post, groups, *sizes, compression=compression)
-            return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)
+        on_device = any(library("torch").on_device(p) for p in params)
+        if on_device and (wire is not None or compression is NoneCompressor):
+            sizes = self._bucket_bytes, self._first_bucket_bytes
+            return DeviceReducer(comm, params, called, self.op, pre, post, groups, *sizes, compression=compression)
         if wire is None and not codec and compression is not NoneCompressor:
             return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)
-        return _C.Reducer(
+        core = _C.Reducer(
             comm,
             [p.numel() for p in params],
             [CODES[p.dtype] for p in params],
@@ -121,6 +116,7 @@ class Layout:
             self.label,
             **codec,
         )
+        return HostReducer(core, params) if on_device else core
 
 
 def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows_none: bool) -> list[int] | None:

@@ -55,7 +55,8 @@ def batch(rank: int, step: int) -> torch.Tensor:
 
 def check_a_model_on_both() -> None:
     n = hvd.size()
-    for options in ({}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}, {"groups": 2}):
+    top = {"compression": hvd.Compression.topk(ratio=1.0)}  # all of them
+    for options in ({}, {"compression": hvd.Compression.fp16}, top, {"op": hvd.Sum}, {"groups": 2}):
         model, alone = Halves(), Halves()
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=n / 64), model.named_parameters(), **options

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import checks_batch_norm
 import checks_collectives
+import checks_compression
 import checks_device
 import checks_device_models
 import checks_names
@@ -12,6 +13,7 @@ import checks_optimizer
 import checks_optimizer_options
 import checks_optimizer_uneven
 import checks_process_sets
+import checks_top_k
 import pytest
 from mpirun import expect, names_of_checks, run_checks
 
@@ -45,6 +47,15 @@ def test_device(n: int, transport: str, check: str) -> None:
 )
 def test_models(n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_device_models", n, env), check)
+
+
+COMPRESSED = [(module.__name__, check) for module in (checks_compression, checks_top_k)
+              for check in names_of_checks(module)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "check"), COMPRESSED)
+def test_compression(module: str, check: str) -> None:
+    expect(run_checks(module, 2, (*EMULATED, ("DCOLL_COMPRESS_LOCAL", "1"))), check)
 
 
 @pytest.mark.parametrize(
