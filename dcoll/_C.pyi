@@ -305,6 +305,10 @@ class Communicator(_Starts):
         """Of encoded all-reduces, by name: see dcoll.stats()."""
     def close(self) -> None:
         """Finish what is queued, say goodbye to the peers, stop. Idempotent. Calls after it raise DcollError."""
+    def leave(self) -> None:
+        """As close(), without waiting for the peers: close() once left(), or to wait for them after all."""
+    def left(self) -> bool:
+        """Whether all peers leave, too."""
 
 EMULATED_DEVICE: int
 

@@ -432,6 +432,8 @@ void bind_communicator(py::module_& m) {
           },
           py::arg("level"), py::arg("text"))
       .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
+      .def("leave", &Communicator::leave, py::call_guard<py::gil_scoped_release>())
+      .def("left", &Communicator::left)
       .def("join", &join, py::arg("note") = "")
       .def_property_readonly("by_name", [](const CommPtr& self) { return ByName{self}; });
   py::class_<ByName> named(m, "ByName", py::is_final());

@@ -140,7 +140,8 @@ def start_allreduce(
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
     one = on_communicator.allreduce_ if in_place else on_communicator.allreduce
-    parts = _parts_on_devices(dense) if op is not Adasum else {}
+    # In place one alone would be written to when it arrives, also where nobody waits for it any more.
+    parts = _parts_on_devices(dense, least=1 if in_place else 2) if op is not Adasum else {}
     alone = [i for i in range(len(listed)) if not any(i in part for part in parts.values())]
     handles = [one(comm, listed[i], op, f"{name}[{i}]", prescale, postscale, "", codec) for i in alone]
     for part in parts.values():
@@ -160,14 +161,14 @@ def start_allreduce(
     return _together(handles, finish)
 
 
-def _parts_on_devices(tensors: list[Any]) -> dict[Any, list[int]]:
-    """Those that travel as one: of one dtype and device. Put together there, which costs little beside the way to the
-    host."""
+def _parts_on_devices(tensors: list[Any], least: int) -> dict[Any, list[int]]:
+    """Those that travel as one: of one dtype and device, `least` or more. Put together there, which costs little beside
+    the way to the host."""
     parts: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
         if kind_of(tensor).on_device(tensor):
             parts.setdefault((tensor.dtype, tensor.device), []).append(i)
-    return {kind: part for kind, part in parts.items() if len(part) > 1}
+    return {kind: part for kind, part in parts.items() if len(part) >= least}
 
 
 def _text_of(tensors: list[Any]) -> str:

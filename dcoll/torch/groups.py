@@ -15,6 +15,9 @@ from dcoll.job.lifecycle import GROUPS
 from dcoll.job.process_sets import REGISTRY
 from dcoll.job.world import WORLD, init, init_through, shutdown
 
+LEAVING: list[_C.Communicator] = []
+"""Of groups that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
+
 
 def join(timeout: timedelta, begin: Callable[[], None]) -> bool:
     """Joins the job, where nobody has: with one deadline, which names who is missing, torch's unless DCOLL_TIMEOUT is
@@ -83,24 +86,36 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
             f"new_group got the ranks {list(ranks)} with sort_ranks=False, but dcoll's groups count their ranks in "
             "ascending order: leave sort_ranks out"
         )
+    close_those_left()
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
-    if not GROUPS:
+    if not GROUPS and not LEAVING:
         atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
     GROUPS.append(made)
     return made
 
 
 def close(comm: _C.Communicator) -> None:
-    if comm in GROUPS:
-        GROUPS.remove(comm)
-    comm.close()
+    """Waits for nobody."""
+    GROUPS.remove(comm)
+    comm.leave()
+    LEAVING.append(comm)
+    close_those_left()
+
+
+def close_those_left() -> None:
+    for comm in LEAVING[:]:
+        if comm.left():
+            LEAVING.remove(comm)
+            comm.close()
 
 
 def close_all() -> None:
-    """What is still open when the program ends: in the order in which the groups were made, the same on all ranks."""
+    """What is still open when the program ends."""
     for comm in GROUPS[:]:
         if comm.failure() == "":
             close(comm)
+    while LEAVING:
+        LEAVING.pop(0).close()
 
 
 def leave() -> None:

@@ -25,6 +25,15 @@ void expect_working(Communicator& comm, const std::string& name = "") {
   CHECK_EQ(x, static_cast<float>(comm.size()));
 }
 
+Settings on_nodes(std::vector<int> nodes) {
+  Settings settings = test_settings();
+  settings.nodes = std::move(nodes);
+  return settings;
+}
+
+// Of 3 ranks: memory that all share, messages alone, and two levels.
+std::vector<Settings> all_of_three() { return {test_settings(), without_shared_memory(), on_nodes({0, 1, 1})}; }
+
 // Sizes of every path: inline, slots, staged, and none.
 constexpr size_t kCounts[] = {1, 0, 30, 1000, 5000, 100000, 7, 22};
 constexpr int kNames = 24;
@@ -55,10 +64,14 @@ void steps_in_random_order(Communicator& comm, unsigned seed) {
 }  // namespace
 
 TEST(names_meet_in_any_order) {
+  const auto meet = [](int n, const Settings& settings) {
+    run_ranks(n, settings, [&](Communicator& comm) { steps_in_random_order(comm, static_cast<unsigned>(n)); });
+  };
   for (const Settings& settings : {test_settings(), without_shared_memory()}) {
-    for (const int n : {1, 2, 3, 4}) {
-      run_ranks(n, settings, [&](Communicator& comm) { steps_in_random_order(comm, static_cast<unsigned>(n)); });
-    }
+    for (const int n : {1, 2, 3, 4}) meet(n, settings);
+  }
+  for (const std::vector<int>& nodes : {std::vector<int>{0, 1, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1, 2}}) {
+    meet(static_cast<int>(nodes.size()), on_nodes(nodes));
   }
 }
 
@@ -100,7 +113,7 @@ TEST(names_end_when_the_communicator_fails) {
 }
 
 TEST(every_collective_meets_by_name) {
-  for (const Settings& settings : {test_settings(), without_shared_memory()}) {
+  for (const Settings& settings : all_of_three()) {
     run_ranks(3, settings, [](Communicator& comm) {
       const int rank = comm.rank();
       int32_t x[6] = {rank, rank, rank, rank, rank, rank}, root = rank == 1 ? 7 : 0, share[2];
@@ -136,7 +149,7 @@ TEST(every_collective_meets_by_name) {
 }
 
 TEST(mismatch_by_name_lists_every_rank_and_the_job_goes_on) {
-  for (const Settings& settings : {test_settings(), without_shared_memory()}) {
+  for (const Settings& settings : all_of_three()) {
     run_ranks(3, settings, [](Communicator& comm) {
       std::vector<float> x(8, 1.0f), y(8, 1.0f);
       const auto good = comm.submit_by_name(sum_of(y.data(), 8, "good"));

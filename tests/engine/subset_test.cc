@@ -20,8 +20,8 @@ namespace {
 
 using CommPtr = std::shared_ptr<Communicator>;
 
-void on_ranks(int n, const std::function<void(const CommPtr&)>& body) {
-  const std::vector<CommPtr> comms = connect_threads(n, test_settings());
+void on_ranks(int n, const std::function<void(const CommPtr&)>& body, const Settings& settings = test_settings()) {
+  const std::vector<CommPtr> comms = connect_threads(n, settings);
   on_threads(n, [&](int rank) {
     const CommPtr& comm = comms[rank];
     try {
@@ -99,6 +99,35 @@ TEST(regions_are_used_again) {
     std::sort(places.begin(), places.end());
     CHECK(std::unique(places.begin(), places.end()) - places.begin() <= 4);
   });
+}
+
+// Nobody waits for the others, whatever the order, and they have all the time they want. What they still call says so.
+TEST(members_leave_one_by_one) {
+  Settings settings = test_settings();
+  settings.timeout_s = 1;
+  const auto body = [](const CommPtr& whole) {
+    const int rank = whole->rank();
+    std::vector<CommPtr> made{make_subset(whole, {0, 1, 2}), make_subset(whole, {0, 1, 2})};
+    for (const int i : {0, 1}) made[(i + rank) % 2]->leave();
+    if (rank < 2) made.push_back(make_subset(whole, {0, 1}));
+    if (rank == 0) made.back()->leave();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than a wait may be
+    std::vector<std::byte> plain(400);
+    if (rank == 1) {
+      CHECK_THROWS(check_sum(*made.back(), plain.data(), 100, rank, {0, 1}), MismatchError,
+                   "rank 0 called shutdown (or the program there ended)");
+      made.back()->leave();
+    }
+    check_sum(*whole, plain.data(), 100, rank, {0, 1, 2});
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    for (const CommPtr& comm : made) {
+      while (!comm->left() && Clock::now() < deadline) std::this_thread::yield();
+      CHECK(comm->left());
+      comm->close();
+      CHECK_EQ(comm->failure(), std::string());
+    }
+  };
+  on_ranks(3, body, settings);
 }
 
 TEST(a_failure_stays_in_its_set) {

@@ -280,14 +280,14 @@ def check_a_backward_that_raises() -> None:
 
     for round_ in range(2):
         optimizer.zero_grad()
-        x = torch.ones(1, 40, device=DEVICE, requires_grad=True)
+        x = torch.full((1, 40), round_ + 1.0, device=DEVICE, requires_grad=True)
         y = layer(Raises.apply(x) if hvd.rank() == 0 and round_ == 0 else x).sum()
         if round_ == 0:
             with pytest.raises(ValueError if hvd.rank() == 0 else hvd.DcollError, match="of a test"):
                 y.backward()
         else:
             y.backward()
-            assert torch.equal(layer.weight.grad, torch.ones_like(layer.weight))
+            assert torch.equal(layer.weight.grad, torch.full_like(layer.weight, 2)), layer.weight.grad
 
 
 def check_power_sgd() -> None:

@@ -129,3 +129,20 @@ def test_run_returns_results_and_names_the_rank_that_failed(tmp_path: Path) -> N
 def test_run_refuses_what_makes_no_sense(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(dcoll.ArgumentError, match=message):
         dcoll.run(print, **arguments)  # type: ignore[arg-type]
+
+
+BY_NAME = """
+import torch, dcoll as hvd
+hvd.init()
+x = torch.ones(300_000)
+assert hvd.synchronize(hvd.allreduce_async_(x, name="by name", op=hvd.Sum)).eq(hvd.size()).all()
+hvd.shutdown()
+"""
+
+
+def test_operations_by_name_go_on_two_levels(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    done = launch(4, "-c", BY_NAME, DCOLL_TIMELINE=str(path), DCOLL_NODES="0,0,1,1")
+    assert done.returncode == 0, done.text
+    events = json.loads(path.read_text())
+    assert [event["name"] for event in events if event.get("cat") == "algorithm"] == ["hierarchical"]

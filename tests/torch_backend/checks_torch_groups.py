@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcoll as hvd
+from dcoll.torch import groups
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 
@@ -56,6 +57,15 @@ def check_many_groups() -> None:
     gc.collect()
 
 
+def wait_for_those_left() -> None:
+    """The members of destroyed groups."""
+    deadline = time.monotonic() + 30
+    while groups.LEAVING and time.monotonic() < deadline:
+        groups.close_those_left()
+        time.sleep(0.001)
+    assert not groups.LEAVING
+
+
 def held() -> dict[str, int]:
     """What this process holds: KiB of memory, of shared memory its part; descriptors; threads."""
     lines = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()]
@@ -88,11 +98,13 @@ def check_500_groups_leave_nothing() -> None:
     if BACKENDS_IN_PYTHON:
         pytest.skip("from 2.14 on torch numbers the groups of some ranks differently")
     use_groups(20)
+    wait_for_those_left()
     gc.collect()
     dist.barrier()
     before = held()
     dist.barrier()
     use_groups(250)
+    wait_for_those_left()
     gc.collect()
     dist.barrier()
     after = held()
@@ -260,6 +272,24 @@ def check_abort() -> None:
         with pytest.raises(Exception, match="aborted"):
             work.get_future().wait()
     assert sum_in(None, 1) == n
+
+
+def check_groups_are_destroyed_by_each_rank_alone() -> None:
+    """In other orders on each, and while others still call something."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    begun = time.monotonic()
+    made = [dist.new_group(list(range(n))) for _ in range(3)]
+    for i in range(3):
+        dist.destroy_process_group(made[(i + r) % 3])
+    one = dist.new_group(list(range(n)))
+    dist.barrier(group=one)
+    if r > 0 and n > 1:
+        with pytest.raises(hvd.DcollError, match="rank 0 called shutdown"):
+            dist.all_reduce(torch.ones(3), group=one)
+    dist.destroy_process_group(one)
+    wait_for_those_left()
+    dist.barrier()
+    assert time.monotonic() - begun < float(os.environ["DCOLL_TIMEOUT"])
 
 
 def check_callbacks_that_communicate() -> None:

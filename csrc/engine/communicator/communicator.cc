@@ -169,17 +169,59 @@ void finish_names(Communicator& communicator) {
 
 }  // namespace
 
-void Communicator::close() {
-  if (in_forked_child() || !progress_.close()) return;
+template <typename Meet>
+void Communicator::part(Meet&& meet) {
   try {
-    if (progress_.uses_names()) finish_names(*this);
-    say_farewell();
+    meet();
   } catch (const Error& e) {
     log()(LogLevel::kWarning, std::string("at shutdown: ") + e.what());
   } catch (const std::exception&) {  // no memory: the others must not wait for this rank
     const MutexLock driving(progress_.drive_mutex);
     progress_.fail_with(std::current_exception(), /*tell_peers=*/true);
   }
+}
+
+void Communicator::close() {
+  if (in_forked_child()) return;
+  if (progress_.close()) {
+    part([this] {
+      if (progress_.uses_names()) finish_names(*this);
+      say_farewell();
+    });
+  } else if (const auto leaving = std::exchange(leaving_, nullptr); leaving != nullptr) {
+    {
+      const MutexLock driving(progress_.drive_mutex);
+      leaving->patient = false;
+      leaving->last_moved = Clock::now();
+    }
+    part([&] {
+      try {
+        if (!progress_.has_failed()) wait(*leaving);
+      } catch (const MismatchError&) {
+        say_farewell();
+      }
+    });
+  } else {
+    return;
+  }
+  stop();
+}
+
+void Communicator::leave() {
+  if (in_forked_child() || !progress_.close()) return;
+  part([this] {
+    leaving_ = std::make_shared<Operation>(Request{.kind = Kind::kShutdown});
+    leaving_->patient = true;
+    if (progress_.uses_names()) finish_names(*this);
+    watchdog_.stop_listening();  // a communicator of the same ranks may be made anew
+    progress_.submit(leaving_, /*is_farewell=*/true);
+    turns_.begin_here();
+  });
+}
+
+bool Communicator::left() { return leaving_ == nullptr || poll(*leaving_); }
+
+void Communicator::stop() {
   {
     const MutexLock driving(progress_.drive_mutex);
     progress_.abandon_rest();

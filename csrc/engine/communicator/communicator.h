@@ -80,6 +80,11 @@ class Communicator final {
   std::string failure() const;
   // Waits for what is queued, meets the other ranks (so that nobody leaves while another still needs it), stops.
   void close();
+  // The first half of close(), without the waiting: nothing can be called any more, and this rank's memory stays where
+  // it is until left(). Then, or to wait after all, close(). Others may use the communicator meanwhile for what does
+  // not need this rank, and are told where it does.
+  void leave();
+  bool left();
   // None of the job's ranks, but a process that one of them forked: every other call but those below throws Error.
   bool in_forked_child() const { return setup_.fork.in_child(); }
   void check_process() const { setup_.check_process(); }
@@ -113,6 +118,10 @@ class Communicator final {
  private:
   Communicator(Members members, const Settings& settings);
   void say_farewell();
+  // `meet` them, whatever comes of it.
+  template <typename Meet>
+  void part(Meet&& meet);
+  void stop();
 
   Setup setup_;
   Progress progress_{setup_};
@@ -121,6 +130,7 @@ class Communicator final {
   OnTheSpot on_the_spot_{setup_, progress_, turns_};
   Points points_{setup_, progress_, turns_};
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
+  std::shared_ptr<Operation> leaving_;
 };
 
 }  // namespace dcoll

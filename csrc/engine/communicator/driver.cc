@@ -131,7 +131,7 @@ Driver::Rest Driver::round(bool in_any_case) {
   Rest next{.on = place(), .limit = kIdleSleep};
   if (next.on == nullptr) return next;
   next.ticket = next.on->sleeps_on().prepare_wait();
-  bool again = false, copying = false, any = false;
+  bool again = false, copying = false, any = false, patient = true;
   for (Entry& entry : entries_) {
     entry.in_turn = entry.driven->take_turn(entry.in_turn, in_any_case);
     if (!entry.in_turn) continue;
@@ -139,12 +139,13 @@ Driver::Rest Driver::round(bool in_any_case) {
     const Driven::Look look = entry.driven->look();
     again |= look.again;
     copying |= look.copying;
+    patient &= look.patient;
   }
   if (again) nap_ = {};
   if (again || place() != next.on) return {};
   next.dozes = !any;
   if (any) next.limit = copying ? kCopySleep : kLongestSleep;
-  if (any && !hears_of_all(*next.on)) {
+  if (any && !patient && !hears_of_all(*next.on)) {
     nap_ = std::clamp(2 * nap_, kShortestNap, kLongestNap);
     next.limit = std::min(next.limit, nap_);
   }

@@ -39,6 +39,7 @@ class Driven {
   struct Look {
     bool again = false;    // something moved, or this was the first look in vain
     bool copying = false;  // a device copies, which wakes nobody
+    bool patient = false;  // nobody waits for what is under way
   };
   virtual Look look() = 0;
 };

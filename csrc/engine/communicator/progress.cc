@@ -164,15 +164,23 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
       moved = true;
       operation->last_moved = Clock::now();
     }
-    if (!ended) return false;
+    if (!ended) {
+      only_leaves.store(operation->patient && queue.size() == 1);
+      return false;
+    }
     if (operation->request.kind == Kind::kJoin && &queue == &under_way.ordered) {
       under_way.names->join_ended();
       under_way.started += operation->rounds;  // what the others did meanwhile
     }
     finish(operation, nullptr);
   } catch (const MismatchError&) {
-    if (!operation->counts_in_order) --under_way.started;
-    finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
+    if (!std::exchange(operation->counts_in_order, true)) --under_way.started;
+    if (operation->patient) {  // some member still calls something, and was told; once more
+      operation->task = {};
+      operation->started = false;
+    } else {
+      finish(operation, std::current_exception());  // nothing was moved: the communicator is fine
+    }
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }

@@ -53,6 +53,8 @@ class Progress {
   Fabric fabric DCOLL_GUARDED_BY(drive_mutex);
   UnderWay under_way DCOLL_GUARDED_BY(drive_mutex);
   std::atomic<int> waiters{0};  // threads that drive while they wait: the background thread stands back
+  // What is pending is only to answer members who leave as this rank has, or still call something. Beside messages.
+  std::atomic<bool> only_leaves{false};
   // For what of the fabric never changes, or has a lock of its own.
   const Fabric& as_made() const DCOLL_UNCHECKED { return fabric; }
 

@@ -174,7 +174,12 @@ void Turns::set_alert(bool on) {
 bool Turns::take_turn(bool in_turn, bool in_any_case) {
   const bool wanted = turn_wanted_.load(std::memory_order_relaxed) && turn_wanted_.exchange(false);
   const bool nudged = setup_.transport().take_nudge();
-  if (in_turn && drivers_turn_.load() && progress_.waiters.load() == 0 && progress_.has_work()) return true;
+  if (in_turn && drivers_turn_.load() && progress_.waiters.load() == 0 && progress_.has_work()) {
+    if (!progress_.only_leaves.load() || progress_.has_messages()) return true;
+    set_alert(true);
+    if (!peers_wake_) return true;
+    drivers_turn_.store(false);  // looked at when a peer asks, and now and then
+  }
   if (!wanted && !nudged && !in_any_case) return false;
   if (!progress_.has_work()) {
     stand_back();                                         // nothing to be nudged for
@@ -189,7 +194,8 @@ bool Turns::take_turn(bool in_turn, bool in_any_case) {
 }
 
 Driven::Look Turns::look() {
-  if (driver_is_idle_) setup_.transport().nudge();
+  const bool patient = progress_.only_leaves.load() && !progress_.has_messages();
+  if (driver_is_idle_ && !patient) setup_.transport().nudge();
   const bool was_idle = driver_is_idle_;
   bool moved = false, copying = false;
   {
@@ -199,7 +205,7 @@ Driven::Look Turns::look() {
     if (was_idle && !moved) watchdog_.watch(Clock::now());
   }
   driver_is_idle_ = !moved;
-  return {.again = moved || !was_idle, .copying = copying};
+  return {.again = moved || !was_idle, .copying = copying, .patient = patient};
 }
 
 }  // namespace dcoll

@@ -50,7 +50,7 @@ void Watchdog::check_peers() const {
 }
 
 void Watchdog::watch_operation(Operation& running, Clock::time_point now) {
-  if (!running.started) return;
+  if (!running.started || running.patient) return;
   // Ranks that trickle in are movement, though a barrier of many is looked at as a whole (arrival_tree.h).
   std::vector<int> missing = running.task.waiting_for();
   if (missing.size() < running.missing) running.last_moved = now;

@@ -28,6 +28,7 @@ struct Operation {
   bool by_name = false;
   std::string note{};  // join: what to log on a rank that others outlast
   bool started = false;
+  bool patient = false;          // a farewell that nobody waits for (Communicator::leave)
   bool counts_in_order = true;   // failed: the other ranks had a call in its place (line_up.h)
   Clock::time_point last_moved;  // before it started: when it was submitted
   size_t missing = 0;            // ranks waited for when the watchdog last looked
