@@ -185,7 +185,7 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 		-DDCOLL_UCX_ROOT="$(UCX_ROOT)"
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
-	$(BIN)/python tests/built.py build/asan -q -n $(JOBS) --dist loadfile $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
+	$(BIN)/python tests/built.py build/asan -q $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
 	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)

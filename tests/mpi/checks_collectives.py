@@ -437,7 +437,7 @@ def check_large_calls_let_the_interpreter_lock_go() -> None:
         return bool(hvd.broadcast(np.array([held < limit]), 0)[0])
 
     try:
-        held = [name for name, call in large_calls().items() if not any(gets_on(call) for _ in range(20))]
+        held = [name for name, call in large_calls().items() if not any(gets_on(call) for _ in range(60))]
     finally:
         sys.setswitchinterval(interval)
     assert not held, held
