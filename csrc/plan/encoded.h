@@ -22,7 +22,7 @@ struct EncodedTimes {
   bool pays() const { return encoded_us < 0.95 * plain_us; }
   // So close that the model is not believed: by such factors it was wrong between hosts that are pretended on one
   // machine, whose links are copies by the cores that encode (docs/compression.md).
-  bool is_close() const { return encoded_us < 2.5 * plain_us && plain_us < 2.5 * encoded_us; }
+  bool is_close() const { return encoded_us < 1.6 * plain_us && plain_us < 1.6 * encoded_us; }
 };
 
 // A pure function, as select() is. two_levels: nodes add up in shared memory, and their ranks share what lies between
