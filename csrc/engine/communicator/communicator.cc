@@ -192,6 +192,7 @@ void Communicator::close() {
     {
       const MutexLock driving(progress_.drive_mutex);
       leaving->patient = false;
+      progress_.only_leaves.store(false);
       leaving->last_moved = Clock::now();
     }
     part([&] {

@@ -165,7 +165,8 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
       operation->last_moved = Clock::now();
     }
     if (!ended) {
-      only_leaves.store(operation->patient && queue.size() == 1);
+      if (operation->patient) [[unlikely]]
+        only_leaves.store(queue.size() == 1);
       return false;
     }
     if (operation->request.kind == Kind::kJoin && &queue == &under_way.ordered) {

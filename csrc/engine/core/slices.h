@@ -37,7 +37,7 @@ class Slices {
     request_.count = std::min(each_, count_ - slice * each_);
     request_.whole = count_;
   }
-  // The request is what it was.
+  // The request is what it was, and still stands for its own call.
   void leave() {
     if (each_ == 0) return;
     request_.in = in_;
