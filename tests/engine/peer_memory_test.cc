@@ -17,6 +17,7 @@
 #include "rank_threads.h"
 #include "support/check.h"
 #include "support/refused.h"
+#include "support/said.h"
 #include "transport/mapped/local.h"
 
 using namespace dcoll;
@@ -75,6 +76,23 @@ void gather_and_check(Communicator& comm, size_t bytes) {
   for (int rank = 0; rank < comm.size(); ++rank) {
     for (size_t i = 0; i < bytes; ++i) CHECK(*at++ == static_cast<std::byte>(rank + 1));
   }
+}
+
+// What is logged where each of n ranks gathers from all, twice.
+std::string said_by_ranks(int n) {
+  Settings settings = test_settings();
+  settings.log_level = "info";
+  return said_in([&] {
+    run_ranks(n, settings, [](Communicator& comm) {
+      for (const size_t bytes : {65'537, 300'007}) gather_and_check(comm, bytes);
+    });
+  });
+}
+
+// How often it is said which copy large tensors take: by the kernel, and through slots.
+void check_said(const std::string& said, size_t by_kernel, size_t by_slots) {
+  CHECK_EQ(times_in(said, "large tensors of peers are read by the kernel (process_vm_readv), in one copy"), by_kernel);
+  CHECK_EQ(times_in(said, "all tensors of peers but mapped ones are read through slots, in two copies"), by_slots);
 }
 
 }  // namespace
@@ -139,15 +157,19 @@ TEST(a_kernel_that_changes_its_mind) {
   });
 }
 
+TEST(where_the_kernel_reads_every_rank_says_so_once) {
+  const Pages pages;
+  if (!can_read(introduce(pages.word()))) return lacks("ptrace", "the kernel lets nobody read here");
+  for (const size_t n : {2, 3}) check_said(said_by_ranks(static_cast<int>(n)), n, 0);
+}
+
 TEST(where_the_kernel_refuses_blocks_go_through_slots) {
   without(SYS_process_vm_readv, [] {
-    for (const int n : {2, 3}) {
-      run_ranks(n, [](Communicator& comm) {
-        for (const size_t bytes : {65'537, 300'007}) gather_and_check(comm, bytes);
-      });
-    }
+    for (const size_t n : {2, 3}) check_said(said_by_ranks(static_cast<int>(n)), 0, n);
   });
 }
+
+TEST(a_rank_alone_reads_nobody) { check_said(said_by_ranks(1), 0, 0); }
 
 // All ranks must come to the same verdict, or one would post an address that another cannot read.
 TEST(one_rank_that_may_not_read_keeps_all_from_it) {

@@ -7,6 +7,8 @@ import sys
 import pytest
 from mpirun import launch
 
+from dcoll.doctor import machine
+
 pytestmark = pytest.mark.mpi
 
 SUM = "import numpy; assert hvd.allreduce(numpy.ones(3), op=hvd.Sum).tolist() == [float(hvd.size())] * 3; "
@@ -51,6 +53,19 @@ def test_one_rank_under_mpirun() -> None:
     done = launch(1, "-c", "import dcoll as hvd; hvd.init(); " + SUM + "print(hvd.size())")
     assert done.returncode == 0, done.text
     assert done.stdout.strip() == "1"
+
+
+def test_it_is_said_which_copy_large_tensors_take() -> None:
+    """By every rank, as the kernel has it between processes of this user: ranks as threads may always read."""
+    code = "import dcoll as hvd, numpy; hvd.init(); rows = hvd.allgather(numpy.full(300_007, float(hvd.rank()))); "
+    done = launch(2, "-c", code + "assert rows.sum() == 300_007", DCOLL_LOG_LEVEL="info")
+    assert done.returncode == 0, done.text
+    by_kernel = done.stderr.count("large tensors of peers are read by the kernel (process_vm_readv), in one copy")
+    by_slots = done.stderr.count("all tensors of peers but mapped ones are read through slots, in two copies")
+    if (answer := machine.read_a_sibling()) != "read":
+        assert (by_kernel, by_slots) == (0, 2), done.text
+        pytest.skip(f"needs ptrace: {answer}")
+    assert (by_kernel, by_slots) == (2, 0), done.text
 
 
 def test_arenas_of_all_local_ranks_fit_the_address_space() -> None:
