@@ -3,13 +3,16 @@
     mpirun -n 2 python bench/gpu_collectives.py --json bench/results/gpu-h200-collectives-2.json
 
 Ranks share the GPUs there are. In this run are measured too: the rate of copies from pinned memory to the GPU and back
-by one rank, and of a copy within the GPU. "staged" is what a script does where CUDA tensors are not taken: a copy to
-pinned memory, dcoll's all-reduce there, a copy back. "apart": gradients of 200 tensors, one call for each, beside
-"grouped" as one. Median over the turns of the time of the slowest rank, each kind in its turn.
+by one rank, and of a copy within the GPU. "in place" is of memory of dcoll.empty(), and beside it stands its share of
+what the copy's rate allows: on a GPU that p ranks share each byte is read and written p times. "staged" is what a
+script does where CUDA tensors are not taken: a copy to pinned memory, dcoll's all-reduce there, a copy back. "apart":
+gradients of 200 tensors, one call for each, beside "grouped" as one. Median over the turns of the time of the slowest
+rank, each kind in its turn. With DCOLL_GPU_ENGINE=host all go through host memory.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -64,6 +67,7 @@ def measure(kinds: dict[str, Call], turns: int) -> dict[str, float]:
 def of_size(nbytes: int) -> dict[str, Call]:
     count = max(1, nbytes // 4)
     tensor = torch.ones(count, device="cuda")
+    shared = dcoll.empty(count, device="cuda").fill_(1)
     pinned = torch.ones(count).pin_memory()
 
     def staged() -> None:
@@ -74,6 +78,7 @@ def of_size(nbytes: int) -> dict[str, Call]:
 
     return {
         "allreduce_": lambda: dcoll.allreduce_(tensor, op=dcoll.Max),
+        "in place": lambda: dcoll.allreduce_(shared, op=dcoll.Max),
         "staged": staged,
         "broadcast_": lambda: dcoll.broadcast_(tensor, 0),
     }
@@ -131,14 +136,17 @@ def main() -> None:
     device = _C.cuda.device_name(torch.cuda.current_device())
     print(f"# {device}, {dcoll.size()} ranks on {torch.cuda.device_count()} GPU(s); GB/s of one rank's copies: "
           + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))  # fmt: skip
-    print(f"{'what':<12} {'bytes':>10} {'us':>10} {'GB/s':>7}")
+    print(f"{'what':<12} {'bytes':>10} {'us':>10} {'GB/s':>7} {'share':>6}")
+    most = rates["within the GPU"] / (2 * dcoll.size()) * torch.cuda.device_count()
     for row in found:
-        print(f"{row['what']:<12} {row['bytes']:>10} {row['us']:>10.1f} {row['bytes'] / row['us'] / 1e3:>7.2f}")
+        rate = row["bytes"] / row["us"] / 1e3
+        share = f"{rate / most:>6.2f}" if row["what"] == "in place" and dcoll.size() > 1 else ""
+        print(f"{row['what']:<12} {row['bytes']:>10} {row['us']:>10.1f} {rate:>7.2f} {share}")
     if options.json:
         environment = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device, "ranks": dcoll.size(),
             "gpus": torch.cuda.device_count(), "torch": torch.__version__, "cuda_of_torch": torch.version.cuda,
-            "dcoll": dcoll.__version__,
+            "dcoll": dcoll.__version__, "engine": os.environ.get("DCOLL_GPU_ENGINE", "auto"),
         }  # fmt: skip
         document = {"environment": environment, "copies_gb_per_s": rates, "rows": found}
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

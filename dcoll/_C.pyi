@@ -72,6 +72,18 @@ class Buffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
+@final
+class DeviceBuffer:
+    """Memory of a device that other processes can open. Its bytes are anything at first.
+
+    A GPU's has __cuda_array_interface__, the emulated device's is a buffer."""
+
+    def __init__(self, device: int, nbytes: int) -> None: ...
+    def part(self, offset: int, nbytes: int) -> DeviceBuffer:
+        """Some of the same memory."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
 def hash_memory(blocks: Sequence[tuple[int, int]]) -> list[int]:
     """A 64-bit hash, as a signed number, of each (address, number of bytes)."""
 
@@ -203,8 +215,9 @@ class Communicator(_Starts):
     def coding(self, codec: str) -> tuple[float, float] | None:
         """Microseconds to encode, and to decode, a byte of float32, as all ranks take it; None before an all-reduce
         with codec "auto ..." has measured it."""
-    def describe_path(self, collective: str, bytes: int, dtype: int, op: int, mapped: bool) -> str:
-        """How such a call goes, for people. mapped: its memory is, on all ranks. collective: as in plan.select()."""
+    def describe_path(self, collective: str, bytes: int, dtype: int, op: int, memory: str) -> str:
+        """How such a call goes, for people. collective: as in plan.select(). memory: "ordinary" on all ranks, "mapped"
+        or "device"."""
 
     # Each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
     def allreduce_sync(
@@ -331,8 +344,11 @@ def emulates_device() -> bool:
 def use_streams(current_stream: Callable[[int], int]) -> None:
     """current_stream: the address of the current stream of a GPU."""
 
-def fail_emulated_after(copies: int) -> None:
-    """Have the emulated device fail for good in the last of so many copies; negative: it works again."""
+def share_emulated(shares: bool) -> None:
+    """Whether the emulated device shows its memory to other processes, and opens theirs."""
+
+def fail_emulated_after(pieces: int) -> None:
+    """Have the emulated device fail for good in the last of so many copies and kernels; negative: it works again."""
 
 @final
 class InlineCall:

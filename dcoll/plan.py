@@ -201,7 +201,7 @@ def explain_job(
             comm.constants_source(),
             slice_bytes_of_job(several_nodes=comm.num_nodes > 1),
         )
-        path = comm.describe_path(collective, nbytes, DTYPE_NAMES[dtype], _OPS[op], memory == "mapped")
+        path = comm.describe_path(collective, nbytes, DTYPE_NAMES[dtype], _OPS[op], memory)
         text = f"{collective} of {nbytes} bytes of {dtype}, {memory} memory: {path}\n{text}"
         if comm.num_nodes == 1:
             text += (
@@ -250,7 +250,11 @@ def _parser() -> argparse.ArgumentParser:
     for option, choices, text in (
         ("--dtype", list(DTYPE_NAMES), "of the elements (default float32)"),
         ("--op", list(_OPS), "of an all_reduce or a reduce_scatter (default sum)"),
-        ("--memory", ["ordinary", "mapped"], "mapped: from dcoll.empty(), as gradients are (default ordinary)"),
+        (
+            "--memory",
+            ["ordinary", "mapped", "device"],
+            "mapped: from dcoll.empty(), as gradients are; device: of a GPU (default ordinary)",
+        ),
     ):
         command.add_argument(option, choices=choices, help=f"of this job, under mpirun: {text}")
     command.add_argument(

@@ -40,6 +40,9 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0", "size of the bucket that is ready first in backward"},
     SettingInfo{"DCOLL_COMPRESS_LOCAL", "0", "0, 1",
                 "1: what is compressed between nodes is on one node too, however small. For tests and studies"},
+    SettingInfo{"DCOLL_GPU_ENGINE", "auto", "auto, host",
+                "where tensors on GPUs are reduced: host: in host memory. auto: in the GPUs' memory where all ranks of "
+                "a node can open each other's, which is tried when the first is reduced, else in host memory"},
     SettingInfo{"DCOLL_DEVICE", "auto", "auto, emulated",
                 "emulated: CPU tensors of torch go the way of a GPU's, through a device that works late. For tests"},
     SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512vnni, avx512, avx2, generic", "instruction set of the CPU kernels"},
@@ -147,6 +150,7 @@ Settings Settings::from_env() {
   s.cache_dir = text("DCOLL_CACHE_DIR");
   s.bucket_mb = number("DCOLL_BUCKET_MB", -1, 1e6);
   s.first_bucket_mb = number("DCOLL_FIRST_BUCKET_MB", kSmallest, 1e6);
+  s.gpu_engine = choice("DCOLL_GPU_ENGINE");
   (void)choice("DCOLL_DEVICE");  // which Python asks for before there is a job
   s.simd = choice("DCOLL_SIMD");
   s.stall_check_time_s = number("DCOLL_STALL_CHECK_TIME", kSmallest, 1e9);

@@ -38,6 +38,7 @@ struct Settings {
   bool timeline_mark_cycles;
   // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
   bool compress_local = false;
+  std::string gpu_engine = "auto";
   std::vector<int> thread_affinity;
   std::string log_level;  // "trace", "debug", "info", "warning", "error", "fatal"
   bool log_hide_time;

@@ -26,11 +26,12 @@ constexpr std::array kKinds{Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGa
                             Kind::kAllToAll};
 
 std::string describe_path(Communicator& comm, const std::string& collective, size_t bytes, int dtype, int op,
-                          bool mapped) {
+                          const std::string& memory) {
   const auto kind = kKinds.at(static_cast<size_t>(plan::parse_collective(collective)));
   Call call{.kind = kind, .dtype = to_dtype(dtype), .op = to_op(op)};
   call.count = reduces(call.kind) ? bytes / dtype_bytes(call.dtype) : bytes;
-  return comm.describe_path(call, mapped);
+  if (memory == "device") call.device = 0;  // any
+  return comm.describe_path(call, memory == "mapped");
 }
 
 // A running collective. Dropped unfinished, it is waited for: the core still uses the caller's memory until then.
@@ -416,7 +417,7 @@ void bind_communicator(py::module_& m) {
              return std::pair(coding->encode_us_per_byte, coding->decode_us_per_byte);
            })
       .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),
-           py::arg("mapped"))
+           py::arg("memory"))
       .def("alloc", &alloc, py::arg("nbytes"))
       .def("scratch", &Communicator::scratch, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())

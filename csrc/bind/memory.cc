@@ -1,8 +1,10 @@
 // Buffer: the core's memory through Python's buffer protocol.
 #include <pybind11/stl.h>
 
+#include "base/error.h"
 #include "base/memory_hash.h"
 #include "bind/bind.h"
+#include "device/arena.h"
 
 namespace py = pybind11;
 
@@ -19,9 +21,47 @@ std::vector<int64_t> hash_all(const std::vector<std::pair<uintptr_t, size_t>>& b
   return hashes;
 }
 
+// Some bytes of a block of a device's arena. Torch takes them as memory of a GPU by __cuda_array_interface__ (version
+// 3), or of the emulated device as a buffer.
+struct DeviceBuffer {
+  int device;
+  std::shared_ptr<device::Block> block;
+  size_t offset, bytes;
+
+  static DeviceBuffer make(int device, size_t bytes) {
+    const py::gil_scoped_release unlocked;
+    return {device, device::arena_of(device).alloc_or_wait(bytes), 0, bytes};
+  }
+  DeviceBuffer part(size_t begin, size_t length) const {
+    if (begin > bytes || length > bytes - begin) throw ArgumentError("a part must lie in the buffer");
+    return {device, block, offset + begin, length};
+  }
+  std::byte* data() const { return block->data() + offset; }
+  py::dict cuda_array() const {
+    using namespace py::literals;
+    if (device == device::kEmulated) throw py::attribute_error("the emulated device is the CPU");
+    return py::dict("shape"_a = py::make_tuple(bytes), "typestr"_a = "|u1",
+                    "data"_a = py::make_tuple(reinterpret_cast<uintptr_t>(data()), false), "version"_a = 3);
+  }
+  py::buffer_info info() const {
+    if (device != device::kEmulated) throw py::buffer_error("memory of a GPU is not the CPU's");
+    return {reinterpret_cast<uint8_t*>(data()), static_cast<py::ssize_t>(bytes)};
+  }
+};
+
+void bind_device_buffer(py::module_& m) {
+  py::class_<DeviceBuffer>(m, "DeviceBuffer", py::buffer_protocol(), py::is_final())
+      .def(py::init(&DeviceBuffer::make), py::arg("device"), py::arg("nbytes"))
+      .def("part", &DeviceBuffer::part, py::arg("offset"), py::arg("nbytes"))
+      .def_buffer(&DeviceBuffer::info)
+      .def_property_readonly("__cuda_array_interface__", &DeviceBuffer::cuda_array)
+      .def("__len__", [](const DeviceBuffer& buffer) { return buffer.bytes; });
+}
+
 }  // namespace
 
 void bind_memory(py::module_& m) {
+  bind_device_buffer(m);
   m.def("hash_memory", &hash_all, py::arg("blocks"));
   py::class_<Memory, std::shared_ptr<Memory>>(m, "Buffer", py::buffer_protocol(), py::is_final())
       .def_buffer([](Memory& memory) {

@@ -31,6 +31,10 @@ std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
   if (request.kind < Kind::kBarrier) {
     request.device = self.device;
     request.stream = current_stream(self.device);
+    if (device::device_of(self.device).is_capturing(request.stream)) {
+      throw ArgumentError("a collective cannot become a part of a CUDA graph, for the host takes part in it: call " +
+                          std::string(kind_name(request.kind)) + " outside of torch.cuda.graph()");
+    }
   }
   if (is_point(request.kind)) return self.comm->points().start(std::move(request));
   return self.by_name ? self.comm->submit_by_name(std::move(request))
@@ -80,7 +84,8 @@ void bind_on_device(py::module_& m) {
   m.attr("EMULATED_DEVICE") = device::kEmulated;
   m.def("emulates_device", [] { return setting_text("DCOLL_DEVICE") == "emulated"; });
   m.def("use_streams", &use_streams, "current_stream"_a);
-  m.def("fail_emulated_after", &device::fail_emulated_after, "copies"_a);
+  m.def("share_emulated", &device::share_emulated, "shares"_a);
+  m.def("fail_emulated_after", &device::fail_emulated_after, "pieces"_a);
 }
 
 }  // namespace dcoll::bind

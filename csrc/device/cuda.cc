@@ -8,6 +8,10 @@
 
 #include "base/thread_safety.h"
 #include "device/device.h"
+#if DCOLL_CUDA
+#include "kernels/cuda.h"
+#include "kernels/cuda_status.h"
+#endif
 
 namespace dcoll::device {
 namespace {
@@ -19,6 +23,7 @@ constexpr unsigned kNoTiming = 2;     // cudaEventDisableTiming
 constexpr unsigned kAnyContext = 1;   // cudaHostRegisterPortable
 constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
 constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
+constexpr unsigned kPeerAccess = 1;   // cudaIpcMemLazyEnablePeerAccess
 
 class Runtime {
   struct Symbol {
@@ -44,6 +49,10 @@ class Runtime {
     missing = "no libcudart (of CUDA 11 to 13) is loaded or found";
     return nullptr;
   }
+  static Symbol find_in_driver(const char* name) {
+    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return {driver != nullptr ? dlsym(driver, name) : nullptr};
+  }
   Symbol find(const char* name) {
     void* const at = library_ != nullptr ? dlsym(library_, name) : nullptr;
     if (at == nullptr && library_ != nullptr) missing = std::string("libcudart has no ") + name;
@@ -61,6 +70,7 @@ class Runtime {
   Status (*priorities)(int*, int*) = find("cudaDeviceGetStreamPriorityRange");
   Status (*stream_create)(Stream*, unsigned, int) = find("cudaStreamCreateWithPriority");
   Status (*stream_destroy)(Stream) = find("cudaStreamDestroy");
+  Status (*stream_capture)(Stream, int*) = find("cudaStreamIsCapturing");
   Status (*stream_wait)(Stream, CudaEvent, unsigned) = find("cudaStreamWaitEvent");
   Status (*event_create)(CudaEvent*, unsigned) = find("cudaEventCreateWithFlags");
   Status (*event_destroy)(CudaEvent) = find("cudaEventDestroy");
@@ -68,6 +78,12 @@ class Runtime {
   Status (*event_query)(CudaEvent) = find("cudaEventQuery");
   Status (*event_synchronize)(CudaEvent) = find("cudaEventSynchronize");
   Status (*copy)(void*, const void*, size_t, int, Stream) = find("cudaMemcpyAsync");
+  Status (*get_handle)(Handle*, void*) = find("cudaIpcGetMemHandle");  // the layout of cudaIpcMemHandle_t
+  Status (*open_handle)(void**, Handle, unsigned) = find("cudaIpcOpenMemHandle");
+  Status (*close_handle)(void*) = find("cudaIpcCloseMemHandle");
+  Status (*synchronize)() = find("cudaDeviceSynchronize");
+  // Of the driver, which whoever has a context has loaded. May be null.
+  int (*context_state)(int, unsigned*, int*) = find_in_driver("cuDevicePrimaryCtxGetState");
   const char* (*error_text)(Status) = find("cudaGetErrorString");
   Status (*last_error)() = find("cudaGetLastError");  // and forgets it, where it can be forgotten
 };
@@ -94,7 +110,14 @@ class Current {
     changed_ = true;
   }
   ~Current() {
-    if (changed_) runtime().set_device(before_);
+    if (restores()) runtime().set_device(before_);
+  }
+  // To make a device current gives it a context, some hundred MB: one that has none is nobody's current device.
+  bool restores() const {
+    unsigned flags = 0;
+    int active = 1;
+    if (changed_ && runtime().context_state != nullptr) runtime().context_state(before_, &flags, &active);
+    return changed_ && active != 0;
   }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
@@ -146,6 +169,25 @@ class Cuda final : public Device {
     return data;
   }
   void free(void* data) noexcept override { runtime().free(data); }
+  Handle handle_of(void* data) override {
+    const Current current(number_);
+    Handle handle{};
+    check(number_, runtime().get_handle(&handle, data), "cudaIpcGetMemHandle");
+    return handle;
+  }
+  void* open(const Handle& handle) override {
+    const Current current(number_);
+    void* opened = nullptr;
+    check(number_, runtime().open_handle(&opened, handle, kPeerAccess), "cudaIpcOpenMemHandle");
+    return opened;
+  }
+  void close(void* opened) noexcept override {
+    try {
+      const Current current(number_);
+      check(number_, runtime().close_handle(opened), "cudaIpcCloseMemHandle");
+    } catch (const DeviceError&) {  // it was the exporter's, who may be gone
+    }
+  }
   bool pin(void* data, size_t bytes) override {
     const Current current(number_);
     if (runtime().host_register(data, bytes, kAnyContext) == kSuccess) return true;
@@ -162,14 +204,58 @@ class Cuda final : public Device {
     return stream;
   }
   void destroy_stream(Stream stream) noexcept override { runtime().stream_destroy(stream); }
+  bool is_capturing(Stream stream) override {
+    const Current current(number_);
+    int status = 0;  // cudaStreamCaptureStatusNone
+    check(number_, runtime().stream_capture(stream, &status), "cudaStreamIsCapturing");
+    return status != 0;
+  }
   std::unique_ptr<Event> make_event() override { return std::make_unique<RuntimeEvent>(number_); }
   void copy(void* to, const void* from, size_t bytes, Stream stream) override {
     if (bytes == 0) return;
     const Current current(number_);
     check(number_, runtime().copy(to, from, bytes, kFromAddresses, stream), "cudaMemcpyAsync");
   }
+  void wait_for_all() override {
+    const Current current(number_);
+    check(number_, runtime().synchronize(), "what was put into a stream");
+  }
+  void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
+                     ReduceOp op, double scale, Stream stream) override {
+#if DCOLL_CUDA
+    launch([&] { kernels::cuda::reduce_n_to_n(to, from, count, dtype, op, scale, stream); });
+#else
+    refuse(to, from, count, dtype, op, scale, stream);
+#endif
+  }
+  void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) override {
+#if DCOLL_CUDA
+    launch([&] { kernels::cuda::scale(to, from, count, dtype, factor, stream); });
+#else
+    refuse(to, from, count, dtype, factor, stream);
+#endif
+  }
 
  private:
+#if DCOLL_CUDA
+  template <typename Launch>
+  void launch(const Launch& work) {
+    try {
+      const Current current(number_);
+      const kernels::cuda::CurrentDevice for_kernels(number_, current.restores());
+      work();
+    } catch (const DeviceError&) {
+      throw;
+    } catch (const Error& e) {
+      throw DeviceError(name() + ": " + e.what());
+    }
+  }
+#else
+  template <typename... Arguments>
+  [[noreturn]] void refuse(const Arguments&...) const {
+    throw DeviceError(name() + ": this build of dcoll has no CUDA kernels");
+  }
+#endif
   int number_;
 };
 

@@ -6,11 +6,14 @@
 // reads without waiting reads that.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/error.h"
+#include "base/types.h"
 
 namespace dcoll::device {
 
@@ -36,6 +39,9 @@ class Event {
   virtual void wait() = 0;
 };
 
+// By which another process opens memory of this one's.
+using Handle = std::array<std::byte, 64>;
+
 // All functions throw DeviceError, which names the device.
 class Device {
  public:
@@ -43,15 +49,27 @@ class Device {
   virtual std::string name() const = 0;  // "cuda:0"
   virtual void* allocate(size_t bytes) = 0;
   virtual void free(void* data) noexcept = 0;
+  // Of what allocate() gave. open() is another process's, for a device that can reach the memory.
+  virtual Handle handle_of(void* data) = 0;
+  virtual void* open(const Handle& handle) = 0;
+  virtual void close(void* opened) noexcept = 0;
   // Locks host memory in place, so that copies from and to it need not wait for the caller. False: it could not be;
   // then copies are right all the same.
   virtual bool pin(void* data, size_t bytes) = 0;
   virtual void unpin(void* data) noexcept = 0;
   virtual Stream make_stream() = 0;
   virtual void destroy_stream(Stream stream) noexcept = 0;  // after what is in it
+  // Whether what is put there becomes a part of a graph (torch.cuda.graph) in place of being done.
+  virtual bool is_capturing(Stream stream) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   // Between memory of the host and of devices, in any direction.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
+  // kernels::reduce_n_to_n and kernels::scale, of its own memory and what it opened. A build without CUDA has none.
+  virtual void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
+                             ReduceOp op, double scale, Stream stream) = 0;
+  virtual void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) = 0;
+  // The calling thread waits for all that is in streams of this device.
+  virtual void wait_for_all() = 0;
 };
 
 // What tensors lie on is a number: of a GPU as CUDA numbers them, or one of these.
@@ -64,9 +82,11 @@ Device& device_of(int number);
 const char* kind_name(int number);
 
 inline constexpr unsigned char kPoison = 0xCD;
-// For tests: from now on the emulated device fails as CUDA's do, for good, when it has begun `copies` more copies.
-// Negative: it works again.
-void fail_emulated_after(int copies);
+// For tests: from now on the emulated device fails as CUDA's do, for good, when it has begun so many more copies and
+// kernels. Negative: it works again.
+void fail_emulated_after(int pieces);
+// For tests: whether it shows its memory to other processes, and opens theirs.
+void share_emulated(bool shares);
 
 // The devices there are, for device.cc.
 Device& cuda_device(int number);

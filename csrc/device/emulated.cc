@@ -1,21 +1,33 @@
-// The emulated device: a stream is a thread with a queue, an event is two counters.
+// The emulated device: a stream is a thread with a queue, an event is two counters, and memory is a file of its own
+// that other processes open.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 #include "base/thread_safety.h"
 #include "device/device.h"
+#include "kernels/reduce.h"
+#include "kernels/scale.h"
 
 namespace dcoll::device {
 namespace {
 
+std::atomic<bool> shares_memory{true};
 constexpr auto kLate = std::chrono::microseconds(200);  // between the poison and the copy
-std::atomic<int> copies_left{-1};                       // negative: any number
+std::atomic<int> work_left{-1};                         // copies and kernels; negative: any number
 
 class Queue {
  public:
@@ -54,7 +66,7 @@ void put(Stream stream, std::function<void()> work) {
 
 // As CUDA's errors do, this one shows in whatever is called next.
 void check() {
-  if (copies_left.load() == 0) throw DeviceError("emulated:0: a copy failed, as a test has asked for");
+  if (work_left.load() == 0) throw DeviceError("emulated:0: a copy or a kernel failed, as a test has asked for");
 }
 
 class EmulatedEvent final : public Event {
@@ -100,35 +112,144 @@ class EmulatedEvent final : public Event {
   std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
 };
 
-void copy_late(void* to, const void* from, size_t bytes) {
-  int left = copies_left.load();
-  while (left > 0 && !copies_left.compare_exchange_weak(left, left - 1)) {
+void count_down() {
+  int left = work_left.load();
+  while (left > 0 && !work_left.compare_exchange_weak(left, left - 1)) {
   }
+}
+
+void copy_late(void* to, const void* from, size_t bytes) {
+  count_down();
   if (bytes == 0 || to == from) return;
   std::memset(to, kPoison, bytes);
   std::this_thread::sleep_for(kLate);
-  if (copies_left.load() != 0) std::memcpy(to, from, bytes);
+  if (work_left.load() != 0) std::memcpy(to, from, bytes);
 }
+
+// A kernel: late, but its target is not poisoned, which may be what it reads.
+void work_late(const std::function<void()>& kernel) {
+  count_down();
+  std::this_thread::sleep_for(kLate);
+  if (work_left.load() != 0) kernel();
+}
+
+// What a handle says: the file of which process.
+struct File {
+  pid_t process;
+  int descriptor;
+};
 
 class Emulated final : public Device {
  public:
   std::string name() const override { return "emulated:0"; }
   void* allocate(size_t bytes) override {
-    void* data = std::malloc(bytes == 0 ? 1 : bytes);
-    if (data == nullptr) throw DeviceError(name() + ": no room for " + std::to_string(bytes) + " bytes");
-    std::memset(data, kPoison, bytes);
+    const size_t length = std::max<size_t>(bytes, 1);
+    const int file = memfd_create("dcoll-emulated-device", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(length)) != 0) {
+      const int error = errno;
+      if (file >= 0) ::close(file);
+      throw failed("no room for " + std::to_string(bytes) + " bytes", error);
+    }
+    void* const data = map(file, length);
+    std::memset(data, kPoison, length);
+    const MutexLock lock(mutex_);
+    blocks_[data] = {file, length};
     return data;
   }
-  void free(void* data) noexcept override { std::free(data); }
+  void free(void* data) noexcept override { unmap(data); }
+  Handle handle_of(void* data) override {
+    if (!shares_memory.load()) throw DeviceError(name() + ": shows no memory, as a test has asked for");
+    const MutexLock lock(mutex_);
+    const File file{getpid(), blocks_.at(data).descriptor};
+    Handle handle{};
+    std::memcpy(handle.data(), &file, sizeof file);
+    return handle;
+  }
+  void* open(const Handle& handle) override {
+    if (!shares_memory.load()) throw DeviceError(name() + ": opens no memory, as a test has asked for");
+    File of{};
+    std::memcpy(&of, handle.data(), sizeof of);
+    const std::string path = "/proc/" + std::to_string(of.process) + "/fd/" + std::to_string(of.descriptor);
+    const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);  // NOLINT(*-vararg)
+    struct stat about{};
+    if (file < 0 || fstat(file, &about) != 0) throw failed("opening " + path, errno);
+    const auto length = static_cast<size_t>(about.st_size);
+    void* const data = map(file, length);
+    const MutexLock lock(mutex_);
+    blocks_[data] = {file, length};
+    return data;
+  }
+  void close(void* opened) noexcept override { unmap(opened); }
   bool pin(void*, size_t) override { return true; }
   void unpin(void*) noexcept override {}
-  Stream make_stream() override { return new Queue; }
-  void destroy_stream(Stream stream) noexcept override { delete static_cast<Queue*>(stream); }
+  Stream make_stream() override {
+    auto queue = std::make_unique<Queue>();
+    const MutexLock lock(mutex_);
+    queues_.push_back(queue.get());
+    return queue.release();
+  }
+  void destroy_stream(Stream stream) noexcept override {
+    {
+      const MutexLock lock(mutex_);
+      std::erase(queues_, stream);
+    }
+    delete static_cast<Queue*>(stream);
+  }
+  bool is_capturing(Stream) override { return false; }
   std::unique_ptr<Event> make_event() override { return std::make_unique<EmulatedEvent>(); }
   void copy(void* to, const void* from, size_t bytes, Stream stream) override {
     check();
     put(stream, [=] { copy_late(to, from, bytes); });
   }
+  void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
+                     ReduceOp op, double scale, Stream stream) override {
+    check();
+    put(stream, [outs = std::vector(to.begin(), to.end()), ins = std::vector(from.begin(), from.end()), count, dtype,
+                 op, scale] { work_late([&] { kernels::reduce_n_to_n(outs, ins, count, dtype, op, scale); }); });
+  }
+  void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) override {
+    check();
+    put(stream, [=] { work_late([&] { kernels::scale(to, from, count, dtype, factor); }); });
+  }
+  void wait_for_all() override {
+    std::vector<std::unique_ptr<Event>> ends;
+    {
+      const MutexLock lock(mutex_);
+      for (Queue* queue : queues_) {
+        ends.push_back(make_event());
+        ends.back()->record(queue);
+      }
+    }
+    for (const auto& end : ends) end->wait();
+  }
+
+ private:
+  struct Block {
+    int descriptor;
+    size_t length;
+  };
+  DeviceError failed(const std::string& what, int error) const {
+    return DeviceError(name() + ": " + what + ": " + std::generic_category().message(error));
+  }
+  void* map(int file, size_t length) const {
+    void* const data = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (data != MAP_FAILED) return data;
+    const int error = errno;
+    ::close(file);
+    throw failed("mapping " + std::to_string(length) + " bytes", error);
+  }
+  void unmap(void* data) noexcept {
+    const MutexLock lock(mutex_);
+    const auto found = blocks_.find(data);
+    if (found == blocks_.end()) return;
+    munmap(data, found->second.length);
+    ::close(found->second.descriptor);
+    blocks_.erase(found);
+  }
+
+  Mutex mutex_;
+  std::map<void*, Block> blocks_ DCOLL_GUARDED_BY(mutex_);  // its own, and what it opened
+  std::vector<Queue*> queues_ DCOLL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -138,6 +259,8 @@ Device& emulated_device() {
   return *device;
 }
 
-void fail_emulated_after(int copies) { copies_left.store(copies); }
+void share_emulated(bool shares) { shares_memory.store(shares); }
+
+void fail_emulated_after(int pieces) { work_left.store(pieces); }
 
 }  // namespace dcoll::device

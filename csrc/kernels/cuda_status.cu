@@ -49,6 +49,15 @@ void check(int status, const char* what) {
   throw Error(std::string("CUDA failed ") + what + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 
+CurrentDevice::CurrentDevice(int device, bool restores) : restores_(restores) {
+  check(cudaGetDevice(&before_), "asking for the current device");
+  check(cudaSetDevice(device), "changing the current device");
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (restores_) (void)cudaSetDevice(before_);
+}
+
 int multiprocessors() {
   int device = 0, count = 0;
   check(cudaGetDevice(&device), "asking for the current device");

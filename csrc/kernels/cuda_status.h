@@ -22,6 +22,19 @@ int driver_version();
 // what was being done.
 void check(int status, const char* what);
 
+// Makes a device the calling thread's current one, as kernels see it; until it ends, if it restores what was before.
+class CurrentDevice {
+ public:
+  CurrentDevice(int device, bool restores);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool restores_;
+};
+
 // Streaming multiprocessors of the current device: grids are sized by it.
 int multiprocessors();
 // How many blocks of so many threads of a kernel (its address) one of them holds at once.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dcoll import _C
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 
 
 class Handle:
@@ -44,6 +44,15 @@ class Handle:
             self._finish = None
         self._memory = None
         return self._result
+
+    def ended(self) -> bool:
+        """Whether the core is done, however it went. The result is made by wait() and poll() alone."""
+        return self._core.poll()
+
+    def wait_for_memory(self) -> None:
+        """Wait for that."""
+        with contextlib.suppress(DcollError):
+            self._core.wait()
 
     def __del__(self) -> None:
         # Dropped without wait(), or failed with a message half there: the core still writes to the tensors, which must

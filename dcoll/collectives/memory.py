@@ -1,12 +1,13 @@
-"""Memory that the ranks of a node share, and memory of a GPU, which they do not."""
+"""Memory that the ranks of a node share, of the CPU and of GPUs."""
 
 import math
 import sys
 from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeVar
 
+from dcoll import _C
 from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of, library
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.job.world import communicator
 
 T = TypeVar("T")
@@ -16,8 +17,8 @@ def empty(shape: int | Sequence[int], dtype: Any = None, device: Any = None) -> 
     """A tensor, at first of zeros, in memory that the ranks of this node can read: collectives on it copy nothing.
 
     dtype: a torch.dtype (torch.float32 if it is None) gives a torch.Tensor, a NumPy dtype a numpy.ndarray.
-    device: "cpu" if it is None. "cuda", "cuda:1" or the like: memory of that GPU, out of torch's allocator, which other
-        ranks cannot read yet: collectives on it go through host memory, as on any tensor there.
+    device: "cpu" if it is None. "cuda", "cuda:1" or the like: memory of that GPU, in which all-reduces work in place
+        where the ranks' GPUs reach each other (docs/gpu.md).
     """
     sizes = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
     torch = sys.modules.get("torch")
@@ -33,12 +34,17 @@ def empty(shape: int | Sequence[int], dtype: Any = None, device: Any = None) -> 
         kind, dtype = library("numpy"), numpy.dtype(dtype)
     code_of(dtype)
     if device is not None and str(device).partition(":")[0] != "cpu":
-        return _on_gpu(kind, sizes, dtype, device)
-    buffer = communicator().alloc(math.prod(sizes) * dtype.itemsize)
+        _check_is_cuda(kind, dtype, device)
+    comm = communicator()  # not before init(), for any device
+    if kind is library("torch"):
+        like = torch.empty(0, dtype=dtype, device=device or "cpu")  # type: ignore[union-attr]
+        if kind.on_device(like):
+            return zeros_on_device(sizes, like)
+    buffer = comm.alloc(math.prod(sizes) * dtype.itemsize)
     return kind.wrap(buffer, dtype, sizes)
 
 
-def _on_gpu(kind: Kind, sizes: tuple[int, ...], dtype: Any, device: Any) -> Any:
+def _check_is_cuda(kind: Kind, dtype: Any, device: Any) -> None:
     import torch
 
     if kind is not library("torch") or torch.device(device).type != "cuda":
@@ -46,8 +52,73 @@ def _on_gpu(kind: Kind, sizes: tuple[int, ...], dtype: Any, device: Any) -> Any:
             f"dcoll.empty() got device {device} and dtype {dtype}, but has memory of the CPU and, for torch's dtypes, "
             'of CUDA: pass device="cpu" or "cuda"'
         )
-    communicator()  # not before init(), as on the CPU
-    return torch.zeros(sizes, dtype=dtype, device=device)
+
+
+def zeros_on_device(sizes: Sequence[int], like: Any) -> Any:
+    """A tensor of the dtype and device of `like`, in memory of that device which other ranks can open."""
+    nbytes = math.prod(sizes) * like.dtype.itemsize
+    return _on_device(_buffer_for(like, nbytes), sizes, like).zero_() if nbytes else like.new_zeros(sizes)
+
+
+def zeros_side_by_side(groups: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
+    """Such memory for tensors of one device, in groups of one dtype. Of each group all of it as one flat tensor, with
+    some bytes between the tensors, and for each of them one of its shape and strides, with a storage of its own.
+
+    Where there is no such memory, flat tensors in torch's, whose storages the others share.
+    """
+    begins, end = [], 0
+    for group in groups:
+        begins.append([end])
+        for tensor in group:
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+            begins[-1].append(end)
+        end = max(end, begins[-1][0] + _ALIGNMENT)  # so that a flat tensor has memory
+    try:
+        buffer = _buffer_for(groups[0][0], end)
+    except DcollError:
+        return [_in_torchs_memory(group, of) for group, of in zip(groups, begins, strict=True)]
+    made = []
+    for group, of in zip(groups, begins, strict=True):
+        length = max(of[-1] - of[0], _ALIGNMENT)
+        flat = _on_device(buffer.part(of[0], length), (length // group[0].itemsize,), group[0]).zero_()
+        pieces = []
+        for tensor, begin in zip(group, of, strict=False):
+            own = _on_device(buffer.part(begin, tensor.nbytes), (tensor.numel(),), tensor) if tensor.nbytes else tensor
+            pieces.append(own.as_strided(tensor.shape, tensor.stride()).detach())
+        made.append((flat, pieces))
+    return made
+
+
+def _in_torchs_memory(group: Sequence[Any], begins: Sequence[int]) -> tuple[Any, list[Any]]:
+    size = group[0].itemsize
+    flat = group[0].new_zeros(max(begins[-1] - begins[0], _ALIGNMENT) // size)
+    pieces = [
+        flat.as_strided(tensor.shape, tensor.stride(), (begin - begins[0]) // size)
+        for tensor, begin in zip(group, begins, strict=False)
+    ]
+    return flat, pieces
+
+
+_ALIGNMENT = 64  # bytes: what kernels read at once, and more
+
+
+def _buffer_for(like: Any, nbytes: int) -> _C.DeviceBuffer:
+    import torch
+
+    number = _C.EMULATED_DEVICE if _C.emulates_device() else like.get_device()
+    try:
+        return _C.DeviceBuffer(number, nbytes)
+    except DcollError:  # torch may keep what it does not use
+        torch.cuda.empty_cache()
+        return _C.DeviceBuffer(number, nbytes)
+
+
+def _on_device(buffer: _C.DeviceBuffer, sizes: Sequence[int], like: Any) -> Any:
+    import torch
+
+    is_gpu = hasattr(buffer, "__cuda_array_interface__")
+    flat = torch.as_tensor(buffer, device=like.device) if is_gpu else torch.frombuffer(buffer, dtype=torch.uint8)
+    return like.new_empty(0).set_(flat.untyped_storage(), 0, tuple(sizes))
 
 
 def empty_like(tensor: T) -> T:

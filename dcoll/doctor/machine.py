@@ -48,6 +48,7 @@ def examine() -> list[Finding]:
         memory_limit(),
         peer_memory(),
         cuda(),
+        *filter(None, [between_gpus()]),
         cores(),
     ]
 
@@ -268,6 +269,33 @@ def peer_memory() -> Finding:
         "Ordinary tensors then go through shared slots, which can be slower. dcoll.empty() and gradient buckets do not "
         "need it. kernel.yama.ptrace_scope=0 allows it; in a container, see its seccomp profile and SYS_PTRACE.",
     )  # fmt: skip
+
+
+# How many GPUs torch sees, which pairs of them do not reach each other, and the NCCL that it brings.
+_ASK_TORCH = """
+import torch
+n = torch.cuda.device_count()
+apart = [f"{a} to {b}" for a in range(n) for b in range(n) if a != b and not torch.cuda.can_device_access_peer(a, b)]
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
+print(n, nccl, ", ".join(apart), sep=";")
+"""
+
+
+def between_gpus() -> Finding | None:
+    """Whether all-reduces can stay on the GPUs of this machine; None: torch sees none, or cannot say."""
+    status, text = ask_python(_ASK_TORCH)
+    answer = last_line(text).split(";")
+    if status != 0 or len(answer) != 3 or answer[0] == "0":
+        return None
+    count, nccl, apart = answer
+    found = f"torch sees {count}, and brings NCCL {nccl}"
+    if apart:
+        return note(
+            "between GPUs", f"{found}; no access from {apart}",
+            "All-reduces of CUDA tensors then go through host memory: let the ranks use GPUs that reach each other "
+            "(nvidia-smi topo -p2p r), by CUDA_VISIBLE_DEVICES and torch.cuda.set_device(dcoll.local_rank()).",
+        )  # fmt: skip
+    return fine("between GPUs", f"{found}; each reaches the others' memory" if count != "1" else found)
 
 
 def cuda() -> Finding:

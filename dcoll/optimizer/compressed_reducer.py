@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from dcoll import _C
-from dcoll.collectives import grouped, on_communicator
+from dcoll.collectives import grouped, memory, on_communicator
 from dcoll.collectives.handle import Handle
+from dcoll.collectives.tensors import library
 from dcoll.compression.codecs import NoneCompressor, StatefulCompressor
 from dcoll.errors import ArgumentError
 from dcoll.ops import Average, Max, ReduceOp
@@ -285,29 +286,100 @@ class BucketReducer(PythonReducer):
 
 
 class DeviceReducer(BucketReducer):
-    """For gradients on a device, as they are or in 16 bits: each bucket travels as one."""
+    """For gradients on a device, as they are or in 16 bits: each bucket travels as one.
+
+    As they are, and once the order of gradients is known, they lie side by side in memory that other ranks can open,
+    and are reduced in place.
+    """
+
+    _order_is_known = False
 
     def __init__(self, *args: Any, compression: Any) -> None:
         """compression: Compression.none, fp16 or bf16."""
         self._compression = compression
+        self._left: list[Handle] = []  # of rounds that came to nothing: the core still writes to their buckets
+        self._flats: dict[tuple[int, ...], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}  # by unit
+        self._moved: set[tuple[int, ...]] = set()
+        self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
         super().__init__(*args)
+        self._order_is_known = True
+
+    def rebuild(self, order: Sequence[int]) -> None:
+        self._flats, self._moved = {}, set()
+        super().rebuild(order)
+        if self._order_is_known and self._compression is NoneCompressor:
+            self._place(self._units)
+
+    def _place(self, units: Sequence[Sequence[int]]) -> None:
+        """Give buckets memory, in which their gradients are if other ranks can open it."""
+        by_device: dict[torch.device, list[Sequence[int]]] = {}
+        for unit in units:
+            if library("torch").on_device(self.gradients[unit[0]]):
+                by_device.setdefault(self.gradients[unit[0]].device, []).append(unit)
+        for some in by_device.values():
+            made = memory.zeros_side_by_side([[self.gradients[i] for i in unit] for unit in some])
+            for unit, (flat, pieces) in zip(some, made, strict=True):
+                self._flats[tuple(unit)] = flat, dict(zip(unit, pieces, strict=True))
+                for i, piece in zip(unit, pieces, strict=True):
+                    if piece.untyped_storage().nbytes() == piece.nbytes:
+                        self.gradients[i] = piece
+
+    def move(self, params: Sequence[int]) -> list[int]:
+        """Buckets whose gradients are kept get new memory, at the second time their gradients each of its own."""
+        moved: list[int] = []
+        for unit in self._units:
+            key, some = tuple(unit), [i for i in unit if i in params]
+            if not some:
+                continue
+            if key not in self._flats or self._elsewhere(self._flats[key][1]) == unit:
+                moved += super().move(some)
+                continue
+            self._place([unit])
+            if key in self._moved:
+                super().move(unit)
+            self._moved.add(key)
+            moved += unit
+        return moved
 
     def _reset(self) -> None:
         super()._reset()
-        self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
+        in_buckets = [handle for unit, handle, _ in self._sent if tuple(unit) in self._flats]
+        self._left += [handle for handle in in_buckets if not handle.ended()]
+        self._sent = []
+
+    def settle(self) -> None:
+        while self._left:
+            self._left.pop().wait_for_memory()
 
     def _calls(self) -> int:
         return len(self._units)
 
     def _send(self, unit: Sequence[int]) -> None:
+        name = self._name_of(unit)
+        if found := self._flats.get(tuple(unit)):
+            flat, pieces = found
+            for i in self._elsewhere(pieces):
+                pieces[i].copy_(self.gradients[i])
+            handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales)
+            self._sent.append((unit, self._note(handle), []))
+            return
         wires, contexts = zip(*(self._compression.compress(self.gradients[i]) for i in unit), strict=True)
-        name, in_place = self._name_of(unit), self._compression is NoneCompressor
+        in_place = self._compression is NoneCompressor
         handle = grouped.start_allreduce(self._comm, list(wires), self._op, name, *self._scales, in_place=in_place)
         self._sent.append((unit, self._note(handle), list(contexts)))
 
+    def _elsewhere(self, pieces: dict[int, torch.Tensor]) -> list[int]:
+        """The gradients that have been moved out of their bucket."""
+        return [i for i, piece in pieces.items() if piece is not self.gradients[i]]
+
     def _receive(self) -> None:
         for unit, sent, contexts in self._sent:
-            for i, received, context in zip(unit, self._wait(sent), contexts, strict=True):
+            results = self._wait(sent)
+            if found := self._flats.get(tuple(unit)):
+                for i in self._elsewhere(found[1]):
+                    self.gradients[i].copy_(found[1][i])
+                continue
+            for i, received, context in zip(unit, results, contexts, strict=True):
                 if received is not self.gradients[i]:
                     self.gradients[i].copy_(self._compression.decompress(received, context))
 

@@ -1,10 +1,12 @@
-// The emulated device: order in a stream and between streams, lateness, poison, errors. Under ThreadSanitizer a wait
-// that is missing is a data race.
+// The emulated device: order in a stream and between streams, lateness, poison, errors, memory that is opened a second
+// time, and the arena. Under ThreadSanitizer a wait that is missing is a data race.
 #include "device/device.h"
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "device/arena.h"
 #include "support/check.h"
 
 using namespace dcoll;
@@ -98,13 +100,79 @@ TEST(an_error_stays) {
   };
   fail_emulated_after(2);
   copy();
-  CHECK_THROWS(copy(), DeviceError, "emulated:0: a copy failed");
+  CHECK_THROWS(copy(), DeviceError, "emulated:0: a copy or a kernel failed");
   CHECK_THROWS(event->done(), DeviceError, "emulated:0");
   CHECK_THROWS(s.device.copy(to.data(), from.data(), kBytes, s.one), DeviceError, "emulated:0");
   fail_emulated_after(-1);
   event->wait();
   copy();
   CHECK(to == from);
+}
+
+TEST(memory_that_is_opened_is_the_same) {
+  Streams s;
+  auto* own = static_cast<unsigned char*>(s.device.allocate(kBytes));
+  auto* opened = static_cast<unsigned char*>(s.device.open(s.device.handle_of(own)));
+  CHECK(opened != own);
+  CHECK_EQ(opened[kBytes - 1], kPoison);
+  opened[3] = 7;
+  CHECK_EQ(own[3], 7);
+  s.device.free(own);
+  CHECK_EQ(opened[3], 7);  // lives on
+  s.device.close(opened);
+  CHECK_THROWS(s.device.open({}), DeviceError, "emulated:0: opening /proc/0/fd/0");
+}
+
+TEST(kernels_are_late_and_in_order) {
+  Streams s;
+  std::vector<float> a(100, 1), b(100, 2), sum(100, 0), half(100, 0);
+  std::vector<const void*> from{a.data(), b.data()};
+  std::vector<void*> to{sum.data(), a.data()};
+  s.device.reduce_n_to_n(to, from, 100, DType::kFloat32, ReduceOp::kSum, 2.0, s.one);
+  s.device.scale(half.data(), sum.data(), 100, DType::kFloat32, 0.5, s.one);
+  const auto end = s.device.make_event();
+  end->record(s.one);
+  from.clear();  // what it is told is its own
+  to.clear();
+  CHECK(!end->done());
+  s.device.wait_for_all();
+  CHECK(end->done());
+  CHECK(sum == std::vector<float>(100, 6) && a == sum && half == std::vector<float>(100, 3));
+}
+
+TEST(blocks_of_an_arena) {
+  Arena& arena = arena_of(kEmulated);
+  CHECK(!segment_at(0) && !place_of(&arena, 1));
+  auto first = arena.alloc(1000), second = arena.alloc(1);
+  CHECK_EQ(second->data() - first->data(), 1024);
+  CHECK(segment_at(0)->data == first->data() && segment_at(0)->bytes == Arena::kSegmentBytes && !segment_at(1));
+  const auto place = place_of(second->data(), 1);
+  CHECK(place && place->segment == 0 && place->offset == 1024);
+  CHECK(!place_of(second->data(), Arena::kSegmentBytes) && !place_of(first->data() - 1, 1));
+  std::byte* const begin = first->data();
+  first->set_idle();
+  first.reset();
+  second->set_idle();
+  second.reset();  // one block again, with what is behind it
+  const auto whole = arena.alloc(Arena::kSegmentBytes);
+  CHECK(whole->data() == begin && !segment_at(1));
+  const auto long_one = arena.alloc(Arena::kSegmentBytes + 1);
+  CHECK_EQ(segment_at(1)->bytes, Arena::kSegmentBytes + (size_t{2} << 20));
+  CHECK_EQ(place_of(long_one->data(), long_one->bytes())->segment, size_t{1});
+}
+
+TEST(a_block_is_given_out_again_when_the_device_is_done) {
+  Streams s;
+  Arena& arena = arena_of(kEmulated);
+  constexpr size_t kLong = 3 * Arena::kSegmentBytes;
+  auto block = arena.alloc(kLong);
+  const auto from = filled(7);
+  s.device.copy(block->data(), from.data(), kBytes, s.one);
+  const std::byte* const data = block->data();
+  block.reset();
+  const auto again = arena.alloc_or_wait(kLong);
+  CHECK(again->data() == data && std::memcmp(data, from.data(), kBytes) == 0);
+  CHECK(arena.alloc(kLong)->data() != data);
 }
 
 TEST(a_gpu_that_is_not_there_is_refused_with_the_reason) {

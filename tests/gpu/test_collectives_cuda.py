@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import checks_device
+import checks_device_memory
 import checks_device_models
 import checks_torch_device
 import presence
@@ -15,11 +16,16 @@ presence.skip_module()
 CUDA = (("CHECKS_DEVICE", "cuda"), ("DCOLL_COMPRESS_LOCAL", "1"))
 
 
-@pytest.mark.parametrize("check", names_of_checks(checks_device))
+BOTH = [(module.__name__, check) for module in (checks_device, checks_device_memory)
+        for check in names_of_checks(module)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "check"), BOTH)
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_device(n: int, check: str) -> None:
+@pytest.mark.parametrize("engine", ["auto", "host"])
+def test_device(engine: str, n: int, module: str, check: str) -> None:
     presence.require()
-    expect(run_checks("checks_device", n), check)
+    expect(run_checks(module, n, (("DCOLL_GPU_ENGINE", engine),)), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_models))

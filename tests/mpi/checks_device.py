@@ -253,21 +253,34 @@ def check_a_gpu_that_is_not_there() -> None:
     assert is_filled(hvd.allreduce(mine(4), op=hvd.Max), hvd.size(), 4)
 
 
-def _reduce_thrice(count: int) -> None:
-    for _ in range(3):
+def check_capture_in_a_graph_is_refused() -> None:
+    if EMULATED:
+        return
+    one = mine(1000)
+    with (
+        pytest.raises(hvd.ArgumentError, match=r"outside of torch\.cuda\.graph"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        hvd.allreduce_(one, op=hvd.Sum)
+    assert is_filled(hvd.allreduce(mine(4), op=hvd.Max), hvd.size(), 4)
+
+
+def _reduce_often(count: int) -> None:
+    for _ in range(6):
         hvd.allreduce(mine(count), op=hvd.Sum)
 
 
 def check_a_device_that_fails() -> None:
-    """Last: the job has to start again. Of a long call the third slice fails, the first copy back, or the last."""
+    """Last: the job has to start again. A copy or a kernel fails, of the first call or of a later one, or of the trial
+    of the ranks' memory; of a long call by the host the third slice, the first copy back, or the last."""
     if not EMULATED:
         return
     failing = hvd.size() - 1
-    for count, copies in ((1000, 1), (3_000_001, 2), (3_000_001, 3), (3_000_001, 5)):
+    for count, pieces in ((1000, 1), (1000, 4), (3_000_001, 2), (3_000_001, 3), (3_000_001, 5)):
         if hvd.rank() == failing:
-            _C.fail_emulated_after(copies)
+            _C.fail_emulated_after(pieces)
         with pytest.raises(hvd.DcollError, match=f"emulated:0: .*rank {failing}"):
-            _reduce_thrice(count)
+            _reduce_often(count)
         _C.fail_emulated_after(-1)
         hvd.shutdown()
         hvd.init()

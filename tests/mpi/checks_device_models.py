@@ -290,6 +290,28 @@ def check_a_backward_that_raises() -> None:
             assert torch.equal(layer.weight.grad, torch.full_like(layer.weight, 2)), layer.weight.grad
 
 
+def check_gradients_that_the_program_keeps() -> None:
+    """They keep their values, though buckets are reduced in place: all of a bucket, one of it, again and again."""
+    n = hvd.size()
+    for kept_of in ((0, 1, 2, 3), (1,), (0, 2)):
+        model = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 5).double()).to(DEVICE)
+        params = list(model.parameters())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.0), model.named_parameters(), op=hvd.Sum)
+        kept: list[tuple[int, int, torch.Tensor]] = []
+        for step in range(7):
+            optimizer.zero_grad()
+            loss = sum((p.double() * (hvd.rank() + step + place)).sum() for place, p in enumerate(params))
+            loss.backward()  # type: ignore[union-attr]
+            optimizer.step()
+            for place, p in enumerate(params):
+                assert p.grad is not None
+                assert (p.grad == sum(r + step + place for r in range(n))).all(), (step, place)
+                if place in kept_of and step != 3:
+                    kept.append((step, place, p.grad))
+        for step, place, grad in kept:
+            assert (grad == sum(r + step + place for r in range(n))).all(), (step, place, kept_of)
+
+
 def check_power_sgd() -> None:
     """What it gives for matrices of rank 1 is exact but for rounding; those of the CPU have a bucket of their own."""
     model, alone = Halves(), copy.deepcopy(Halves().state_dict())

@@ -7,6 +7,7 @@ import checks_batch_norm
 import checks_collectives
 import checks_compression
 import checks_device
+import checks_device_memory
 import checks_device_models
 import checks_names
 import checks_optimizer
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.mpi
 EMULATED = (("DCOLL_DEVICE", "emulated"),)
 PRETENDED = (("CHECKS_DEVICE", "pretended"), ("DCOLL_COMPRESS_LOCAL", "1"))
 ONE_NODE = PRETENDED[:1]  # on which PowerSGD compresses nothing
-LAYOUTS = [(3, "auto"), (2, "mpi")]
+LAYOUTS = [(3, "auto", "auto"), (3, "auto", "host"), (2, "mpi", "auto")]
 # What they ask is otherwise on a device: poll() is not true before the copy back is done, and messages say
 # ", on emulated".
 OTHERWISE = {
@@ -35,10 +36,15 @@ OF_THE_CPU_TOO: list[ModuleType] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("check", names_of_checks(checks_device))
-@pytest.mark.parametrize(("n", "transport"), LAYOUTS, ids=str)
-def test_device(n: int, transport: str, check: str) -> None:
-    expect(run_checks("checks_device", n, (*EMULATED, ("DCOLL_TRANSPORT", transport))), check)
+BOTH = [(module.__name__, check) for module in (checks_device, checks_device_memory)
+        for check in names_of_checks(module)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "check"), BOTH)
+@pytest.mark.parametrize(("n", "transport", "engine"), LAYOUTS, ids=str)
+def test_device(n: int, transport: str, engine: str, module: str, check: str) -> None:
+    env = ("DCOLL_TRANSPORT", transport), ("DCOLL_GPU_ENGINE", engine)
+    expect(run_checks(module, n, (*EMULATED, *env)), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_models))

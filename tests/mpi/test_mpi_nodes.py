@@ -43,6 +43,8 @@ def test_a_job_explains_itself(n: int, nodes: str) -> None:
     [
         ("--bytes 1M --memory mapped", {}, "in the memory that all ranks share, form: two-shot"),
         ("--bytes 1M", {}, "in the memory that all ranks share, form: staged"),
+        ("--bytes 1M --memory device", {}, "on the devices, if they reach each other"),
+        ("--bytes 1M --memory device", {"DCOLL_GPU_ENGINE": "host"}, "copied to the host and back; there a direct"),
         ("--bytes 1M --op adasum", {}, "Adasum's tree of pairs"),
         ("--bytes 1M --collective broadcast", {}, "every rank reads what is for it"),
         ("--bytes 64", {"DCOLL_TRANSPORT": "mpi"}, "with the handshake, whose messages have room"),

@@ -127,6 +127,21 @@ def test_devices_without_kernels_are_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.cuda() == finding.fine("CUDA", "kernels built, 0 devices")
 
 
+def test_gpus_that_do_not_reach_each_other_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_answers(monkeypatch, ("can_device_access_peer", 0, "2;2.27.5;0 to 1, 1 to 0"))
+    found = machine.between_gpus()
+    assert found is not None
+    assert found.level is Level.NOTE
+    assert found.found == "torch sees 2, and brings NCCL 2.27.5; no access from 0 to 1, 1 to 0"
+    fake_answers(monkeypatch, ("can_device_access_peer", 0, "2;2.27.5;"))
+    assert machine.between_gpus() == finding.fine(
+        "between GPUs", "torch sees 2, and brings NCCL 2.27.5; each reaches the others' memory"
+    )
+    for answer in ((0, "0;none;"), (1, "Traceback\nModuleNotFoundError: No module named 'torch'")):
+        fake_answers(monkeypatch, ("can_device_access_peer", *answer))
+        assert machine.between_gpus() is None
+
+
 def seen(rank: int, node: int = 0, cpus: tuple[int, ...] = (0, 1), **interfaces: str) -> Seen:
     return Seen(rank, node, f"host{node}", frozenset(cpus), "dcoll 1, torch 2", interfaces)
 

@@ -119,6 +119,7 @@ void Fabric::connect_slots() {
   all_reduce = std::make_unique<NodeAllReduce>(*board, *slots);
   pull_slots = std::make_unique<PullSlots>(window, *board, topology.shared_cores);
   pull_now = std::make_unique<PullNow>(*board, *pull_slots);
+  device_memory = std::make_unique<DeviceMemory>(*board, window);
   slots_posted = board->post({.offset_in = pull_slots->own_offset(), .value = slots->own_offset()});
 }
 

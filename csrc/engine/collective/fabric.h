@@ -17,6 +17,7 @@
 #include "engine/levels/hierarchy.h"
 #include "engine/links/link_constants.h"
 #include "engine/links/trial.h"
+#include "engine/node/device_memory.h"
 #include "engine/node/node_all_reduce.h"
 #include "engine/node/pull_inline.h"
 #include "engine/node/slots.h"
@@ -38,6 +39,7 @@ struct Fabric {
   std::unique_ptr<NodeAllReduce> all_reduce;
   std::unique_ptr<PullSlots> pull_slots;
   std::unique_ptr<PullNow> pull_now;  // of synchronous calls
+  std::unique_ptr<DeviceMemory> device_memory;
   std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
@@ -48,6 +50,7 @@ struct Fabric {
   size_t slice_bytes = 64 << 10;
   Algo algo = "auto";  // configured
   bool compress_local = false;
+  bool by_host = false;  // DCOLL_GPU_ENGINE=host
   EncodedCosts encoded_costs;
   std::array<std::optional<plan::Coding>, kernels::kNumCodecs> codings;  // as learn_constants() has found them
   bool told_saturated = false, told_uncompressed = false;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/ranks_text.h"
 #include "engine/collective/join.h"
+#include "engine/collective/on_device.h"
 #include "engine/collective/run_collective.h"
 #include "engine/watch/stall_report.h"
 
@@ -81,6 +82,13 @@ bool differ_in_arguments(const std::vector<Called>& calls) {
   return true;
 }
 
+// Whether it was to be done in a device's memory.
+bool stays(const Operation& operation) { return operation.staging != nullptr && !operation.staging->goes_by_host(); }
+
+Task again(Fabric& fabric, Operation& operation) {
+  return stays(operation) ? on_device(fabric, operation) : run_collective(fabric, operation);
+}
+
 Task resolve_in_order(Fabric& fabric, Operation& operation, const std::vector<Called>& calls) {
   std::vector<Standing> standings;
   for (const Called& call : calls) standings.push_back(call.standing);
@@ -92,7 +100,7 @@ Task resolve_in_order(Fabric& fabric, Operation& operation, const std::vector<Ca
   operation.counts_in_order = fabric.out_of_step.settle(operation.phases.number, standings, verdicts, self);
   switch (verdicts[self]) {
     case Verdict::kTryAgain:
-      return run_collective(fabric, operation);
+      return again(fabric, operation);
     case Verdict::kGivesWay:
       return nothing_to_do();
     case Verdict::kFails:
@@ -118,7 +126,9 @@ Task resolve(Fabric& fabric, Operation& operation, const std::vector<Called>& ca
   const bool alike = std::ranges::all_of(
       calls, [&](const Called& call) { return has_joined(call) || call.fingerprint() == example->fingerprint(); });
   if (any_joined && alike && example->kind == Kind::kAllReduce && has_neutral(*example)) {
-    return in_join ? contribute_nothing(fabric, *example) : run_collective(fabric, operation);
+    if (in_join) return contribute_nothing(fabric, *example);
+    // What a rank that joined contributes is in the host's memory.
+    return stays(operation) ? by_host(fabric, operation) : run_collective(fabric, operation);
   }
   if (in_join) return nothing_to_do();  // the others' error, not this rank's
   if (any_joined && alike) {

@@ -9,8 +9,7 @@
 #include "engine/collective/join.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
-#include "engine/core/slices.h"
-#include "engine/core/staging.h"
+#include "engine/collective/on_device.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/levels/hierarchical_all_reduce.h"
 
@@ -63,7 +62,23 @@ Task note_trial(Fabric& f, const Call& call, int64_t begin_ns) {
   f.settle(call.encoding, call.bytes(), sums[0], sums[1]);
 }
 
-// Once: where everybody's slots are, and whether all ranks can read each other's memory.
+// On two levels, where constants have been learnt after the handshake: it told where the operands are, and is made
+// anew.
+Task move_on_two_levels(Fabric& f, Operation& op, ReduceJob job, uint64_t ticket) {
+  if (wants_constants(f, op.request.call())) {
+    co_await learn_constants(f, op.request.call());
+    HierarchicalAgreement everybody(*f.hierarchy, op.request.fingerprint(), &job);
+    co_await everybody;
+    ticket = everybody.ticket();
+  }
+  op.phases.enter(Phase::kMove);
+  op.phases.name_algorithm("hierarchical");
+  HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
+  co_await levels;
+}
+
+}  // namespace
+
 Task learn_slots(Fabric& f) {
   BoardWait everybody(*f.board, f.slots_posted);
   co_await everybody;
@@ -82,23 +97,6 @@ Task learn_slots(Fabric& f) {
   }
   f.slots_posted = 0;
 }
-
-// On two levels, where constants have been learnt after the handshake: it told where the operands are, and is made
-// anew.
-Task move_on_two_levels(Fabric& f, Operation& op, ReduceJob job, uint64_t ticket) {
-  if (wants_constants(f, op.request.call())) {
-    co_await learn_constants(f, op.request.call());
-    HierarchicalAgreement everybody(*f.hierarchy, op.request.fingerprint(), &job);
-    co_await everybody;
-    ticket = everybody.ticket();
-  }
-  op.phases.enter(Phase::kMove);
-  op.phases.name_algorithm("hierarchical");
-  HierarchicalAllReduce levels(*f.hierarchy, job, ticket);
-  co_await levels;
-}
-
-}  // namespace
 
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
@@ -152,36 +150,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (call.encoding.if_it_pays && has_codec(f, call)) co_await note_trial(f, call, begin_ns);
 }
 
-namespace {
-
-class Arrival final : public Pollable {
- public:
-  explicit Arrival(Staging& staging) : staging_(staging) {}
-  bool poll(bool& /*moved*/) override { return staging_.arrived(); }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
-
- private:
-  Staging& staging_;
-};
-
-// Memory on a device. Nobody waits here for the copy of the result: streams do.
-Task through_host(Fabric& f, Operation& operation) {
-  Slices slices(operation.request, operation.staging->slice_bytes());
-  for (size_t slice = 0; slice < slices.number(); ++slice) {
-    Arrival arrival(*operation.staging);
-    co_await arrival;
-    slices.enter(slice);
-    co_await run_collective(f, operation);
-    operation.staging->send_back(operation);
-  }
-  slices.leave();
-}
-
-}  // namespace
-
 Task start_collective(Fabric& fabric, Operation& operation) {
   const Request& r = operation.request;
-  if (operation.staging != nullptr) return through_host(fabric, operation);
+  if (operation.staging != nullptr) return on_device(fabric, operation);
   return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
                                                        : run_collective(fabric, operation);
 }

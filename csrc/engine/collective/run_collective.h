@@ -12,6 +12,10 @@ namespace dcoll {
 // The whole collective, from its beginning or from `entry` on.
 Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 
+// Once, before anything else on a board: where everybody's slots are, and whether all ranks can read each other's
+// memory.
+Task learn_slots(Fabric& fabric);
+
 // What runs a queued operation: a collective, or the rounds of a join (join.h).
 Task start_collective(Fabric& fabric, Operation& operation);
 

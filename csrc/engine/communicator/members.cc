@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/collective/on_device.h"
 #include "engine/core/point.h"
 #include "engine/core/slices.h"
 
@@ -61,8 +62,12 @@ std::shared_ptr<Operation> Setup::operation_of(Request&& request) const {
   if (staged.device != device::kHost) {
     const Window* const window = members.window.get();
     const bool all_share = members.size == 1 || (window != nullptr && window->local_size() == members.size);
-    operation->staging = std::make_shared<Staging>(lanes->of(staged.device), staged, members.rank, members.size,
-                                                   job_rank(), Slices::bytes(all_share));
+    auto lane = lanes->of(staged.device);
+    const bool may_stay = all_share && settings.gpu_engine != "host" && !lane->never_stays() &&
+                          may_stay_on_device(staged.call()) && staged.algo.or_else(settings.algo).takes_direct();
+    operation->staging =
+        std::make_shared<Staging>(std::move(lane), staged, Staging::Ranks{members.rank, members.size, job_rank()},
+                                  Slices::bytes(all_share), may_stay);
   }
   return operation;
 }

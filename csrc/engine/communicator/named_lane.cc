@@ -19,6 +19,7 @@ NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)
   fabric_.size = main.size;
   fabric_.algo = main.algo;
   fabric_.compress_local = main.compress_local;
+  fabric_.by_host = main.by_host;
   fabric_.log = main.log;
   fabric_.slice_bytes = main.slice_bytes;
   fabric_.links = main.links.of_a_sequence();

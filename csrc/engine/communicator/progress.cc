@@ -35,6 +35,7 @@ Progress::Progress(Setup& setup)
   fabric.size = members.size;
   fabric.algo = settings.algo;
   fabric.compress_local = settings.compress_local;
+  fabric.by_host = settings.gpu_engine == "host";
   fabric.links = std::move(members.links);
   fabric.log = &setup.log;
   fabric.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members.transport->max_message_bytes());
@@ -200,7 +201,7 @@ void Progress::go_on(const std::shared_ptr<Operation>& operation, Entry entry) {
 void Progress::finish(std::shared_ptr<Operation> operation, std::exception_ptr error) noexcept {
   if (failed_.load() && operation->started) {
     operation->next_abandoned = std::exchange(abandoned_, operation);
-    operation->in_use = !let_go_;
+    operation->in_use = !let_go_ || (operation->staging != nullptr && operation->staging->is_shown());
   }
   for (OperationQueue* queue : {&under_way.ordered, &under_way.named}) {
     if (!queue->empty() && queue->front() == operation) queue->pop_front();

@@ -48,6 +48,9 @@ void Progress::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
     failed_.store(true, std::memory_order_release);
   }
   if (tell_peers && setup_.members.size > 1) tell_of_failure();
+  for (const Fabric* one : {&fabric, under_way.names != nullptr ? &under_way.names->fabric() : nullptr}) {
+    if (one != nullptr && one->device_memory != nullptr) one->device_memory->keep_blocks();
+  }
   try {
     setup_.log(LogLevel::kDebug, "failed: " + failure());
     // Before anybody has their memory back.

@@ -60,14 +60,13 @@ std::vector<std::string> told_texts(Bootstrap& job, const std::string& mine) {
 
 // What every rank must be configured with alike: it decides the messages they exchange.
 void check_same_settings(Bootstrap& job, const Settings& s) {
-  const std::vector<std::string> all =
-      told_texts(job, "DCOLL_TRANSPORT=" + s.transport + " DCOLL_ALGO=" + s.algo + " DCOLL_CALIBRATE=" + s.calibrate +
-                          " DCOLL_SLICE_KB=" + std::to_string(s.slice_kb) + " DCOLL_SLOTS=" + std::to_string(s.slots) +
-                          " DCOLL_ARENA_MB=" + std::to_string(s.arena_mb) + " DCOLL_NODES (hash) " +
-                          std::to_string(Fingerprint().add(std::span<const int>(s.nodes)).value()) +
-                          " DCOLL_BUCKET_MB=" + std::to_string(s.bucket_mb) +
-                          " DCOLL_FIRST_BUCKET_MB=" + std::to_string(s.first_bucket_mb) +
-                          " DCOLL_COMPRESS_LOCAL=" + std::to_string(s.compress_local));
+  const std::vector<std::string> all = told_texts(
+      job, "DCOLL_TRANSPORT=" + s.transport + " DCOLL_ALGO=" + s.algo + " DCOLL_CALIBRATE=" + s.calibrate +
+               " DCOLL_SLICE_KB=" + std::to_string(s.slice_kb) + " DCOLL_SLOTS=" + std::to_string(s.slots) +
+               " DCOLL_ARENA_MB=" + std::to_string(s.arena_mb) + " DCOLL_NODES (hash) " +
+               std::to_string(Fingerprint().add(std::span<const int>(s.nodes)).value()) + " DCOLL_BUCKET_MB=" +
+               std::to_string(s.bucket_mb) + " DCOLL_FIRST_BUCKET_MB=" + std::to_string(s.first_bucket_mb) +
+               " DCOLL_COMPRESS_LOCAL=" + std::to_string(s.compress_local) + " DCOLL_GPU_ENGINE=" + s.gpu_engine);
   for (int rank = 1; rank < job.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw ArgumentError("The ranks are configured differently: rank 0 has " + all[0] + ", rank " +

@@ -18,7 +18,11 @@ size_t share_bytes(const Request& r, int rank, int size) {
 }  // namespace
 
 StagingLane::StagingLane(device::Device& device, Allocate allocate)
-    : device_(device), there_(device.make_stream()), back_(device.make_stream()), allocate_(std::move(allocate)) {}
+    : device_(device),
+      there_(device.make_stream()),
+      back_(device.make_stream()),
+      stay_(device.make_stream()),
+      allocate_(std::move(allocate)) {}
 
 StagingLane::~StagingLane() {
   for (Retired& one : retired_) {
@@ -29,6 +33,7 @@ StagingLane::~StagingLane() {
   }
   device_.destroy_stream(there_);
   device_.destroy_stream(back_);
+  device_.destroy_stream(stay_);
 }
 
 void StagingLane::sweep() {
@@ -51,6 +56,7 @@ std::shared_ptr<Memory> StagingLane::take(size_t bytes) {
 }
 
 void StagingLane::retire(std::vector<std::shared_ptr<Memory>> blocks) noexcept {
+  if (blocks.empty()) return;
   try {
     auto after = device_.make_event();
     after->record(back_);
@@ -72,27 +78,37 @@ std::shared_ptr<StagingLane> StagingLanes::of(int device) {
   return known;
 }
 
-Staging::Staging(std::shared_ptr<StagingLane> lane, Request& r, int rank, int size, int job_rank, size_t slice_bytes)
-    : lane_(std::move(lane)), caller_(r.stream), rank_(job_rank), slice_bytes_(slice_bytes) {
+Staging::Staging(std::shared_ptr<StagingLane> lane, Request& request, Ranks ranks, size_t slice_bytes, bool may_stay)
+    : lane_(std::move(lane)), caller_(request.stream), ranks_(ranks), slice_bytes_(slice_bytes) {
+  try {
+    begun_ = lane_->device().make_event();
+    begun_->record(caller_);
+    back_ = lane_->device().make_event();
+  } catch (const device::DeviceError&) {
+    refused_ = std::current_exception();
+  }
+  if (!may_stay) go_by_host(request);
+}
+
+void Staging::go_by_host(Request& r) {
+  by_host_ = true;
   const size_t bytes = r.bytes();
   const void* const in = r.in;
   void* const out = r.out;
   size_t result_bytes = 0;
   try {
-    begun_ = lane_->device().make_event();
-    begun_->record(caller_);
+    if (refused_) std::rethrow_exception(refused_);
     begun_->hold(lane_->there());
-    back_ = lane_->device().make_event();
     r.in = take(bytes);
     if (r.kind == Kind::kAllReduce || r.kind == Kind::kBroadcast || r.kind == Kind::kReceive) {
       r.out = blocks_.back()->data();
       result_bytes = bytes;
     } else if (r.kind != Kind::kSend) {
-      result_bytes = r.kind == Kind::kReduceScatter ? share_bytes(r, rank, size) : r.out_bytes;
+      result_bytes = r.kind == Kind::kReduceScatter ? share_bytes(r, ranks_.rank, ranks_.size) : r.out_bytes;
       r.out = result_bytes > 0 ? take(result_bytes) : nullptr;  // null: the core makes it, in host memory
     }
     // Of a broadcast others have nothing to give, nor has who receives.
-    const bool gives = r.kind != Kind::kReceive && (r.kind != Kind::kBroadcast || rank == r.root);
+    const bool gives = r.kind != Kind::kReceive && (r.kind != Kind::kBroadcast || ranks_.rank == r.root);
     begin(r, gives ? in : nullptr);
     ends_.back() = result_bytes;
     arrived_ = r.kind == Kind::kReceive;  // a peer waits for nothing of this rank's
@@ -127,19 +143,20 @@ void Staging::begin(const Request& request, const void* from) {
 
 Staging::~Staging() {
   try {
-    if (!there_.empty()) there_.back()->wait();  // the caller's memory is still read
-  } catch (const device::DeviceError&) {         // whoever waited for the operation has heard of it
+    device::Event* const last = by_host_ ? (there_.empty() ? nullptr : there_.back().get()) : back_.get();
+    if (last != nullptr && !held_) last->wait();  // the caller's memory is still used
+  } catch (const device::DeviceError&) {          // whoever waited for the operation has heard of it
   }
   lane_->retire(std::move(blocks_));
 }
 
 void Staging::rethrow_with_rank(const std::exception& e) const {
-  throw device::DeviceError(std::string(e.what()) + " (on rank " + std::to_string(rank_) + ")");
+  throw device::DeviceError(std::string(e.what()) + " (on rank " + std::to_string(ranks_.job_rank) + ")");
 }
 
 bool Staging::arrived() try {
   if (refused_) std::rethrow_exception(refused_);
-  return arrived_ = arrived_ || there_[next_]->done();
+  return arrived_ = arrived_ || (by_host_ ? there_[next_] : has_work_ ? back_ : begun_)->done();
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);
 }
@@ -155,21 +172,23 @@ void Staging::send_back(const Operation& operation) try {
   rethrow_with_rank(e);
 }
 
-bool Staging::settled() { return refused_ || (there_.back()->done() && back_->done()); }
+bool Staging::settled() { return refused_ || ((there_.empty() || there_.back()->done()) && back_->done()); }
 
 void Staging::hold(device::Stream stream) try {
   if (refused_) return;
-  for (device::Event* event : {there_.back().get(), back_.get()}) {
+  for (device::Event* event : {there_.empty() ? nullptr : there_.back().get(), back_.get()}) {
+    if (event == nullptr) continue;
     event->hold(caller_);
     if (stream != caller_) event->hold(stream);
   }
+  held_ = true;
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);
 }
 
 void Staging::wait() try {
   if (refused_) return;
-  there_.back()->wait();
+  if (!there_.empty()) there_.back()->wait();
   back_->wait();
 } catch (const device::DeviceError& e) {
   rethrow_with_rank(e);

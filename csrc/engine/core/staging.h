@@ -1,8 +1,11 @@
-// The way of memory on a device through the host's: it is copied into host memory on a stream of ours, slice by slice
+// The way of memory on a device. Through the host's: it is copied into host memory on a stream of ours, slice by slice
 // (slices.h), the operation works there, and its result is copied back on another, so that neither waits for the other.
-// Where ranks share memory, the host memory is of that.
+// Where ranks share memory, the host memory is of that. An operation that may stay on the device (collective/
+// on_device.h) does its work there, in one of these streams; whether it stays the ranks agree on when its turn has
+// come.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -30,6 +33,10 @@ class StagingLane {
   device::Device& device() const { return device_; }
   device::Stream there() const { return there_; }  // of copies to the host
   device::Stream back() const { return back_; }
+  device::Stream stay() const { return stay_; }  // of what stays
+  // All ranks of a sequence of operations have agreed that none stays here: copies may begin at once.
+  bool never_stays() const { return never_stays_.load(std::memory_order_relaxed); }
+  void note_never_stays() { never_stays_.store(true, std::memory_order_relaxed); }
   std::shared_ptr<Memory> take(size_t bytes);
   // Nothing is copied into them any more. Used again when the copies out of them are done.
   void retire(std::vector<std::shared_ptr<Memory>> blocks) noexcept;
@@ -42,7 +49,8 @@ class StagingLane {
   void sweep();
 
   device::Device& device_;
-  device::Stream there_, back_;
+  device::Stream there_, back_, stay_;
+  std::atomic<bool> never_stays_{false};
   Allocate allocate_;
   // To pin 256 MiB takes 50 ms (an H200's host), as long as to copy them five times both ways.
   static constexpr size_t kMostPinnedBytes = size_t{1} << 30;
@@ -65,16 +73,39 @@ class StagingLanes {
 
 class Staging {
  public:
-  // Begins the copy of the operand, and has the request work on host memory. What the device has against it comes out
-  // of arrived(): then the other ranks can be told. job_rank: what its errors call this rank.
-  Staging(std::shared_ptr<StagingLane> lane, Request& request, int rank, int size, int job_rank, size_t slice_bytes);
+  // rank, size: of the communicator. job_rank: what errors call this rank. may_stay: on the device; else it goes by the
+  // host. What the device has against it comes out of arrived(): then the other ranks can be told.
+  struct Ranks {
+    int rank, size, job_rank;
+  };
+  Staging(std::shared_ptr<StagingLane> lane, Request& request, Ranks ranks, size_t slice_bytes, bool may_stay);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Of the thread that drives: whether the next slice has arrived. DeviceError.
+  bool goes_by_host() const { return by_host_; }
+  StagingLane& lane() const { return *lane_; }
+  // Begins the copy of the operand, and has the request work on host memory.
+  void go_by_host(Request& request);
+  // Of the thread that drives: whether the next slice has arrived; of what stays on the device, whether all is done
+  // that was put there, or that the caller's stream had before. DeviceError.
   bool arrived();
   bool waits() const { return !arrived_; }
+  // Of what stays, once it has arrived: has the device work, in a stream of ours: work(device, stream). DeviceError.
+  template <typename Work>
+  void put(const Work& work) {
+    try {
+      work(lane_->device(), lane_->stay());
+      back_->record(lane_->stay());
+    } catch (const device::DeviceError& e) {
+      rethrow_with_rank(e);
+    }
+    has_work_ = true;
+    arrived_ = false;
+  }
+  // Other ranks read and write the caller's memory, until they have said that they are done.
+  void set_shown(bool shown) { shown_ = shown; }
+  bool is_shown() const { return shown_; }
   // The operation on the slice is done: begins the copy of its result, if that lies where the request has it. What is
   // next is the slice behind it. DeviceError.
   void send_back(const Operation& operation);
@@ -82,7 +113,6 @@ class Staging {
   bool settled();
   void hold(device::Stream stream);
   void wait();
-  device::Stream stream() const { return caller_; }
   size_t slice_bytes() const { return slice_bytes_; }  // at most
 
  private:
@@ -92,12 +122,14 @@ class Staging {
 
   std::shared_ptr<StagingLane> lane_;
   device::Stream caller_;
-  int rank_;
-  size_t slice_bytes_;
+  const Ranks ranks_;
+  const size_t slice_bytes_;
+  bool by_host_ = false, has_work_ = false, shown_ = false;
+  bool held_ = false;  // the caller's stream waits for what is done to its memory
   std::vector<std::shared_ptr<Memory>> blocks_;
   std::unique_ptr<device::Event> begun_;               // what the caller's stream had before
   std::vector<std::unique_ptr<device::Event>> there_;  // each behind the copy of a slice
-  std::unique_ptr<device::Event> back_;                // behind the last copy back so far
+  std::unique_ptr<device::Event> back_;                // behind the last copy back so far, or what was put there last
   std::vector<size_t> ends_;                           // of the slices, in bytes of the result
   std::exception_ptr refused_;
   bool arrived_ = false;

@@ -1,0 +1,32 @@
+// Collectives on memory of a device. An all-reduce between ranks whose devices reach each other's memory stays there;
+// everything else goes through the host (core/staging.h).
+//
+//   bytes          how                                                                                       barriers
+//   up to 64 Ki    copied into memory that the others read; each rank reduces all of it into its result      1
+//   above          where all operands and results are in such memory (dcoll.empty, buckets), in place:
+//                  rank r reduces slice r of all operands and writes it to all results (node/two_shot.h)     2
+//   above          otherwise, in slices of 32 MiB, copied there and back                                     2 a slice
+//
+// No stream waits for another process: the host asks whether the device is done, and only then posts on the board.
+// Events of other processes (cudaIpcOpenEventHandle) would take the host out of that way; but a process that died would
+// leave the program's own streams waiting for ever, which no deadline ends.
+#pragma once
+
+#include "engine/collective/fabric.h"
+#include "engine/core/operation.h"
+#include "engine/core/staging.h"
+#include "engine/core/task.h"
+
+namespace dcoll {
+
+// Whether this call may; the same on every rank. Whether it does, ranks agree on when its turn has come.
+bool may_stay_on_device(const Call& call);
+// As far as is known by now.
+bool stays_on_device(const Fabric& fabric, const Call& call);
+
+Task on_device(Fabric& fabric, Operation& operation);
+
+// Through the host, whatever it was to be before.
+Task by_host(Fabric& fabric, Operation& operation);
+
+}  // namespace dcoll

@@ -1,0 +1,157 @@
+// All-reduces on the emulated device, in memory that ranks open of each other: which ways ranks agree on, and words of
+// a rank's memory that a stray write has damaged.
+#include "engine/node/device_memory.h"
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/core/staging.h"
+#include "rank_threads.h"
+#include "support/check.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+namespace {
+
+constexpr size_t kCount = 30000;  // longer than what each rank reduces by itself
+
+struct Operand {
+  explicit Operand(float value, size_t bytes = kCount * sizeof(float))
+      : block(device::arena_of(device::kEmulated).alloc(bytes)) {
+    for (size_t i = 0; i < kCount; ++i) data()[i] = value;
+  }
+  float* data() const { return reinterpret_cast<float*>(block->data()); }
+  Request request() const { return {.in = data(), .out = data(), .count = kCount, .device = device::kEmulated}; }
+  bool is(float value) const {
+    for (size_t i = 0; i < kCount; ++i) {
+      if (data()[i] != value) return false;
+    }
+    return true;
+  }
+  std::unique_ptr<device::Block> block;
+};
+
+// Until what the device still copies is there too.
+void reduce(Communicator& comm, const Request& request) {
+  const auto operation = run(comm, request);
+  operation->staging->wait();
+}
+
+bool stayed(Communicator& comm, const Request& request) {
+  const auto operation = run(comm, request);
+  operation->staging->wait();
+  return !operation->staging->goes_by_host();
+}
+
+}  // namespace
+
+TEST(an_all_reduce_stays_on_the_device) {
+  run_ranks(3, [](Communicator& comm) {
+    const Operand one(static_cast<float>(comm.rank() + 1));
+    CHECK(stayed(comm, one.request()));
+    CHECK(one.is(6));
+    Request other = one.request();
+    other.op = ReduceOp::kAdasum;  // which works on the host
+    other.splits = {kCount};
+    if (comm.size() == 2) CHECK(!stayed(comm, other));
+  });
+}
+
+TEST(all_go_by_the_host_where_one_is_told_to) {
+  std::vector<std::shared_ptr<Communicator>> world = connect_threads(2, test_settings());
+  on_threads(2, [&](int rank) {
+    Communicator& comm = *world[static_cast<size_t>(rank)];
+    const Operand one(static_cast<float>(rank + 1));
+    Request request = one.request();
+    CHECK(stayed(comm, request));
+    CHECK(one.is(3));
+    // A rank whose operation is on the host already, as one that was submitted when it was: the other follows.
+    const auto operation = comm.submit(Request(request), Communicator::Start::kByWaiter);
+    if (rank == 1) operation->staging->go_by_host(operation->request);
+    comm.wait(*operation);
+    operation->staging->wait();
+    CHECK(operation->staging->goes_by_host());
+    CHECK(one.is(6));
+    CHECK(stayed(comm, request));  // the next one does not
+    CHECK(one.is(12));
+    comm.close();
+  });
+}
+
+struct Two {
+  std::vector<std::shared_ptr<Communicator>> world = connect_threads(2, test_settings());
+  ~Two() {
+    on_threads(2, [&](int rank) { world[static_cast<size_t>(rank)]->close(); });
+  }
+  // In place; whether it stayed on the device.
+  bool call(const Operand& one, const Operand& other) {
+    std::atomic<int> stay{0};
+    on_threads(2, [&](int rank) {
+      stay += stayed(*world[static_cast<size_t>(rank)], (rank == 0 ? one : other).request()) ? 1 : 0;
+    });
+    CHECK(stay == 0 || stay == 2);
+    return stay == 2;
+  }
+};
+
+// As of a machine that forbids it.
+TEST(all_go_by_the_host_where_memory_cannot_be_opened) {
+  Two ranks;
+  const Operand one(1), other(2);
+  device::share_emulated(false);
+  CHECK(!ranks.call(one, other));
+  device::share_emulated(true);
+  CHECK(!ranks.call(one, other));  // for good
+  CHECK(one.is(6) && other.is(6));
+}
+
+TEST(all_go_by_the_host_where_later_memory_cannot_be_opened) {
+  Two ranks;
+  const Operand one(1), other(2);
+  CHECK(ranks.call(one, other));
+  const Operand later(4, 2 * device::Arena::kSegmentBytes);
+  device::share_emulated(false);
+  CHECK(ranks.call(one, other));
+  CHECK(!ranks.call(later, other));
+  device::share_emulated(true);
+  CHECK(!ranks.call(one, other));
+  CHECK(one.is(16) && other.is(16) && later.is(10));
+}
+
+TEST(memory_that_cannot_be_shown_is_copied) {
+  Two ranks;
+  const Operand one(1), other(2);
+  CHECK(ranks.call(one, other));
+  device::share_emulated(false);
+  const Operand hidden(4, 3 * device::Arena::kSegmentBytes);
+  device::share_emulated(true);
+  CHECK(ranks.call(hidden, other));
+  CHECK(hidden.is(7) && other.is(7));
+}
+
+TEST(places_that_a_rank_cannot_have_meant) {
+  constexpr uint64_t kSegment = uint64_t{200} << 48, kFar = uint64_t{1} << 40, kLong = Window::kUnmapped >> 16;
+  for (const uint64_t damage : {kSegment, kFar, kLong}) {
+    for (const bool result : {false, true}) {
+      auto world = connect_threads(2, test_settings());
+      const Operand ones[2] = {Operand(1), Operand(2)};
+      on_threads(2, [&](int rank) { reduce(*world[static_cast<size_t>(rank)], ones[rank].request()); });
+      const auto other = world[1]->submit(ones[1].request());
+      BoardEntry& posts = world[0]->members().window->board(1);
+      const auto newest = [&]() -> BoardEntry::Record& {
+        return posts.record[posts.record[1].ticket > posts.record[0].ticket];
+      };
+      const uint64_t before = newest().ticket;
+      while (newest().ticket == before) world[1]->poll(*other);
+      (result ? newest().post.offset_out : newest().post.offset_in) = damage;
+      CHECK_THROWS(reduce(*world[0], ones[0].request()), TransportError, "rank 1 ");
+      CHECK_THROWS(world[1]->wait(*other), Error, "damaged");
+      for (const auto& rank : world) rank->fail("the test is over");
+    }
+  }
+}
+
+TEST_MAIN
