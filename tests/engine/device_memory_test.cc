@@ -60,6 +60,29 @@ TEST(an_all_reduce_stays_on_the_device) {
   });
 }
 
+// And the caller's stream goes on after it, once it was asked to.
+TEST(it_begins_after_what_is_in_the_callers_stream) {
+  run_ranks(2, [](Communicator& comm) {
+    device::Device& device = device::device_of(device::kEmulated);
+    const device::Stream stream = device.make_stream();
+    const Operand one(0), made(static_cast<float>(comm.rank() + 1)), taken(0);
+    constexpr size_t kBytes = kCount * sizeof(float);
+    for (int round = 0; round < 5; ++round) {
+      Request request = one.request();
+      request.stream = stream;
+      if (round % 2 == 1) request.count = 100;
+      device.copy(one.data(), made.data(), kBytes, stream);
+      const auto operation = run(comm, request);
+      operation->staging->hold(stream);
+      device.copy(taken.data(), one.data(), request.count * sizeof(float), stream);
+      device.wait_for_all();
+      CHECK(!operation->staging->goes_by_host());
+      for (size_t i = 0; i < request.count; ++i) CHECK_EQ(taken.data()[i], 3.0f);
+    }
+    device.destroy_stream(stream);
+  });
+}
+
 TEST(all_go_by_the_host_where_one_is_told_to) {
   std::vector<std::shared_ptr<Communicator>> world = connect_threads(2, test_settings());
   on_threads(2, [&](int rank) {
