@@ -137,14 +137,15 @@ Communicator::Constants Communicator::constants() {
 std::string Communicator::describe_path(const Call& call, bool mapped) {
   check_process();
   const MutexLock lock(progress_.drive_mutex);
-  const Fabric& fabric = progress_.fabric;
-  if (stays_on_device(fabric, call)) return "on the devices, if they reach each other; else through the host's memory";
-  const Path path = choose_path(fabric, call);
+  if (stays_on_device(progress_.fabric, call)) {
+    return "on the devices, if they reach each other; else through the host's memory";
+  }
+  const Path path = choose_path(progress_.fabric, call);
   std::string text(call.device == device::kHost ? "" : "copied to the host and back; there ");
   text += path_text(path);
   // Of a device's memory the copy in the host's is mapped.
   if (path != Path::kNodeDirect) return text;
-  return text + ", form: " + fabric.all_reduce->form_of(call.bytes(), mapped || call.device != device::kHost);
+  return text + ", form: " + progress_.fabric.all_reduce->form_of(call.bytes(), mapped || call.device != device::kHost);
 }
 
 // ---- Its end ----
