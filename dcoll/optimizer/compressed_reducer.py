@@ -335,7 +335,7 @@ class DeviceReducer(BucketReducer):
                 moved += super().move(some)
                 continue
             self._place([unit])
-            if key in self._moved:
+            if key in self._moved or self._elsewhere(self._flats[key][1]):  # or there was no memory for it
                 super().move(unit)
             self._moved.add(key)
             moved += unit

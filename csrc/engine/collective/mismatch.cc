@@ -82,14 +82,11 @@ bool differ_in_arguments(const std::vector<Called>& calls) {
   return true;
 }
 
-// Whether it was to be done in a device's memory.
-bool stays(const Operation& operation) { return operation.staging != nullptr && !operation.staging->goes_by_host(); }
-
-Task again(Fabric& fabric, Operation& operation) {
-  return stays(operation) ? on_device(fabric, operation) : run_collective(fabric, operation);
+Task again(Fabric& fabric, Operation& operation, Within within) {
+  return within == Within::kDevice ? on_device(fabric, operation) : run_collective(fabric, operation);
 }
 
-Task resolve_in_order(Fabric& fabric, Operation& operation, const std::vector<Called>& calls) {
+Task resolve_in_order(Fabric& fabric, Operation& operation, Within within, const std::vector<Called>& calls) {
   std::vector<Standing> standings;
   for (const Called& call : calls) standings.push_back(call.standing);
   const std::vector<Verdict> verdicts = line_up(standings);
@@ -100,7 +97,7 @@ Task resolve_in_order(Fabric& fabric, Operation& operation, const std::vector<Ca
   operation.counts_in_order = fabric.out_of_step.settle(operation.phases.number, standings, verdicts, self);
   switch (verdicts[self]) {
     case Verdict::kTryAgain:
-      return again(fabric, operation);
+      return again(fabric, operation, within);
     case Verdict::kGivesWay:
       return nothing_to_do();
     case Verdict::kFails:
@@ -118,7 +115,7 @@ Task resolve_in_order(Fabric& fabric, Operation& operation, const std::vector<Ca
 }
 
 // How the operation goes on here.
-Task resolve(Fabric& fabric, Operation& operation, const std::vector<Called>& calls) {
+Task resolve(Fabric& fabric, Operation& operation, Within within, const std::vector<Called>& calls) {
   const bool in_join = operation.request.kind == Kind::kJoin;
   const auto has_joined = [](const Called& call) { return call.kind == Kind::kJoin; };
   const auto example = std::ranges::find_if_not(calls, has_joined);
@@ -128,7 +125,7 @@ Task resolve(Fabric& fabric, Operation& operation, const std::vector<Called>& ca
   if (any_joined && alike && example->kind == Kind::kAllReduce && has_neutral(*example)) {
     if (in_join) return contribute_nothing(fabric, *example);
     // What a rank that joined contributes is in the host's memory.
-    return stays(operation) ? by_host(fabric, operation) : run_collective(fabric, operation);
+    return within == Within::kDevice ? by_host(fabric, operation) : run_collective(fabric, operation);
   }
   if (in_join) return nothing_to_do();  // the others' error, not this rank's
   if (any_joined && alike) {
@@ -137,7 +134,7 @@ Task resolve(Fabric& fabric, Operation& operation, const std::vector<Called>& ca
                       "of integers with a prescale factor. Nothing was moved and the job can go on; call the others "
                       "before dcoll.join(), or after it.");
   }
-  if (!operation.by_name) return resolve_in_order(fabric, operation, calls);
+  if (!operation.by_name) return resolve_in_order(fabric, operation, within, calls);
   throw MismatchError("The ranks called different collectives: " + text_of(calls) +
                       ". Nothing was moved and the job can go on; every rank must ask for the same under one name.");
 }
@@ -157,11 +154,11 @@ Request Called::stand_in() const {
           .device = device};
 }
 
-Task resolve_mismatch(Fabric& fabric, Operation& operation) {
+Task resolve_mismatch(Fabric& fabric, Operation& operation, Within within) {
   RecordExchange calls(fabric, own_call(fabric, operation));
   co_await calls.executor;
   for (size_t rank = 0; rank < calls.all.size(); ++rank) check(calls.all[rank], rank);
-  co_await resolve(fabric, operation, calls.all);
+  co_await resolve(fabric, operation, within, calls.all);
 }
 
 }  // namespace dcoll

@@ -60,6 +60,8 @@ struct Called {
 // After a handshake in which ranks showed different fingerprints: tells them apart, and goes on as this rank has to.
 // Throws MismatchError, or JoinedError where it is only that ranks have joined and this collective cannot go on without
 // them.
-Task resolve_mismatch(Fabric& fabric, Operation& operation);
+// within: what has met it, and is left for what follows: run_collective(), or on_device() before any of it moved.
+enum class Within { kCollective, kDevice };
+Task resolve_mismatch(Fabric& fabric, Operation& operation, Within within = Within::kCollective);
 
 }  // namespace dcoll

@@ -299,11 +299,14 @@ Task on_device(Fabric& f, Operation& op) {
       host = !all_reduce.prepare();
       co_await arrival;
     }
+    staging.set_shown(!host &&
+                      all_reduce.ready());  // the others may begin before this rank has seen that all have come
     const uint64_t ticket = f.board->post(all_reduce.post(all_reduce.word(host)));
     BoardWait everybody(*f.board, ticket);
     co_await everybody;
     if (!f.board->fingerprints_equal(ticket)) {
-      co_await resolve_mismatch(f, op);
+      staging.set_shown(false);
+      co_await resolve_mismatch(f, op, Within::kDevice);
       co_return;
     }
     const Said said(f, ticket);
@@ -311,12 +314,12 @@ Task on_device(Fabric& f, Operation& op) {
     const bool reached = f.device_memory->has_opened(said.devices, said.segments);
     if (!host && !reached) co_await reach_each_other(f, staging, said);
     if (host || f.device_memory->off) {
+      staging.set_shown(false);
       co_await by_host(f, op);
       co_return;
     }
     // Another post: those that did not know of the others' memory get ready now, and this one may be overwritten.
     if (!reached || !said.all_ready) continue;
-    staging.set_shown(true);
     co_await reduce_on_device(f, op, all_reduce, ticket, said.in_place);
     staging.set_shown(false);
     co_return;

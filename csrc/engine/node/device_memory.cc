@@ -1,6 +1,7 @@
 #include "engine/node/device_memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 
@@ -61,6 +62,11 @@ DeviceMemory::~DeviceMemory() {
   static auto* const kept = new std::vector<std::unique_ptr<device::Block>>;
   static auto* const mutex = new Mutex;
   for (auto& [device, blocks] : blocks_) {
+    try {  // the last results may still be copied out of the large one
+      if (!keeps_blocks_ && blocks.large != nullptr) device::device_of(device).wait_for_all();
+    } catch (const Error&) {
+      keeps_blocks_ = true;
+    }
     for (std::unique_ptr<device::Block>* block : {&blocks.small, &blocks.large, &blocks.trial}) {
       if (*block == nullptr) continue;
       if (!keeps_blocks_) {
@@ -111,9 +117,8 @@ std::byte* DeviceMemory::next_half(int device) {
 std::byte* DeviceMemory::block(int device, size_t bytes) {
   std::unique_ptr<device::Block>& large = blocks_[device].large;
   if (large == nullptr || large->bytes() < bytes) {
-    if (large != nullptr) large->set_idle();  // as after every operation that used it
-    large.reset();
-    large = device::arena_of(device).alloc(bytes);
+    large.reset();  // the device may still copy out of it
+    large = device::arena_of(device).alloc(std::bit_ceil(bytes));
   }
   return large->data();
 }
