@@ -214,6 +214,12 @@ def check_a_rank_whose_memory_cannot_be_opened() -> None:
         one = filled(70_001, torch.float32, shared=True)
         hvd.allreduce_(one, op=hvd.Sum)
         assert torch.equal(one, expected(70_001, torch.float32, total))
+        if hvd.rank() > 0:  # operations by name, which have not agreed on it yet, while a rank has joined
+            part = filled(1_500_001, torch.float32, shared=True)
+            base = torch.arange(1_500_001, device=DEVICE) % 7
+            want = sum((base + r + 1).to(torch.float32) for r in range(1, hvd.size()))
+            assert torch.equal(hvd.allreduce(part, op=hvd.Sum, name="by name"), want)
+        hvd.join()
         weights = [torch.zeros(200, 100, device=DEVICE, requires_grad=True), torch.zeros(3, requires_grad=True)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), op=hvd.Sum)
         for step in range(4):
