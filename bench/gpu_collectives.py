@@ -137,10 +137,11 @@ def main() -> None:
     print(f"# {device}, {dcoll.size()} ranks on {torch.cuda.device_count()} GPU(s); GB/s of one rank's copies: "
           + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))  # fmt: skip
     print(f"{'what':<12} {'bytes':>10} {'us':>10} {'GB/s':>7} {'share':>6}")
-    most = rates["within the GPU"] / (2 * dcoll.size()) * torch.cuda.device_count()
+    most = rates["within the GPU"] / (2 * dcoll.size())
     for row in found:
         rate = row["bytes"] / row["us"] / 1e3
-        share = f"{rate / most:>6.2f}" if row["what"] == "in place" and dcoll.size() > 1 else ""
+        bound = row["what"] == "in place" and dcoll.size() > 1 and torch.cuda.device_count() == 1
+        share = f"{rate / most:>6.2f}" if bound else ""
         print(f"{row['what']:<12} {row['bytes']:>10} {row['us']:>10.1f} {rate:>7.2f} {share}")
     if options.json:
         environment = {

@@ -36,9 +36,9 @@ struct Settings {
   bool stall_check_disable;      // neither of the two
   std::string timeline;          // the file that init() begins a timeline in; "" or "DYNAMIC": none
   bool timeline_mark_cycles;
-  // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
   bool compress_local = false;
-  std::string gpu_engine = "auto";
+  std::string gpu_engine = "auto";  // "auto", "host"
+  // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
   std::vector<int> thread_affinity;
   std::string log_level;  // "trace", "debug", "info", "warning", "error", "fatal"
   bool log_hide_time;

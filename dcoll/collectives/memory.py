@@ -11,6 +11,7 @@ from dcoll.errors import ArgumentError, DcollError
 from dcoll.job.world import communicator
 
 T = TypeVar("T")
+_ALIGNMENT = 64  # bytes, of tensors side by side: what kernels read at once, and more
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None, device: Any = None) -> Any:
@@ -97,9 +98,6 @@ def _in_torchs_memory(group: Sequence[Any], begins: Sequence[int]) -> tuple[Any,
         for tensor, begin in zip(group, begins, strict=False)
     ]
     return flat, pieces
-
-
-_ALIGNMENT = 64  # bytes: what kernels read at once, and more
 
 
 def _buffer_for(like: Any, nbytes: int) -> _C.DeviceBuffer:

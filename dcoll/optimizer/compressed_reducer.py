@@ -292,7 +292,7 @@ class DeviceReducer(BucketReducer):
     and are reduced in place.
     """
 
-    _order_is_known = False
+    _has_layout = False  # the first one is by size alone: once backward has shown an order there is a better one
 
     def __init__(self, *args: Any, compression: Any) -> None:
         """compression: Compression.none, fp16 or bf16."""
@@ -302,12 +302,12 @@ class DeviceReducer(BucketReducer):
         self._moved: set[tuple[int, ...]] = set()
         self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
         super().__init__(*args)
-        self._order_is_known = True
+        self._has_layout = True
 
     def rebuild(self, order: Sequence[int]) -> None:
         self._flats, self._moved = {}, set()
         super().rebuild(order)
-        if self._order_is_known and self._compression is NoneCompressor:
+        if self._has_layout and self._compression is NoneCompressor:
             self._place(self._units)
 
     def _place(self, units: Sequence[Sequence[int]]) -> None:

@@ -49,14 +49,22 @@ bool stayed(Communicator& comm, const Request& request) {
 }  // namespace
 
 TEST(an_all_reduce_stays_on_the_device) {
-  run_ranks(3, [](Communicator& comm) {
-    const Operand one(static_cast<float>(comm.rank() + 1));
-    CHECK(stayed(comm, one.request()));
-    CHECK(one.is(6));
-    Request other = one.request();
-    other.op = ReduceOp::kAdasum;  // which works on the host
-    other.splits = {kCount};
-    if (comm.size() == 2) CHECK(!stayed(comm, other));
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [](Communicator& comm) {
+      const Operand one(static_cast<float>(comm.rank() + 1));
+      CHECK(stayed(comm, one.request()));
+      CHECK(one.is(static_cast<float>(comm.size() * (comm.size() + 1) / 2)));
+    });
+  }
+}
+
+TEST(adasum_goes_by_the_host) {
+  run_ranks(2, [](Communicator& comm) {
+    const Operand one(1);
+    Request request = one.request();
+    request.op = ReduceOp::kAdasum;
+    CHECK(!stayed(comm, request));
+    CHECK(one.is(1));  // of equal operands it is their average
   });
 }
 

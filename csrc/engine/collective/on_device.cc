@@ -299,8 +299,8 @@ Task on_device(Fabric& f, Operation& op) {
       host = !all_reduce.prepare();
       co_await arrival;
     }
-    staging.set_shown(!host &&
-                      all_reduce.ready());  // the others may begin before this rank has seen that all have come
+    // From the post on: the others may begin before this rank has seen that all have come.
+    staging.set_shown(!host && all_reduce.ready());
     const uint64_t ticket = f.board->post(all_reduce.post(all_reduce.word(host)));
     BoardWait everybody(*f.board, ticket);
     co_await everybody;

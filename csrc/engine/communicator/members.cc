@@ -63,6 +63,8 @@ std::shared_ptr<Operation> Setup::operation_of(Request&& request) const {
     const Window* const window = members.window.get();
     const bool all_share = members.size == 1 || (window != nullptr && window->local_size() == members.size);
     auto lane = lanes->of(staged.device);
+    // What certainly does not stay (stays_on_device() has the last word) begins its copy now and not when its turn
+    // comes.
     const bool may_stay = all_share && settings.gpu_engine != "host" && !lane->never_stays() &&
                           may_stay_on_device(staged.call()) && staged.algo.or_else(settings.algo).takes_direct();
     operation->staging =
