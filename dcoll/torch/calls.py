@@ -1,18 +1,102 @@
 """How a collective of torch becomes a call of the core: at once on the caller's thread, or started."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from dcoll import _C
 from dcoll.collectives.tensors import kind_of
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.torch.memory import Finish
 from dcoll.torch.work import DONE, Done, Handles, Started, Work
 
 _EMULATES = _C.emulates_device()
+_c10d: Any = torch._C._distributed_c10d
+
+COLLECTIVES: dict[str, tuple[Any, str]] = {
+    "allreduce": (_c10d.AllreduceOptions, "tensors|tensor opts|op timeout"),
+    "allreduce_coalesced": (_c10d.AllreduceCoalescedOptions, "tensors opts"),
+    "reduce": (_c10d.ReduceOptions, "tensors|tensor opts|root op timeout"),
+    "broadcast": (_c10d.BroadcastOptions, "tensors|tensor opts|root timeout"),
+    "allgather": (_c10d.AllgatherOptions, "output_tensors input_tensors|input_tensor opts|timeout"),
+    "allgather_coalesced": (_c10d.AllgatherOptions, "output_lists input_list opts"),
+    "all_gather_single": (_c10d.AllgatherOptions, "output input opts"),
+    "all_gather_single_coalesced": (_c10d.AllgatherOptions, "outputs inputs opts"),
+    "gather": (_c10d.GatherOptions, "output_tensors input_tensors|input_tensor opts|root timeout"),
+    "gather_single": (_c10d.GatherOptions, "output input opts"),
+    "scatter": (_c10d.ScatterOptions, "output_tensors|output_tensor input_tensors opts|root timeout"),
+    "reduce_scatter": (_c10d.ReduceScatterOptions, "output_tensors|output input_tensors|input opts|op timeout"),
+    "reduce_scatter_single": (_c10d.ReduceScatterOptions, "outputTensor inputTensor opts"),
+    "reduce_scatter_single_coalesced": (_c10d.ReduceScatterOptions, "outputs inputs opts"),
+    "alltoall": (_c10d.AllToAllOptions, "output_tensors input_tensors opts"),
+    "all_to_all_single": (_c10d.AllToAllOptions, "output input output_split_sizes input_split_sizes opts|timeout"),
+    "barrier": (_c10d.BarrierOptions, "opts|timeout"),
+}
+"""Of each collective the options that torch passes, and what its overloads call their parameters, in their order."""
+
+OTHER_NAMES = {
+    "_allgather_base": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+    "gather_into_tensor": "gather_single",
+}
+"""What torch called them before, and for some versions still."""
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+
+
+def collective(name: str, call: Callable[..., Work]) -> Callable[..., Work]:
+    """The method of a group. call(self, tensors..., opts) does it; torch's overloads with op, root and timeout in
+    place of options are told apart here. What this rank refuses the others hear of, should they have made the call."""
+    kind, text = COLLECTIVES[name]
+    slots = [slot.split("|") for slot in text.split()]
+    at = next(i for i, slot in enumerate(slots) if "opts" in slot)
+
+    @functools.wraps(call)
+    def method(self: "Calls", *args: Any, **kwargs: Any) -> Work:
+        try:
+            if kwargs or (len(args) > at and type(args[at]) is not kind and args[at] is not None):
+                args, limit = _with_options(name, kind, slots, at, args, kwargs)
+                work = call(self, *args)
+                return work if limit is None else self._limited(work, limit)
+            return call(self, *args)
+        except Exception as error:
+            if isinstance(error, ArgumentError) or not isinstance(error, DcollError):
+                self._comm.note_refused(f"{type(error).__name__}: {error}")
+            raise
+
+    return method
+
+
+def _with_options(
+    name: str, kind: Any, slots: list[list[str]], at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], timedelta | None]:
+    """The arguments of an overload as tensors and options, and what `timeout` was given."""
+    given: dict[str, Any] = {}
+    for slot, value in zip(slots, args, strict=False):
+        plain = "opts" not in slot or value is None or type(value) is kind
+        given[slot[0] if plain else slot[1]] = value
+    first = {parameter: slot[0] if slot[0] != "opts" else parameter for slot in slots for parameter in slot}
+    unknown = [key for key in kwargs if key not in first or first[key] in given]
+    missing = [slot[0] for slot in slots[:at] if not {*slot} & {*given, *kwargs} and "split" not in slot[0]]
+    if unknown or missing or len(args) > len(slots):
+        raise TypeError(
+            f"{name} got {len(args)} arguments{''.join(f' and {key}=' for key in kwargs)}, but takes "
+            f"{', '.join(' or '.join(slot) for slot in slots)}"
+        )
+    given.update({first[key]: value for key, value in kwargs.items()})
+    opts = given.get("opts")
+    fields = {key: value for key, value in given.items() if key in _FIELDS and value is not None}
+    if opts is None:
+        opts = kind()
+        for key, value in fields.items():
+            setattr(opts, _FIELDS[key], value)
+    return (*(given.get(slot[0], ()) for slot in slots[:at]), opts), fields.get("timeout")
 
 
 class Calls:
@@ -59,26 +143,23 @@ class Calls:
             work.wait()
         return work
 
-    def _refuse(self, what: str) -> NoReturn:
-        """This rank cannot make the call. The others, should they have made it, hear why."""
-        self._comm.note_refused(what)
-        raise ArgumentError(what)
+    def _limited(self, work: Work, limit: timedelta) -> Work:
+        """The same, which may take so long."""
+        if limit > timedelta(0) and not isinstance(work, Done):
+            work._limit_s = limit.total_seconds()
+        return work
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
-        if self._batch is not None:
-            raise ArgumentError("a coalescing manager was entered inside another one of the same group")
-        self._batch = []
+        self._batch = []  # what an exception has left there is nobody's: torch's manager does not end after one
 
     def _end_coalescing(self, device: torch.device | None = None) -> Work:
         batch, self._batch = self._batch or [], None
         return self._together(batch, [tensor for work in batch for tensor in work._tensors], None)
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        limit = timeout if timeout is not None else opts.timeout if opts is not None else None
-        if limit is not None and limit > timedelta(0):
-            work = self._start(self._comm.barrier(), None, ())
-            work._limit_s = limit.total_seconds()
-            if opts is not None and not opts.asyncOp:
+    def barrier(self, opts: Any = None) -> Work:
+        if opts is not None and opts.timeout > timedelta(0):
+            work = self._limited(self._start(self._comm.barrier(), None, ()), opts.timeout)
+            if not opts.asyncOp:
                 work.wait()
             return work
         if self._at_once(opts):

@@ -18,11 +18,21 @@ from dcoll.job.world import WORLD, init, init_through, shutdown
 LEAVING: list[_C.Communicator] = []
 """Of groups that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
 
+_JOINED: list[_C.Communicator] = []
+"""The job, where torch has joined it."""
+
+
+def _is_in_job() -> bool:
+    """One that torch has joined and that failed since, by abort() say, is left."""
+    if WORLD.comm is not None and WORLD.comm in _JOINED and WORLD.comm.failure() != "":
+        leave()
+    return WORLD.comm is not None
+
 
 def join(timeout: timedelta, begin: Callable[[], None]) -> bool:
     """Joins the job, where nobody has: with one deadline, which names who is missing, torch's unless DCOLL_TIMEOUT is
     set. Whether that was done."""
-    if WORLD.comm is not None:
+    if _is_in_job():
         return False
     given = "DCOLL_TIMEOUT" in os.environ
     if not given:
@@ -32,6 +42,8 @@ def join(timeout: timedelta, begin: Callable[[], None]) -> bool:
     finally:
         if not given:
             del os.environ["DCOLL_TIMEOUT"]
+    assert WORLD.comm is not None
+    _JOINED[:] = [WORLD.comm]
     return True
 
 
@@ -60,11 +72,17 @@ def _begin(store: Any, rank: int, size: int) -> None:
     if size == 1:
         return init_through(None)
 
+    # Keys are written once, and torch gives every default group of a program the same store. Those that came about are
+    # counted, on each rank alike: a rank that was late in one that failed finds the others where they wait again.
+    count = f"groups/{rank}"
+    prefix = f"{store.add(count, 0)}/"
+
     def get(key: str) -> bytes | None:
-        return bytes(store.get(key)) if store.check([key]) else None
+        return bytes(store.get(prefix + key)) if store.check([prefix + key]) else None
 
     _C.make_ender()
-    init_through(_C.open_store(rank, size, store.set, get))
+    init_through(_C.open_store(rank, size, lambda key, value: store.set(prefix + key, value), get))
+    store.add(count, 1)
 
 
 def is_first(size: int) -> bool:

@@ -49,6 +49,8 @@ def in_sequence(tensors: Sequence[torch.Tensor]) -> bool:
     for tensor in tensors:
         if tensor.data_ptr() != place or not (tensor.is_contiguous() and tensor.layout is torch.strided):
             return False
+        if tensor.is_neg() or tensor.is_conj():  # its memory has other values
+            return False
         place += tensor.nbytes
     # Parts of one block of memory, so that whoever keeps the first keeps them all.
     storage = tensors[0].untyped_storage().data_ptr()

@@ -12,17 +12,17 @@ ANY = -1
 
 
 class Messages(Calls):
-    def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: Sequence[torch.Tensor], dstRank: int, tag: int = 0) -> Work:
         tensor = one("send", tensors)
         source = dense("send", tensor)
-        core = self._on(source).isend(source.data_ptr(), source.nbytes, peer, tag)
+        core = self._on(source).isend(source.data_ptr(), source.nbytes, dstRank, tag)
         return self._start(core, source, [tensor], messages=True)
 
-    def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Sequence[torch.Tensor], srcRank: int, tag: int = 0) -> Work:
         tensor = one("recv", tensors)
         target = dense("recv", tensor)
         back = None if target is tensor else lambda _: tensor.detach().copy_(target)
-        core = self._on(target).irecv(target.data_ptr(), target.nbytes, peer, tag)
+        core = self._on(target).irecv(target.data_ptr(), target.nbytes, srcRank, tag)
         return self._start(core, target, [tensor], back, messages=True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work:

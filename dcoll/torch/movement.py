@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dcoll.errors import MismatchError
+from dcoll.errors import ArgumentError, MismatchError
 from dcoll.torch.calls import Calls
 from dcoll.torch.dtypes import moved
 from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, room_for, same_kind
@@ -14,17 +14,17 @@ from dcoll.torch.work import DONE, Work
 
 
 def _root(opts: Any) -> int:
-    return opts if isinstance(opts, int) else int(opts.rootRank)
+    return 0 if opts is None else int(opts.rootRank)
 
 
 class Movement(Calls):
-    def broadcast(self, tensors: Tensors, opts: Any = 0) -> Work:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = one("broadcast", tensors)
         target = dense("broadcast", tensor)
         root = _root(opts)
         back = target is not tensor and self._comm.rank != root
         args = (target.data_ptr(), target.nbytes, root, moved(tensor.dtype))
-        if not isinstance(opts, int) and self._at_once(opts):
+        if self._at_once(opts):
             self._on(target).broadcast_sync(*args)
             if back:
                 tensor.detach().copy_(target)
@@ -38,7 +38,7 @@ class Movement(Calls):
         what, size = "all_gather", self._comm.size
         count = input.numel()
         if output.numel() != count * size or output.dtype != input.dtype:
-            self._refuse(
+            raise ArgumentError(
                 f"{what} over {size} ranks got an output of {output.numel()} elements of {output.dtype} for inputs of "
                 f"{count} of {input.dtype}, but the output is {size} times the input, of its dtype"
             )
@@ -72,9 +72,6 @@ class Movement(Calls):
 
         return self._start(self._on(source).allgather(*args), (source, target), tensors, finish)
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        return self.all_gather_single(output, input, opts)
-
     def allgather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
         what = "all_gather"
         input = one(what, inputs)
@@ -87,7 +84,7 @@ class Movement(Calls):
     def _check_list(self, what: str, tensors: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         same_kind(what, own, tensors)
         if len(tensors) != self._comm.size or any(tensor.numel() != own.numel() for tensor in tensors):
-            self._refuse(
+            raise ArgumentError(
                 f"{what} over {self._comm.size} ranks got a list of tensors of "
                 f"{[tensor.numel() for tensor in tensors]} elements beside one of {own.numel()}, but takes one tensor "
                 "per rank, all of one size"
@@ -101,13 +98,11 @@ class Movement(Calls):
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.all_gather_single, outputs, inputs, opts)
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
     _each: Callable[..., Work]
 
     # --- gather and scatter: exchanges in which one rank has all or gets all
 
-    def gather(self, outputs: Any, inputs: Tensors, opts: Any = 0) -> Work:
+    def gather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
         what, root = "gather", _root(opts)
         input = one(what, inputs)
         source = dense(what, input)
@@ -120,7 +115,20 @@ class Movement(Calls):
         target, back = room_for(rooms)
         return self._exchange(what, source, send, target, [count] * size, rooms, back, opts)
 
-    def scatter(self, outputs: Tensors, inputs: Any, opts: Any = 0) -> Work:
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """output: of the root alone, the tensors of all ranks one behind the other, in whatever shape."""
+        if self._comm.rank != _root(opts):
+            return self.gather([], [input], opts)
+        size = self._comm.size
+        if output.numel() != size * input.numel() or not output.is_contiguous():
+            raise ArgumentError(
+                f"gather_single over {size} ranks got an output of {output.numel()} elements, "
+                f"{'dense' if output.is_contiguous() else 'strided'}, for inputs of {input.numel()}, but the output is "
+                f"dense and {size} times the input"
+            )
+        return self.gather([list(output.view(size, input.numel()).unbind())], [input], opts)
+
+    def scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
         what, root = "scatter", _root(opts)
         output = one(what, outputs)
         target = dense(what, output)
@@ -152,19 +160,17 @@ class Movement(Calls):
         back = None if target is output else lambda _: output.detach().copy_(target)
         return self._exchange(what, source, send, target, receive, [output], back, opts)
 
-    alltoall_base = all_to_all_single
-
     def _rows(self, what: str, which: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
         """How many elements go to, or come from, each rank."""
         rows, size = tensor.shape[0] if tensor.dim() else 0, self._comm.size
         if not splits:
             if tensor.dim() and rows % size == 0:
                 return [tensor.numel() // size] * size
-            self._refuse(
+            raise ArgumentError(
                 f"{what} got {rows} rows of {which}, which {size} ranks cannot share evenly: pass {which}_split_sizes"
             )
         if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
-            self._refuse(
+            raise ArgumentError(
                 f"{what} got {which}_split_sizes {list(splits)}, but needs {size} numbers, one per rank, that sum to "
                 f"the {which}'s {rows} rows"
             )
@@ -174,7 +180,7 @@ class Movement(Calls):
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
         what, size = "all_to_all", self._comm.size
         if len(outputs) != size or len(inputs) != size:
-            self._refuse(
+            raise ArgumentError(
                 f"{what} over {size} ranks got {len(inputs)} inputs and {len(outputs)} outputs, but takes one per rank"
             )
         same_kind(what, inputs[0], [*inputs, *outputs])
@@ -197,7 +203,7 @@ class Movement(Calls):
         """send[r] elements from the memory that begins with `source` go to rank r, and receive[r] come from it."""
         width = source.itemsize
         args = (source.data_ptr(), send, width, moved(source.dtype), what, target.data_ptr(), sum(receive) * width)
-        if not isinstance(opts, int) and self._at_once(opts):
+        if self._at_once(opts):
             _check(what, self._on(source).alltoall_sync(*args)[1], receive)
             if back is not None:
                 back(None)

@@ -1,6 +1,8 @@
 """The backend as PyTorch takes it: a ProcessGroup of its own up to 2.13, a Backend from 2.14 on."""
 
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from dcoll.errors import ArgumentError
 from dcoll.job.lifecycle import GROUPS
 from dcoll.torch import groups
+from dcoll.torch.calls import COLLECTIVES, OTHER_NAMES, collective
 from dcoll.torch.messages import Messages
 from dcoll.torch.movement import Movement
 from dcoll.torch.reductions import Reductions
@@ -92,6 +95,12 @@ class Collectives(Reductions, Movement, Messages):
             groups.close(self._comm)
 
 
+for _name in COLLECTIVES:
+    setattr(Collectives, _name, collective(_name, getattr(Collectives, _name)))
+for _other, _name in OTHER_NAMES.items():
+    setattr(Collectives, _other, getattr(Collectives, _name))
+
+
 def opened(group: Any, made: Any) -> None:
     """made: what torch has to say about the group."""
     group._open(made.store, list(made.global_ranks_in_group), made.group_rank, made.group_size, made.timeout)
@@ -118,8 +127,80 @@ class DcollBackend(Collectives, TorchBackend):
         made._open(store, [job[rank] for rank in ranks], made.rank(), len(ranks), opts._timeout)
         return made
 
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """This rank is not in a group that others split off, which involves them alone."""
+
+    allreduce_sparse = Collectives.allreduce
     start_coalescing = Collectives._start_coalescing
     end_coalescing = Collectives._end_coalescing
+
+
+class _Asked(threading.local):
+    works: list[Any] | None = None
+
+
+_ASKED = _Asked()
+"""Where a backend puts the Work that it returns to torch's C++, while Python waits for it on this thread. Python gets
+one of torch's own in its place, which knows wait() and get_future() alone: it never completes, and cannot tell who sent
+a message."""
+
+
+def _kept(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of DcollBackend, which C++ calls."""
+
+    @functools.wraps(call)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        work = call(*args, **kwargs)
+        if _ASKED.works is not None:
+            _ASKED.works.append(work)
+        return work
+
+    return method
+
+
+def given_back(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of torch's ProcessGroup, which Python calls: dcoll's Work where a backend of dcoll's has made one."""
+
+    @functools.wraps(call)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        made: list[Any] = []
+        _ASKED.works = made
+        try:
+            work = call(*args, **kwargs)
+        finally:
+            _ASKED.works = None
+        return made[-1] if made else work
+
+    return method
+
+
+GIVE_WORK = (*COLLECTIVES, *OTHER_NAMES, "send", "recv", "recv_anysource")
+for _name in (*GIVE_WORK, "end_coalescing"):
+    setattr(DcollBackend, _name, _kept(getattr(DcollBackend, _name)))
+
+
+def gathered_to_one(call: Callable[..., Any]) -> Callable[..., Any]:
+    """gather_single() of torch's ProcessGroup, which has none for backends that are written in Python."""
+
+    @functools.wraps(call)
+    def method(self: Any, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        backend = self._get_backend(input.device)
+        own = isinstance(backend, DcollBackend)
+        return (backend.gather_single if own else functools.partial(call, self))(output, input, *args, **kwargs)
+
+    return method
+
+
+def split_by_members(call: Callable[..., Any]) -> Callable[..., Any]:
+    """split_group() of torch's ProcessGroup: a rank that is in no part has nothing to do for those that are."""
+
+    @functools.wraps(call)
+    def method(self: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        backends = [self._get_backend(device) for device in self._device_types]
+        outside = self.rank() not in ranks and all(isinstance(one, DcollBackend) for one in backends)
+        return None if outside else call(self, ranks, *args, **kwargs)
+
+    return method
 
 
 class DcollProcessGroup(Collectives, TorchProcessGroup):

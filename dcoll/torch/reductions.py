@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dcoll.errors import ArgumentError
 from dcoll.torch.calls import Calls
 from dcoll.torch.ddp_buckets import LEAST_ELEMENTS, called_by_backward, place_of
 from dcoll.torch.dtypes import PLAIN_DTYPES, PLAIN_OPERATORS, reduction
@@ -13,38 +14,31 @@ from dcoll.torch.memory import dense, one, one_behind_the_other, same_kind
 from dcoll.torch.work import DONE, Work
 
 Tensors = Sequence[torch.Tensor] | torch.Tensor
+_c10d: Any = torch._C._distributed_c10d
 
 
 def operator_of(opts: Any) -> Any:
-    """torch's methods take options, or the operator alone."""
-    if opts is None:
-        return dist.ReduceOp.SUM
-    return opts if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)) else opts.reduceOp
-
-
-def options(opts: Any) -> Any:
-    """The options, where they are given."""
-    return None if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType, int)) else opts
+    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
 
 
 class Reductions(Calls):
-    def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> Work:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else one("all_reduce", tensors)
-        op = operator_of(opts) if opts is None or timeout is not None else getattr(opts, "reduceOp", opts)
+        op = operator_of(opts)
         code, operator = PLAIN_DTYPES.get(tensor.dtype), PLAIN_OPERATORS.get(hash(op))
         count, factor = tensor.numel(), 1.0
         if tensor.layout is not torch.strided:
-            return self._allreduce_sparse(tensor, op, options(opts))
+            return self._allreduce_sparse(tensor, op, opts)
         if code is None or operator is None:
             code, per_element, operator, factor = reduction("all_reduce", tensor, op)
             count *= per_element
         place, target = tensor.data_ptr(), tensor
-        if not (tensor.is_contiguous() and tensor.is_cpu and (place != 0 or count == 0)):
+        if not (tensor.is_contiguous() and tensor.is_cpu and (place != 0 or count == 0)) or tensor.is_neg():
             target = dense("all_reduce", tensor)
             place = target.data_ptr()
         if count >= LEAST_ELEMENTS and target is tensor and called_by_backward() and self._on(tensor) is self._comm:
             place = place_of(self._comm, tensor)
-        if not (opts is None or op is opts or opts.asyncOp) and self._limit_s is None:
+        if self._at_once(opts):
             self._on(target).allreduce_sync(place, place, count, code, operator, "", factor)
             if target is not tensor:
                 tensor.detach().copy_(target)
@@ -56,8 +50,10 @@ class Reductions(Calls):
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any, opts: Any) -> Work:
         """The sum of tensors in COO form, by gathering their entries."""
         if tensor.layout is not torch.sparse_coo or op != dist.ReduceOp.SUM:
-            self._refuse(f"all_reduce takes dense tensors, or sparse ones in COO form with SUM, but got {op} of a "
-                         f"tensor with layout {tensor.layout}")  # fmt: skip
+            raise ArgumentError(
+                f"all_reduce takes dense tensors, or sparse ones in COO form with SUM, but got {op} of a tensor with "
+                f"layout {tensor.layout}"
+            )
         from dcoll import ops
         from dcoll.collectives import sparse
 
@@ -72,16 +68,15 @@ class Reductions(Calls):
         return self._together([work], [tensor], opts)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        op = operator_of(opts)
-        return self._together([self.allreduce([tensor], op) for tensor in tensors], tensors, opts)
+        each = _c10d.AllreduceOptions()
+        each.reduceOp = operator_of(opts)
+        works = [self.allreduce([tensor], each) for tensor in tensors]
+        return self._together(works, tensors, opts)
 
-    def reduce(self, tensors: Tensors, opts: Any = None, op: Any = None) -> Work:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = one("reduce", tensors)
-        root = opts if isinstance(opts, int) else opts.rootRank
-        given = options(opts)
-        code, per_element, operator, factor = reduction(
-            "reduce", tensor, op if given is None and op is not None else operator_of(given)
-        )
+        root = 0 if opts is None else opts.rootRank
+        code, per_element, operator, factor = reduction("reduce", tensor, operator_of(opts))
         source = dense("reduce", tensor)
         # Only the root's tensor changes; the sum of the others goes where nobody looks.
         into = source if self._comm.rank == root else torch.empty_like(source)
@@ -95,7 +90,7 @@ class Reductions(Calls):
             factor,
         )
         back = None if into is not source or source is tensor else lambda _: tensor.detach().copy_(source)
-        return self._together([self._start(core, (source, into), [tensor], back)], [tensor], given)
+        return self._together([self._start(core, (source, into), [tensor], back)], [tensor], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         what = "reduce_scatter"
@@ -106,7 +101,7 @@ class Reductions(Calls):
             code, per_element, operator, factor = reduction(what, input, op)
         count, size = output.numel(), self._comm.size
         if input.numel() != count * size or input.dtype != output.dtype:
-            self._refuse(
+            raise ArgumentError(
                 f"{what} over {size} ranks got an output of {count} elements of {output.dtype} for an input of "
                 f"{input.numel()} of {input.dtype}, but each rank's share is a {size}th of the input, of its dtype"
             )
@@ -123,16 +118,13 @@ class Reductions(Calls):
             return DONE
         return self._start(self._on(source).reducescatter(*places), (source, target), [output], back)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        return self.reduce_scatter_single(output, input, opts)
-
     def reduce_scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
         what = "reduce_scatter"
         output = one(what, outputs)
         parts = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
         same_kind(what, output, parts)
         if len(parts) != self._comm.size or any(part.numel() != output.numel() for part in parts):
-            self._refuse(
+            raise ArgumentError(
                 f"{what} over {self._comm.size} ranks got inputs of {[part.numel() for part in parts]} elements and an "
                 f"output of {output.numel()}, but takes one input per rank, all of the output's size"
             )
@@ -143,8 +135,6 @@ class Reductions(Calls):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _each(self, call: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
         works = [call(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]

@@ -9,10 +9,19 @@ from torch.distributed import distributed_c10d
 
 from dcoll.torch import start
 from dcoll.torch.compiler import left_alone
-from dcoll.torch.process_group import BACKENDS_IN_PYTHON, DEVICE_TYPES, NAME, DcollBackend, DcollProcessGroup, opened
+from dcoll.torch.process_group import (
+    BACKENDS_IN_PYTHON,
+    DEVICE_TYPES,
+    GIVE_WORK,
+    NAME,
+    DcollBackend,
+    DcollProcessGroup,
+    gathered_to_one,
+    given_back,
+    opened,
+    split_by_members,
+)
 from dcoll.torch.work import Done, Work
-
-WRAP = "_create_process_group_wrapper"
 
 
 def create(made: Any, options: Any = None) -> Any:
@@ -38,11 +47,21 @@ def not_wrapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def replace(place: Any, name: str, change: Callable[..., Any]) -> None:
+    if hasattr(place, name):
+        setattr(place, name, change(getattr(place, name)))
+
+
 def register() -> None:
     """The entry point: torch calls it where somebody names the backend before importing dcoll.torch."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICE_TYPES))
         start.install()
-        if BACKENDS_IN_PYTHON and hasattr(distributed_c10d, WRAP):
-            setattr(distributed_c10d, WRAP, not_wrapped(getattr(distributed_c10d, WRAP)))
+        if BACKENDS_IN_PYTHON:
+            replace(distributed_c10d, "_create_process_group_wrapper", not_wrapped)
+            for name in ("gather_single", "gather_into_tensor"):
+                replace(dist.ProcessGroup, name, gathered_to_one)
+            for name in (*GIVE_WORK, "_end_coalescing"):
+                replace(dist.ProcessGroup, name, given_back)
+            replace(dist.ProcessGroup, "split_group", split_by_members)
         left_alone(DcollBackend, DcollProcessGroup, Work, Done)

@@ -12,6 +12,7 @@ import checks_torch_collectives
 import checks_torch_device
 import checks_torch_groups
 import checks_torch_messages
+import checks_torch_methods
 import checks_torch_parallel
 import pytest
 import torch
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.mpi
 
 MODULES: dict[ModuleType, list[tuple[int, str]]] = {
     checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi"), (2, "emulated")],
+    checks_torch_methods: [(2, "auto"), (3, "auto"), (2, "torchrun"), (2, "emulated")],
     checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun"), (2, "emulated")],
     checks_torch_messages: [
         (2, "auto"),
@@ -200,6 +202,66 @@ def test_torchrun_below_mpirun() -> None:
     assert done.stdout.count("ended") == 2
 
 
+AGAIN = """
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+for last in ("destroyed", "aborted", "destroyed", "aborted", "destroyed"):
+    dist.init_process_group("dcoll")
+    rank = dist.get_rank()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 3
+    part = dist.new_group([0])
+    if last == "destroyed":
+        dist.destroy_process_group()
+        continue
+    if rank == 0:
+        dist.distributed_c10d._abort_process_group()
+    else:
+        try:
+            dist.barrier()
+        except dcoll.DcollError as error:
+            assert "aborted" in str(error), error
+        dist.distributed_c10d._abort_process_group()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
+def test_the_default_group_is_made_again(launcher: tuple[str, ...]) -> None:
+    """In the store that torch has of it, after an end of either kind."""
+    done = launch(2, "-c", AGAIN, launcher=launcher, DCOLL_TIMEOUT="20")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
+BOUND = """
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+dist.init_process_group("dcoll", device_id=torch.device("cpu", 0))
+group = dist.new_group([0])
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+if dist.get_rank() == 0:
+    dist.all_reduce(tensor, group=group)
+assert tensor.tolist() == [2.0] * 3
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+def test_a_group_that_is_bound_to_a_device() -> None:
+    """torch tells the ranks that are not in a new group to take part in splitting it off."""
+    needs_backends_in_python()
+    done = launch(2, "-c", BOUND, launcher=TORCHRUN)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
 def test_the_devices_are_those_of_pytorchs_build() -> None:
     """PyTorch asks for a GPU where a backend says that it has the tensors of one (ShardedTensor.gather)."""
     registration.register()
@@ -285,8 +347,10 @@ import torch.distributed as dist
 import dcoll.torch
 
 rank, size, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-for again in range(3):  # another store each time
-    dist.init_process_group("dcoll", store=dist.FileStore(f"{file}{again}", size), rank=rank, world_size=size)
+store = dist.FileStore(file, size)
+for again in range(4):  # the same store, and another one each time
+    other = dist.FileStore(f"{file}{again}", size)
+    dist.init_process_group("dcoll", store=store if again % 2 else other, rank=rank, world_size=size)
     tensor = torch.tensor([rank + 1.0])
     dist.all_reduce(tensor)
     assert tensor.item() == size * (size + 1) / 2

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from mpirun import HERE, launch
 
-from dcoll.torch.process_group import BACKENDS_IN_PYTHON
-
 pytestmark = pytest.mark.mpi
 
 _TEXT = "it wants the text of Gloo's error: ours names the ranks that are missing in other words"
@@ -29,13 +27,6 @@ NOT_FOR_US = {
     "test_monitored_barrier_gloo_rank_0_timeout": _TEXT,
     "test_monitored_barrier_gloo_subgroup": _TEXT,
 }
-if BACKENDS_IN_PYTHON:  # docs/torch.md
-    _POLLS = "PyTorch does not ask a backend in Python for is_completed()"
-    _SENDER = "PyTorch does not ask a backend in Python for the sender of a message from any source"
-    _SENT, _ANY = "test_isend", "test_send_recv_any_source"
-    NOT_FOR_US |= dict.fromkeys(
-        ("test_irecv", _SENT, f"{_SENT}_autograd_profiler", f"{_SENT}_torch_profiler"), _POLLS
-    ) | dict.fromkeys((_ANY, f"{_ANY}_autograd_profiler", f"{_ANY}_torch_profiler"), _SENDER)
 RANKS = 4
 LEAST_PASSED = 90
 """Of the tests that no rank skips: what a runner that passes over everything would fall below."""

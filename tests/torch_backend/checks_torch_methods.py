@@ -1,0 +1,201 @@
+"""What a group's methods take in other forms, what they refuse, and who hears of it."""
+
+import contextlib
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from checks_torch_collectives import WAYS
+from torch.distributed import ReduceOp
+
+import dcoll.torch  # noqa: F401 - registers the backend
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON
+
+
+def check_init() -> None:
+    dist.init_process_group("dcoll")
+
+
+def check_what_is_refused() -> None:
+    for op, dtype, text in (
+        (ReduceOp.SUM, torch.float8_e5m2, "float8_e5m2"),
+        (ReduceOp.BAND, torch.float32, "BAND"),
+        (ReduceOp.AVG, torch.bool, "AVG"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            dist.all_reduce(torch.zeros(2, dtype=dtype), op=op)
+    with pytest.raises((RuntimeError, ValueError), match=r"(?i)complex|PRODUCT"):
+        dist.all_reduce(torch.zeros(2, dtype=torch.complex64), op=ReduceOp.PRODUCT)
+    if not BACKENDS_IN_PYTHON:  # there torch itself passes over such tensors
+        with pytest.raises(RuntimeError, match="meta"):
+            dist.all_reduce(torch.zeros(2, device="meta"))
+    with pytest.raises(RuntimeError, match=r"(?i)sparse_?csr"):
+        dist.all_reduce(torch.eye(2).to_sparse_csr())
+    n = dist.get_world_size()
+    with pytest.raises(RuntimeError, match=f"{n} times the input"):
+        dist.all_gather_into_tensor(torch.zeros(n + 1), torch.zeros(1))
+    with pytest.raises(RuntimeError, match="share"):
+        dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(n))
+    with pytest.raises(RuntimeError, match="all of one size"):
+        dist.all_gather([torch.zeros(2)] * n, torch.zeros(3))
+    with pytest.raises(RuntimeError, match="input_split_sizes"):
+        dist.all_to_all_single(torch.zeros(n), torch.zeros(n), [1] * n, [2] * n)
+    with pytest.raises(RuntimeError, match="cannot share evenly"):
+        dist.all_to_all_single(torch.zeros(n + 1), torch.zeros(n + 1))
+    dist.barrier()
+    check = torch.ones(1)
+    dist.all_reduce(check)
+    assert check.item() == n
+
+
+def check_what_one_rank_refuses() -> None:
+    """The others hear of it at once, as the error of that call, and all are in step again."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    float8, two, each = torch.zeros(2, dtype=torch.float8_e5m2), torch.zeros(2), [torch.zeros(2) for _ in range(n)]
+    flat = torch.zeros(2 * n)
+    calls: list[Callable[[bool], object]] = [
+        lambda odd: dist.all_reduce(float8 if odd else two),
+        lambda odd: dist.all_reduce(float8 if odd else two, async_op=True).wait(),
+        lambda odd: dist.all_reduce(two, op=ReduceOp.BAND if odd else ReduceOp.SUM),
+        lambda odd: dist.reduce(float8 if odd else two, 0),
+        lambda odd: dist.all_gather(each, torch.zeros(2 + odd)),
+        lambda odd: dist.all_gather_into_tensor(torch.zeros(2 * n + odd), two),
+        lambda odd: dist.reduce_scatter_tensor(torch.zeros(2 + odd), flat),
+        lambda odd: dist.reduce_scatter(two, [torch.zeros(2 + odd) for _ in range(n)]),
+        lambda odd: dist.all_to_all_single(flat, flat.clone(), [2] * n, [2 + odd] * n),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            call(r == 1)
+        text = str(caught.value)
+        if r != 1:
+            assert re.search(r"rank 1 called .* after a call there was refused \(\w+Error: \S", text), (number, text)
+        check = torch.ones(1)
+        dist.all_reduce(check)
+        assert check.item() == n, number
+
+
+def check_overloads() -> None:
+    """The methods of torch's groups take options, or what they would hold: by place or by name."""
+    r, n, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    assert group is not None
+    total, limit = float(sum(range(n))), timedelta(seconds=60)
+
+    def mine() -> torch.Tensor:
+        return torch.full((2,), float(r))
+
+    for call in (
+        lambda t: group.allreduce([t]),
+        lambda t: group.allreduce([t], ReduceOp.SUM),
+        lambda t: group.allreduce(t, op=ReduceOp.SUM),
+        lambda t: group.allreduce(t, op=ReduceOp.SUM, timeout=limit),
+        lambda t: group.allreduce(tensor=t),
+        lambda t: group.allreduce([t], dist.AllreduceOptions()),
+    ):
+        tensor = mine()
+        call(tensor).wait()
+        assert tensor.tolist() == [total] * 2
+    tensor = mine()
+    group.allreduce(tensor, ReduceOp.MAX, limit).wait()
+    assert tensor.tolist() == [n - 1] * 2
+    for call in (
+        lambda t: group.reduce(t, 0, ReduceOp.MAX, limit),
+        lambda t: group.reduce(t, root=0, op=ReduceOp.MAX),
+    ):
+        tensor = mine()
+        call(tensor).wait()
+        assert tensor.tolist() == [n - 1 if r == 0 else r] * 2
+    for call in (lambda t: group.broadcast(t, n - 1, limit), lambda t: group.broadcast(t, root=n - 1)):
+        tensor = mine()
+        call(tensor).wait()
+        assert tensor.tolist() == [n - 1] * 2
+    outs = [torch.zeros(2) for _ in range(n)]
+    group.allgather(outs, mine(), timeout=limit).wait()
+    assert [out[0].item() for out in outs] == list(range(n))
+    empty: list[torch.Tensor] = []
+    outs = [torch.zeros(2) for _ in range(n)]
+    group.gather(outs if r == 0 else empty, mine(), root=0).wait()
+    assert r != 0 or [out[0].item() for out in outs] == list(range(n))
+    tensor = torch.zeros(2)
+    group.scatter(tensor, [torch.full((2,), float(i)) for i in range(n)] if r == 0 else empty, root=0).wait()
+    assert tensor[0] == r
+    group.reduce_scatter(tensor, [mine() for _ in range(n)], op=ReduceOp.MAX).wait()
+    assert tensor[0] == n - 1
+    out = torch.zeros(n)
+    group.alltoall_base(out, torch.full((n,), float(r)), output_split_sizes=[1] * n, input_split_sizes=[1] * n).wait()
+    assert out.tolist() == list(range(n))
+    group.barrier(timeout=limit).wait()
+    group.send([mine()], dstRank=(r + 1) % n, tag=3)
+    group.recv([tensor], srcRank=(r - 1) % n, tag=3).wait()
+    assert tensor[0] == (r - 1) % n
+    for wrong in (lambda: group.allreduce(mine(), sum=1), group.broadcast, lambda: group.barrier(1, 2, 3)):
+        with pytest.raises(TypeError):
+            wrong()
+    dist.barrier()
+
+
+def check_negated_views() -> None:
+    """Tensors whose memory has other values than they do."""
+    if BACKENDS_IN_PYTHON:
+        pytest.skip("from 2.14 on torch itself hands a negated copy on, and forgets it, of Gloo's calls too")
+    r, n = dist.get_rank(), dist.get_world_size()
+
+    def negated(*elements: float) -> torch.Tensor:
+        return torch._neg_view(-torch.tensor(elements, dtype=torch.float32))
+
+    for op, expected in ((ReduceOp.SUM, sum(range(n))), (ReduceOp.MAX, n - 1), (ReduceOp.MIN, 0)):
+        for way in WAYS:
+            tensor = negated(r, r)
+            way(dist.all_reduce, tensor, op=op)
+            assert tensor.tolist() == [expected] * 2, op
+    for way in WAYS:
+        out = negated(0, 0)
+        way(dist.scatter, out, [negated(1.0, rank) for rank in range(n)] if r == 0 else None, src=0)
+        assert out.tolist() == [1, r]
+        outs = [negated(0, 0) for _ in range(n)]
+        way(dist.all_to_all, outs, [negated(r, to) for to in range(n)])
+        assert [one.tolist() for one in outs] == [[rank, r] for rank in range(n)]
+        way(dist.all_gather, outs, negated(2.0, r))
+        assert [one.tolist() for one in outs] == [[2, rank] for rank in range(n)]
+        conjugate = torch.tensor([1 + 2j * r]).conj()
+        gathered = [torch.zeros(1, dtype=torch.complex64).conj() for _ in range(n)]
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.allgather([gathered], [conjugate]).wait()
+        assert [one.item() for one in gathered] == [1 - 2j * rank for rank in range(n)]
+
+
+def check_gather_single() -> None:
+    if not hasattr(dist, "gather_single"):
+        assert not BACKENDS_IN_PYTHON or not hasattr(dist.ProcessGroup, "gather_single")
+        return
+    r, n = dist.get_rank(), dist.get_world_size()
+    for way in WAYS:
+        for count in (0, 1, 1000):
+            into = torch.zeros(n, count) if r == 0 else None
+            way(dist.gather_single, torch.full((count,), float(r)), into, 0)
+            assert into is None or into.eq(torch.arange(n).view(-1, 1)).all()
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.gather_single(torch.zeros(2), torch.zeros(2 * n + 1), r)
+    dist.barrier()
+
+
+def check_coalescing_after_an_exception() -> None:
+    """What was raised within a manager does not touch the next one."""
+    n = dist.get_world_size()
+    one = torch.ones(3)
+    with contextlib.suppress(ZeroDivisionError), dist._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(one)
+        raise ZeroDivisionError
+    dist.distributed_c10d._world.pg_coalesce_state.clear()  # torch's own, which it leaves there
+    two = torch.ones(3)
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(two)
+    assert two.tolist() == [n] * 3
+    dist.barrier()
+
+
+def check_destroy() -> None:
+    dist.destroy_process_group()
