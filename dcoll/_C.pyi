@@ -189,11 +189,6 @@ class _Starts:
     def barrier(self, name: str = "") -> Handle: ...
 
 @final
-class ByName(_Starts):
-    """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank starts
-    them."""
-
-@final
 class Communicator(_Starts):
     """An ordered set of ranks. Collectives are matched by the order of calls, which must be the same on every rank."""
 
@@ -287,16 +282,14 @@ class Communicator(_Starts):
     def irecv(self, address: int, nbytes: int, peer: int, tag: int = 0) -> Handle:
         """Start receiving from a rank, or with peer == -1 from any: Handle.source tells which. A message of another
         length is a MismatchError on both sides, and nothing is copied."""
-    def send_sync(self, address: int, nbytes: int, peer: int, tag: int = 0) -> None:
-        """isend() and wait."""
-    def recv_sync(self, address: int, nbytes: int, peer: int, tag: int = 0) -> int:
-        """irecv() and wait; the sender's rank."""
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory that the node's other ranks have mapped (plain memory when there are none). 64-byte aligned."""
     def scratch(self, nbytes: int) -> Buffer:
         """The same out of a pool, to which it goes back: not zeroed, and at least so large."""
     @property
-    def by_name(self) -> ByName: ...
+    def by_name(self) -> OnDevice:
+        """Starts operations that meet those of equal kind and name on the other ranks, in whatever order each rank
+        starts them."""
     def join(self, note: str = "") -> int:
         """Take part in the others' all-reduces with neutral elements until every rank has joined; the last one to join.
 
@@ -327,7 +320,7 @@ EMULATED_DEVICE: int
 
 @final
 class OnDevice:
-    """The collectives of a Communicator or of a ByName, and the Communicator's isend() and irecv(), on memory of a
+    """The collectives of a Communicator or of its by_name, and the Communicator's isend() and irecv(), on memory of a
     device: a GPU by its number, or EMULATED_DEVICE.
 
     They begin after what is in the thread's current stream, and the stream that is current in Handle.wait() waits for
@@ -335,7 +328,7 @@ class OnDevice:
 
     rank: int
     size: int
-    def __init__(self, comm: Communicator | ByName, device: int) -> None: ...
+    def __init__(self, comm: Communicator | OnDevice, device: int) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
 
 def emulates_device() -> bool:
@@ -430,14 +423,6 @@ def open_store(
 ) -> Bootstrap:
     """A job whose ranks meet through a key-value store. get() does not wait: None where the key is not there yet."""
 
-def connect_store(
-    rank: int, size: int, set: Callable[[str, bytes], object], get: Callable[[str], bytes | None]
-) -> Communicator:
-    """The communicator of the ranks that meet through a store. Its keys are for this one communicator alone.
-
-    TimeoutError names the ranks that have not come within DCOLL_TIMEOUT.
-    """
-
 def connect_world(job: Bootstrap | None) -> Communicator:
     """The communicator of all ranks of the job; None: a communicator of this process alone."""
 
@@ -474,7 +459,7 @@ def grouped_allreduce_sync(
     tensor requires a gradient."""
 
 def grouped_allreduce(
-    comm: Communicator | ByName,
+    comm: Communicator | OnDevice,
     tensors: list[Any],
     in_place: bool,
     op: int,
@@ -515,7 +500,7 @@ def grouped_allgather_sync(
     graded: None, too, where one of them requires a gradient.
     """
 
-def grouped_allgather(comm: Communicator | ByName, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
+def grouped_allgather(comm: Communicator | OnDevice, tensors: list[Any], name: str = "") -> RowGroupHandle | None:
     """The same, started."""
 
 def grouped_reducescatter_sync(
@@ -530,7 +515,7 @@ def grouped_reducescatter_sync(
     """Each of the tensors reduced and its rows shared, by one operation per dtype, which are finished."""
 
 def grouped_reducescatter(
-    comm: Communicator | ByName,
+    comm: Communicator | OnDevice,
     tensors: list[Any],
     op: int,
     name: str = "",

@@ -156,8 +156,7 @@ Settings Settings::from_env() {
   s.stall_check_time_s = number("DCOLL_STALL_CHECK_TIME", kSmallest, 1e9);
   s.stall_shutdown_time_s = number("DCOLL_STALL_SHUTDOWN_TIME", 0, 1e9);
   s.stall_check_disable = flag("DCOLL_STALL_CHECK_DISABLE");
-  s.timeline = text("DCOLL_TIMELINE");
-  s.timeline_mark_cycles = flag("DCOLL_TIMELINE_MARK_CYCLES");
+  (void)flag("DCOLL_TIMELINE_MARK_CYCLES");  // read by Python
   s.thread_affinity = numbers("DCOLL_THREAD_AFFINITY");
   s.log_level = choice("DCOLL_LOG_LEVEL");
   s.log_hide_time = flag("DCOLL_LOG_HIDE_TIME");

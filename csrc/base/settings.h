@@ -34,8 +34,6 @@ struct Settings {
   double stall_check_time_s;     // an operation that some ranks did not submit for this long is reported
   double stall_shutdown_time_s;  // ... and for this long fails on all ranks; 0: never
   bool stall_check_disable;      // neither of the two
-  std::string timeline;          // the file that init() begins a timeline in; "" or "DYNAMIC": none
-  bool timeline_mark_cycles;
   bool compress_local = false;
   std::string gpu_engine = "auto";  // "auto", "host"
   // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "bind/arguments.h"
 #include "bind/bind.h"
-#include "bind/by_name.h"
 #include "bind/constants.h"
 #include "bind/inline_call.h"
 #include "bind/on_device.h"
@@ -18,8 +17,6 @@ namespace py = pybind11;
 
 namespace dcoll::bind {
 namespace {
-
-using CommPtr = std::shared_ptr<Communicator>;
 
 // In the order of plan::Collective.
 constexpr std::array kKinds{Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather, Kind::kBroadcast,
@@ -85,13 +82,7 @@ class Handle {
 };
 
 std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
-  return std::make_unique<Handle>(comm, is_point(request.kind)
-                                            ? comm->points().start(std::move(request))
-                                            : comm->submit(std::move(request), Communicator::Start::kSoon));
-}
-
-std::unique_ptr<Handle> start(const ByName& named, Request request) {
-  return std::make_unique<Handle>(named.comm, named.comm->submit_by_name(std::move(request)));
+  return std::make_unique<Handle>(comm, comm->submit(std::move(request), Communicator::Start::kSoon));
 }
 
 std::unique_ptr<Handle> start(const OnDevice& self, Request request) {
@@ -238,36 +229,11 @@ auto runs_ragged(Request (*make)(Args...)) {
 uint64_t user_key(int32_t tag) { return point_key(PointSpace::kUser, tag); }
 
 Request send_request(uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return {.kind = Kind::kSend,
-          .in = to_pointer(address),
-          .count = nbytes,
-          .dtype = DType::kUInt8,
-          .root = peer,
-          .tag = user_key(tag)};
+  return message(Kind::kSend, to_pointer(address), nbytes, peer, user_key(tag));
 }
 
 Request receive_request(uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  return {.kind = Kind::kReceive,
-          .out = to_pointer(address),
-          .count = nbytes,
-          .dtype = DType::kUInt8,
-          .root = peer,
-          .tag = user_key(tag)};
-}
-
-void send(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  const auto rest = with_lock_as_pays(
-      nbytes, [&] { return comm->points().send_or_submit(to_pointer(address), nbytes, peer, user_key(tag)); });
-  if (rest != nullptr) wait_keeping_memory(*comm, *rest);
-}
-
-int recv(const CommPtr& comm, uintptr_t address, size_t nbytes, int peer, int32_t tag) {
-  int source = kAnySource;
-  const auto rest = with_lock_as_pays(
-      nbytes, [&] { return comm->points().recv_or_submit(to_pointer(address), nbytes, peer, user_key(tag), source); });
-  if (rest == nullptr) return source;
-  wait_keeping_memory(*comm, *rest);
-  return rest->source;
+  return message(Kind::kReceive, to_pointer(address), nbytes, peer, user_key(tag));
 }
 
 void bind_points(py::class_<Communicator, CommPtr>& comm, py::class_<OnDevice>& device) {
@@ -277,8 +243,6 @@ void bind_points(py::class_<Communicator, CommPtr>& comm, py::class_<OnDevice>& 
   };
   define(comm, "isend", starts<CommPtr>(send_request));
   define(comm, "irecv", starts<CommPtr>(receive_request));
-  define(comm, "send_sync", &send);
-  define(comm, "recv_sync", &recv);
   define(device, "isend", starts<OnDevice>(send_request));
   define(device, "irecv", starts<OnDevice>(receive_request));
 }
@@ -296,8 +260,7 @@ int64_t join(const CommPtr& comm, const std::string& note) {
   return operation->counts.front();
 }
 
-void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName>& named,
-                      py::class_<OnDevice>& device) {
+void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<OnDevice>& device) {
   using namespace py::literals;
   const py::tuple none;
   const auto all_reduce_args =
@@ -316,7 +279,6 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<ByName
   };
   const auto define_start = [&](const char* name, auto make, const auto& args) {
     define(comm, name, starts<CommPtr>(make), args);
-    define(named, name, starts<ByName>(make), args);
     define(device, name, starts<OnDevice>(make), args);
   };
   const auto define_run = [&](const char* name, auto make, const auto& args) {
@@ -381,7 +343,7 @@ PyObject* start_call(PyObject* communicator, const Call& call) {
   try {
     const auto comm = py::cast<CommPtr>(py::handle(communicator));
     Request request = Request::of(call, comm->size());
-    auto handle = call.name.empty() ? start(comm, std::move(request)) : start(ByName{comm}, std::move(request));
+    auto handle = call.name.empty() ? start(comm, std::move(request)) : start(OnDevice{comm, true}, std::move(request));
     return py::cast(std::move(handle)).release().ptr();
   } catch (...) {
     set_error(std::current_exception());
@@ -436,12 +398,9 @@ void bind_communicator(py::module_& m) {
       .def("leave", &Communicator::leave, py::call_guard<py::gil_scoped_release>())
       .def("left", &Communicator::left)
       .def("join", &join, py::arg("note") = "")
-      .def_property_readonly("by_name", [](const CommPtr& self) { return ByName{self}; });
-  py::class_<ByName> named(m, "ByName", py::is_final());
-  named.def_property_readonly("rank", [](const ByName& self) { return self.comm->rank(); })
-      .def_property_readonly("size", [](const ByName& self) { return self.comm->size(); });
+      .def_property_readonly("by_name", [](const CommPtr& self) { return OnDevice{self, true}; });
   auto device = py::reinterpret_borrow<py::class_<OnDevice>>(m.attr("OnDevice"));
-  bind_collectives(comm, named, device);
+  bind_collectives(comm, device);
   bind_points(comm, device);
 }
 

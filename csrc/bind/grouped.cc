@@ -10,7 +10,7 @@
 
 #include "bind/arguments.h"
 #include "bind/bind.h"
-#include "bind/by_name.h"
+#include "bind/on_device.h"
 #include "bind/operand.h"
 #include "bind/shared_results.h"
 
@@ -18,8 +18,6 @@ namespace py = pybind11;
 
 namespace dcoll::bind {
 namespace {
-
-using CommPtr = std::shared_ptr<Communicator>;
 
 // The tensors of a call and what they are.
 struct Group {
@@ -137,28 +135,19 @@ py::object reduce_now(const CommPtr& comm, const py::list& tensors, bool in_plac
   return group->results;
 }
 
-using Start = void (GroupedAllReduce::*)();
-
-py::object reduce_later(const CommPtr& comm, const py::list& tensors, bool in_place, const Call& options, Start start) {
+// Self: CommPtr, or OnDevice as comm.by_name.
+template <typename Self>
+py::object reduce_later(const Self& self, const py::list& tensors, bool in_place, int op, const std::string& name,
+                        double prescale, double postscale, std::string_view codec) {
+  const OnDevice on{self};
   std::optional<Group> group = read_group(tensors, in_place, false);
   if (!group || !place_results(*group, in_place)) return py::none();
-  auto reduction = std::make_unique<GroupedAllReduce>(comm, group->tensors, options);
+  auto reduction =
+      std::make_unique<GroupedAllReduce>(on.comm, group->tensors, options_of(op, name, prescale, postscale, codec));
   with_lock_as_pays(reduction->bytes(), [&] { reduction->pack(GroupedAllReduce::Submit::kLater); });
   if (!in_place) make_results(*group, *reduction);
-  ((*reduction).*start)();
-  return py::make_tuple(std::make_unique<GroupHandle>(comm, std::move(reduction)), group->results);
-}
-
-py::object start_group(const CommPtr& comm, const py::list& tensors, bool in_place, int op, const std::string& name,
-                       double prescale, double postscale, std::string_view codec) {
-  return reduce_later(comm, tensors, in_place, options_of(op, name, prescale, postscale, codec),
-                      &GroupedAllReduce::start);
-}
-
-py::object start_group_by_name(const ByName& named, const py::list& tensors, bool in_place, int op,
-                               const std::string& name, double prescale, double postscale, std::string_view codec) {
-  return reduce_later(named.comm, tensors, in_place, options_of(op, name, prescale, postscale, codec),
-                      &GroupedAllReduce::start_by_name);
+  reduction->start(on.by_name);
+  return py::make_tuple(std::make_unique<GroupHandle>(on.comm, std::move(reduction)), group->results);
 }
 
 }  // namespace
@@ -171,10 +160,12 @@ void bind_grouped(py::module_& m) {
       .def("wait", &GroupHandle::wait, "timeout"_a = -1.0);
   m.def("grouped_allreduce_sync", &reduce_now, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
         "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false, "codec"_a = "");
-  m.def("grouped_allreduce", &start_group, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
-        "prescale"_a = 1.0, "postscale"_a = 1.0, "codec"_a = "");
-  m.def("grouped_allreduce", &start_group_by_name, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "",
-        "prescale"_a = 1.0, "postscale"_a = 1.0, "codec"_a = "");
+  const auto define = [&](auto function) {
+    m.def("grouped_allreduce", function, "comm"_a, "tensors"_a, "in_place"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
+          "postscale"_a = 1.0, "codec"_a = "");
+  };
+  define(&reduce_later<CommPtr>);
+  define(&reduce_later<OnDevice>);
 }
 
 }  // namespace dcoll::bind

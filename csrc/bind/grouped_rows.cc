@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "bind/arguments.h"
 #include "bind/bind.h"
-#include "bind/by_name.h"
+#include "bind/on_device.h"
 #include "bind/operand.h"
 #include "bind/shared_results.h"
 
@@ -21,8 +21,6 @@ namespace py = pybind11;
 
 namespace dcoll::bind {
 namespace {
-
-using CommPtr = std::shared_ptr<Communicator>;
 
 // All dimensions but the first, where ranks compare them.
 std::vector<int64_t> row_dims_of(Dims shape) {
@@ -172,16 +170,10 @@ py::object unpack_new(const RowGroupHandle& group, const py::list& tensors, cons
 using Handle = std::unique_ptr<RowGroupHandle>;
 using Group = std::unique_ptr<GroupedRows>;  // null: not all of the tensors can be read
 
-Handle start(const CommPtr& comm, Group group) {
+Handle start(const OnDevice& on, Group group) {
   if (group == nullptr) return nullptr;
-  group->start();
-  return std::make_unique<RowGroupHandle>(comm, std::move(group));
-}
-
-Handle start(const ByName& named, Group group) {
-  if (group == nullptr) return nullptr;
-  group->start_by_name();
-  return std::make_unique<RowGroupHandle>(named.comm, std::move(group));
+  group->start(on.by_name);
+  return std::make_unique<RowGroupHandle>(on.comm, std::move(group));
 }
 
 Handle run(const CommPtr& comm, Group group) {
@@ -229,21 +221,24 @@ void bind_grouped_rows(py::module_& m) {
         return run(c, scatter(c, t, op, name, pre, post, graded));
       },
       "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0, "graded"_a = false);
-  const auto define_gather = [&](auto function) {
-    m.def("grouped_allgather", function, "comm"_a, "tensors"_a, "name"_a = "");
+  const auto define_starts = [&]<typename Self>(const Self&) {
+    m.def(
+        "grouped_allgather",
+        [](const Self& self, const py::list& t, Name name) {
+          const OnDevice on{self};
+          return start(on, gather(on.comm, t, name));
+        },
+        "comm"_a, "tensors"_a, "name"_a = "");
+    m.def(
+        "grouped_reducescatter",
+        [](const Self& self, const py::list& t, int op, Name name, double pre, double post) {
+          const OnDevice on{self};
+          return start(on, scatter(on.comm, t, op, name, pre, post));
+        },
+        "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0, "postscale"_a = 1.0);
   };
-  const auto define_scatter = [&](auto function) {
-    m.def("grouped_reducescatter", function, "comm"_a, "tensors"_a, "op"_a, "name"_a = "", "prescale"_a = 1.0,
-          "postscale"_a = 1.0);
-  };
-  define_gather([](const CommPtr& c, const py::list& t, Name name) { return start(c, gather(c, t, name)); });
-  define_gather([](const ByName& c, const py::list& t, Name name) { return start(c, gather(c.comm, t, name)); });
-  define_scatter([](const CommPtr& c, const py::list& t, int op, Name name, double pre, double post) {
-    return start(c, scatter(c, t, op, name, pre, post));
-  });
-  define_scatter([](const ByName& c, const py::list& t, int op, Name name, double pre, double post) {
-    return start(c, scatter(c.comm, t, op, name, pre, post));
-  });
+  define_starts(CommPtr());
+  define_starts(OnDevice());
 }
 
 }  // namespace dcoll::bind

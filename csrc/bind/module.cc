@@ -27,14 +27,10 @@ PYBIND11_MODULE(_C, m) {
   m.attr("__version__") = DCOLL_VERSION;
   m.attr("cuda_built") = DCOLL_CUDA != 0;
 
-  using dcoll::DType;
-  const std::pair<const char*, DType> dtypes[] = {
-      {"FLOAT16", DType::kFloat16}, {"BFLOAT16", DType::kBFloat16}, {"FLOAT32", DType::kFloat32},
-      {"FLOAT64", DType::kFloat64}, {"INT8", DType::kInt8},         {"UINT8", DType::kUInt8},
-      {"INT32", DType::kInt32},     {"INT64", DType::kInt64},       {"BOOL", DType::kBool},
-      {"INT16", DType::kInt16},     {"UINT16", DType::kUInt16},     {"UINT32", DType::kUInt32},
-      {"UINT64", DType::kUInt64}};
-  for (const auto& [name, dtype] : dtypes) m.attr(name) = static_cast<int>(dtype);
+  for (int code = 0; code < dcoll::kNumDTypes; ++code) {
+    const py::str name(std::string(dcoll::dtype_name(static_cast<dcoll::DType>(code))));
+    m.attr(name.attr("upper")()) = code;
+  }
   using dcoll::ReduceOp;
   const std::pair<const char*, ReduceOp> ops[] = {
       {"AVERAGE", ReduceOp::kAverage}, {"SUM", ReduceOp::kSum},      {"ADASUM", ReduceOp::kAdasum},

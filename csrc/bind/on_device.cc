@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "base/settings.h"
 #include "bind/bind.h"
-#include "bind/by_name.h"
 #include "device/device.h"
 #include "engine/core/staging.h"
 
@@ -28,7 +27,7 @@ void use_streams(py::object function) { stream_of = function.release().ptr(); }
 }  // namespace
 
 std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
-  if (request.kind < Kind::kBarrier) {
+  if (self.device != device::kHost && request.kind < Kind::kBarrier) {
     request.device = self.device;
     request.stream = current_stream(self.device);
     if (device::device_of(self.device).is_capturing(request.stream)) {
@@ -36,7 +35,6 @@ std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
                           std::string(kind_name(request.kind)) + " outside of torch.cuda.graph()");
     }
   }
-  if (is_point(request.kind)) return self.comm->points().start(std::move(request));
   return self.by_name ? self.comm->submit_by_name(std::move(request))
                       : self.comm->submit(std::move(request), Communicator::Start::kSoon);
 }
@@ -73,10 +71,9 @@ void wait_settled(Operation& operation) noexcept {
 void bind_on_device(py::module_& m) {
   using namespace py::literals;
   py::class_<OnDevice>(m, "OnDevice", py::is_final())
-      .def(py::init(
-               [](std::shared_ptr<Communicator> comm, int device) { return OnDevice{std::move(comm), false, device}; }),
-           "comm"_a, "device"_a)
-      .def(py::init([](const ByName& named, int device) { return OnDevice{named.comm, true, device}; }), "comm"_a,
+      .def(py::init([](CommPtr comm, int device) { return OnDevice{std::move(comm), false, device}; }), "comm"_a,
+           "device"_a)
+      .def(py::init([](const OnDevice& on, int device) { return OnDevice{on.comm, on.by_name, device}; }), "comm"_a,
            "device"_a)
       .def_readonly("device", &OnDevice::device)
       .def_property_readonly("rank", [](const OnDevice& self) { return self.comm->rank(); })

@@ -1,5 +1,5 @@
-// Collectives on tensors of a device: what Python calls OnDevice(comm, device) has the collectives of a communicator or
-// of its by_name, for addresses on that device.
+// Other ways to start a communicator's collectives: what Python calls comm.by_name starts operations that meet by name,
+// OnDevice(comm, device) those of a communicator or of its by_name for addresses on that device.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,12 @@
 
 namespace dcoll::bind {
 
+using CommPtr = std::shared_ptr<Communicator>;
+
 struct OnDevice {
-  std::shared_ptr<Communicator> comm;
+  CommPtr comm;
   bool by_name = false;
-  int device = 0;
+  int device = device::kHost;
 };
 
 // Begins after what is in the caller's current stream.

@@ -189,12 +189,6 @@ void bind_world(py::module_& m) {
   m.def("open_store", &open_store, py::arg("rank"), py::arg("size"), py::arg("set"), py::arg("get"));
   m.def("connect_world", &connect, py::arg("job").none(true), py::keep_alive<0, 1>());
   m.def(
-      "connect_store",
-      [](int rank, int size, py::function set, py::function get) {
-        return connect(open_store(rank, size, std::move(set), std::move(get)).get());
-      },
-      py::arg("rank"), py::arg("size"), py::arg("set"), py::arg("get"));
-  m.def(
       "connect_local",
       [](int n) {
         auto comms = connect_threads(n, Settings::from_env());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 
 #include "base/error.h"
@@ -42,26 +43,23 @@ void combine(T* dst, const T* a, double a_factor, const T* b, double b_factor, s
   for (size_t i = 0; i < count; ++i) dst[i] = static_cast<T>(a_factor * a[i] + b_factor * b[i]);
 }
 
-double sum(const std::array<double, kLanes>& lanes) {
-  double total = 0;
-  for (const double lane : lanes) total += lane;
-  return total;
-}
+double sum(const std::array<double, kLanes>& lanes) { return std::accumulate(lanes.begin(), lanes.end(), 0.0); }
 
-[[noreturn]] void refuse(DType dtype) {
-  throw ArgumentError("cannot combine " + std::string(dtype_name(dtype)) +
-                      " with adasum: it is defined for float16, bfloat16, float32 and float64");
-}
-
-// Calls body(offset_bytes, count) for one block after the other.
+// Calls body(x, y, offset_bytes, count) with one block of both operands after the other, as float32.
 template <typename Body>
-void for_blocks(size_t count, DType dtype, const Body& body) {
+void for_blocks(const void* a, const void* b, size_t count, DType dtype, const Body& body) {
+  if (!is_floating(dtype)) {
+    throw ArgumentError("cannot combine " + std::string(dtype_name(dtype)) +
+                        " with adasum: it is defined for float16, bfloat16, float32 and float64");
+  }
   for (size_t begin = 0; begin < count; begin += kBlock) {
-    body(begin * dtype_bytes(dtype), std::min(kBlock, count - begin));
+    const size_t offset = begin * dtype_bytes(dtype), block = std::min(kBlock, count - begin);
+    std::array<float, kBlock> x, y;
+    cast(x.data(), DType::kFloat32, static_cast<const std::byte*>(a) + offset, dtype, block);
+    cast(y.data(), DType::kFloat32, static_cast<const std::byte*>(b) + offset, dtype, block);
+    body(x.data(), y.data(), offset, block);
   }
 }
-
-const std::byte* at(const void* base, size_t offset) { return static_cast<const std::byte*>(base) + offset; }
 
 }  // namespace
 
@@ -72,15 +70,9 @@ Dots dots(const void* a, const void* b, size_t count, DType dtype) {
     accumulate(sums, static_cast<const float*>(a), static_cast<const float*>(b), count);
   } else if (dtype == DType::kFloat64) {
     accumulate(sums, static_cast<const double*>(a), static_cast<const double*>(b), count);
-  } else if (is_floating(dtype)) {
-    for_blocks(count, dtype, [&](size_t offset, size_t block) {
-      std::array<float, kBlock> x, y;
-      cast(x.data(), DType::kFloat32, at(a, offset), dtype, block);
-      cast(y.data(), DType::kFloat32, at(b, offset), dtype, block);
-      accumulate(sums, x.data(), y.data(), block);
-    });
   } else {
-    refuse(dtype);
+    for_blocks(a, b, count, dtype,
+               [&](const float* x, const float* y, size_t, size_t block) { accumulate(sums, x, y, block); });
   }
   return {sum(sums.ab), sum(sums.aa), sum(sums.bb)};
 }
@@ -94,16 +86,11 @@ void weighted_sum(void* dst, const void* a, double a_factor, const void* b, doub
   } else if (dtype == DType::kFloat64) {
     combine(static_cast<double*>(dst), static_cast<const double*>(a), a_factor, static_cast<const double*>(b), b_factor,
             count);
-  } else if (is_floating(dtype)) {
-    for_blocks(count, dtype, [&](size_t offset, size_t block) {
-      std::array<float, kBlock> x, y;
-      cast(x.data(), DType::kFloat32, at(a, offset), dtype, block);
-      cast(y.data(), DType::kFloat32, at(b, offset), dtype, block);
-      combine(x.data(), x.data(), a_factor, y.data(), b_factor, block);
-      cast(static_cast<std::byte*>(dst) + offset, dtype, x.data(), DType::kFloat32, block);
-    });
   } else {
-    refuse(dtype);
+    for_blocks(a, b, count, dtype, [&](float* x, const float* y, size_t offset, size_t block) {
+      combine(x, x, a_factor, y, b_factor, block);
+      cast(static_cast<std::byte*>(dst) + offset, dtype, x, DType::kFloat32, block);
+    });
   }
 }
 

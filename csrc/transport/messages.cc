@@ -92,12 +92,8 @@ bool MessageTransport::post_send(int peer, int channel, const void* data, size_t
   check_length(peer, channel, bytes);
   Link& to = link(peer, channel);
   if (to.sends.size() + (to.staged ? 1 : 0) >= static_cast<size_t>(slots_)) return false;
-  Transfer op;
-  op.peer = peer;
-  op.channel = channel;
-  op.data = static_cast<std::byte*>(const_cast<void*>(data));
-  op.bytes = bytes;
-  start_send(to, std::move(op));
+  auto* const from = static_cast<std::byte*>(const_cast<void*>(data));
+  start_send(to, {.peer = peer, .channel = channel, .data = from, .bytes = bytes});
   return true;
 }
 
@@ -118,13 +114,9 @@ void MessageTransport::commit_send(int peer, int channel) {
     throw ArgumentError("commit_send to rank " + std::to_string(peer) + " on channel " + std::to_string(channel) +
                         " without acquire_send before it");
   }
-  Transfer op;
-  op.peer = peer;
-  op.channel = channel;
-  op.data = to.staged.get();
-  op.bytes = to.staged_bytes;
-  op.room = std::move(to.staged);
-  start_send(to, std::move(op));
+  auto* const from = to.staged.get();
+  start_send(to,
+             {.peer = peer, .channel = channel, .data = from, .bytes = to.staged_bytes, .room = std::move(to.staged)});
 }
 
 uint64_t MessageTransport::posted(int peer, int channel) const {
@@ -136,13 +128,8 @@ bool MessageTransport::start_receive(int peer, int channel, void* dst, size_t by
   check_length(peer, channel, bytes);
   Link& from = link(peer, channel);
   if (from.receives.full()) return false;
-  Transfer fresh;
-  fresh.kind = Transfer::Kind::kReceive;
-  fresh.peer = peer;
-  fresh.channel = channel;
-  fresh.link = &from;
+  Transfer fresh{.kind = Transfer::Kind::kReceive, .exact = exact, .peer = peer, .channel = channel, .link = &from};
   fresh.bytes = bytes;
-  fresh.exact = exact;
   if (dst == nullptr) fresh.room = take_room();
   fresh.data = dst ? static_cast<std::byte*>(dst) : fresh.room.get();
   Transfer& op = from.receives.push(std::move(fresh));

@@ -30,7 +30,7 @@ struct Transfer {
   Link* link = nullptr;  // null for notices
   std::byte* data = nullptr;
   size_t bytes = 0;
-  Room room;                // the transport's own memory, when data lies in it
+  Room room{};              // the transport's own memory, when data lies in it
   void* request = nullptr;  // the medium's
 };
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "base/thread_safety.h"
+#include "transport/presence.h"
 
 namespace dcoll {
 namespace {
@@ -95,15 +96,17 @@ bool Aside::done() const {
   return state_->done;
 }
 
-bool Aside::wait(const StartUp& start, const std::function<std::string()>& missing,
-                 const std::function<void()>& look) const {
+void Aside::wait(const StartUp& start, const std::function<std::string()>& missing,
+                 const std::function<std::vector<int>()>& ended) const {
   StartWait wait(start);
-  if (look && !done()) look();  // whoever is here now is missed when it ends
+  const auto look = [&] {
+    if (const auto dead = ended(); !dead.empty()) throw PeerError("dcoll.init(): " + ended_text(dead));
+  };
+  if (!done()) look();  // whoever is here now is missed when it ends
   while (!state_->ends_within(std::chrono::milliseconds(100))) {
-    if (look) look();
-    if (!wait.goes_on(missing)) return false;
+    look();
+    if (!wait.goes_on(missing)) throw TimeoutError("dcoll.init(): " + missing() + ", " + within_text(start) + ".");
   }
-  return true;
 }
 
 }  // namespace dcoll

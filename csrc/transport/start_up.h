@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 
@@ -40,16 +41,15 @@ class StartWait {
 // "within 300 s (DCOLL_TIMEOUT)".
 std::string within_text(const StartUp& start);
 
-// Runs a call of MPI's that may never come back, on a thread of its own. False when it is not done before the deadline:
-// the thread is left alone, so `call` owns what it uses. The wait ends early by what `look` throws, ten times a second.
-// Throws Error where there is no thread to be had.
+// Runs a call of MPI's that may never come back, on a thread of its own. When it is not done before the deadline the
+// thread is left alone, so `call` owns what it uses. Throws Error where there is no thread to be had.
 class Aside {
  public:
   explicit Aside(std::function<void()> call);
   bool done() const;
-  // Throws what the call threw.
-  bool wait(const StartUp& start, const std::function<std::string()>& missing,
-            const std::function<void()>& look = {}) const;
+  // Throws what the call threw; TimeoutError; PeerError where ranks have `ended`, as is asked ten times a second.
+  void wait(const StartUp& start, const std::function<std::string()>& missing,
+            const std::function<std::vector<int>()>& ended) const;
 
  private:
   struct State;

@@ -67,7 +67,7 @@ def _finished(tensors: list[Any], dense: list[Any], results: list[Any], in_place
             if one is not tensor:
                 KINDS[type(tensor)].store(tensor, one)
         for of in set(map(type, tensors)):
-            KINDS[of].changed_all(tuple(tensor for tensor in tensors if type(tensor) is of))
+            KINDS[of].changed(*(tensor for tensor in tensors if type(tensor) is of))
         return tensors
     pairs = zip(tensors, dense, results, strict=True)
     return [out if one is tensor else KINDS[type(tensor)].like(tensor, out) for tensor, one, out in pairs]

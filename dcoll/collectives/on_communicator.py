@@ -11,17 +11,24 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.collectives.handle import Handle
-from dcoll.collectives.tensors import CODES, KINDS, Kind, code_of, kind_of
+from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of
 from dcoll.errors import ArgumentError
 from dcoll.ops import ReduceOp, wrong_op
 
-Lane = _C.Communicator | _C.ByName
+Lane = _C.Communicator | _C.OnDevice
 """Where an asynchronous operation is started: in order, or to meet those of its name."""
 
 
-def _code(tensor: Any) -> int:
-    code = CODES.get(tensor.dtype)
-    return code_of(tensor.dtype) if code is None else code
+def _allreduce_args(comm: Lane, tensor: Any, op: ReduceOp, in_place: bool) -> tuple[Kind, Any, Any, Any, Any, Any]:
+    """The dense operand, the result, what has the collectives there, and what they take around the options."""
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    source = kind.writable(tensor) if in_place else kind.dense(tensor)
+    code = code_of(source.dtype)
+    out = source if in_place else kind.empty_like(source)
+    args = (kind.address(source), kind.address(out), kind.count(source), code, op)
+    return kind, source, out, kind.on(comm, source), args, source.shape if source.ndim > 1 else ()
 
 
 def allreduce_sync(
@@ -34,17 +41,8 @@ def allreduce_sync(
     algo: str = "",
     codec: str = "",
 ) -> Any:
-    if type(op) is not ReduceOp:
-        raise wrong_op(op)
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    source = kind.dense(tensor)
-    code = _code(source)
-    out = kind.empty_like(source)
-    address = kind.address
-    count, dims = kind.count(source), source.shape if source.ndim > 1 else ()
-    kind.on(comm, source).allreduce_sync(
-        address(source), address(out), count, code, op, name, prescale, postscale, algo, dims, codec
-    )
+    kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place=False)
+    on.allreduce_sync(*args, name, prescale, postscale, algo, dims, codec)
     return out if source is tensor else kind.like(tensor, out)
 
 
@@ -58,36 +56,16 @@ def allreduce_sync_(
     algo: str = "",
     codec: str = "",
 ) -> Any:
-    if type(op) is not ReduceOp:
-        raise wrong_op(op)
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    target = kind.writable(tensor)
-    code = _code(target)
-    address = kind.address(target)
-    count, dims = kind.count(target), target.shape if target.ndim > 1 else ()
-    kind.on(comm, target).allreduce_sync(
-        address, address, count, code, op, name, prescale, postscale, algo, dims, codec
-    )
-    if target is tensor:
-        kind.changed(tensor)
-    else:
-        kind.store(tensor, target)
-    return tensor
+    _, target, _, on, args, dims = _allreduce_args(comm, tensor, op, in_place=True)
+    on.allreduce_sync(*args, name, prescale, postscale, algo, dims, codec)
+    return _stored(tensor, target)
 
 
 def allreduce(
     comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
 ) -> Handle:
-    if type(op) is not ReduceOp:
-        raise wrong_op(op)
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    source = kind.dense(tensor)
-    code = _code(source)
-    out = kind.empty_like(source)
-    count, dims = kind.count(source), source.shape if source.ndim > 1 else ()
-    core = kind.on(comm, source).allreduce(
-        kind.address(source), kind.address(out), count, code, op, name, prescale, postscale, algo, dims, codec
-    )
+    kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place=False)
+    core = on.allreduce(*args, name, prescale, postscale, algo, dims, codec)
     if source is tensor:
         return Handle(core, source, None, out)
     return Handle(core, (source, out), lambda _: kind.like(tensor, out), None)
@@ -104,72 +82,62 @@ def allreduce_(
     codec: str = "",
     group: str = "",
 ) -> Handle:
-    if type(op) is not ReduceOp:
-        raise wrong_op(op)
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    target = kind.writable(tensor)
-    code = _code(target)
-    address = kind.address(target)
-    count, dims = kind.count(target), target.shape if target.ndim > 1 else ()
-    core = kind.on(comm, target).allreduce(
-        address, address, count, code, op, name, prescale, postscale, algo, dims, codec, group
-    )
-    return _in_place(core, tensor, target)
+    _, target, _, on, args, dims = _allreduce_args(comm, tensor, op, in_place=True)
+    return _in_place(on.allreduce(*args, name, prescale, postscale, algo, dims, codec, group), tensor, target)
 
 
 def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
+    if target is not tensor:
+        return Handle(core, target, lambda _: _stored(tensor, target), tensor)
+    return Handle(core, None, None, _stored(tensor, target))
+
+
+def _stored(tensor: Any, target: Any) -> Any:
+    """The tensor, which the core has written to, or will; or to `target` in its place."""
     kind = KINDS[type(tensor)]
     if target is tensor:
         kind.changed(tensor)
-        return Handle(core, None, None, tensor)
-
-    def copy_back(_: _C.Handle) -> Any:
+    else:
         kind.store(tensor, target)
-        return tensor
-
-    return Handle(core, target, copy_back, tensor)
+    return tensor
 
 
 def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    source = kind.dense(tensor)
-    code = _code(source)
-    out = kind.empty_like(source)
-    if comm.rank == root:
-        kind.store(out, source)
-    core = kind.on(comm, source).broadcast(kind.address(out), out.nbytes, root, code, name, source.shape)
+    kind, source, out, on, args = _broadcast_args(comm, tensor, root)
+    core = on.broadcast(*args, name, source.shape)
     if source is tensor:
         return Handle(core, None, None, out)
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
 
 
 def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    target = kind.writable(tensor)
-    core = kind.on(comm, target).broadcast(kind.address(target), target.nbytes, root, _code(target), name, target.shape)
-    return _in_place(core, tensor, target)
+    _, target, _, on, args = _broadcast_args(comm, tensor, root, in_place=True)
+    return _in_place(on.broadcast(*args, name, target.shape), tensor, target)
 
 
 def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    source = kind.dense(tensor)
-    code = _code(source)
-    out = kind.empty_like(source)
-    if comm.rank == root:
-        kind.store(out, source)
-    kind.on(comm, source).broadcast_sync(kind.address(out), out.nbytes, root, code, name, source.shape)
+    kind, source, out, on, args = _broadcast_args(comm, tensor, root)
+    on.broadcast_sync(*args, name, source.shape)
     return out if source is tensor else kind.like(tensor, out)
 
 
 def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
+    _, target, _, on, args = _broadcast_args(comm, tensor, root, in_place=True)
+    on.broadcast_sync(*args, name, target.shape)
+    return _stored(tensor, target)
+
+
+def _broadcast_args(
+    comm: Lane, tensor: Any, root: int, in_place: bool = False
+) -> tuple[Kind, Any, Any, Any, tuple[int, int, int, int]]:
+    """As _allreduce_args(); the result has the root's values."""
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    target = kind.writable(tensor)
-    kind.on(comm, target).broadcast_sync(kind.address(target), target.nbytes, root, _code(target), name, target.shape)
-    if target is tensor:
-        kind.changed(tensor)
-    else:
-        kind.store(tensor, target)
-    return tensor
+    source = kind.writable(tensor) if in_place else kind.dense(tensor)
+    code = code_of(source.dtype)
+    out = source if in_place else kind.empty_like(source)
+    if comm.rank == root and not in_place:
+        kind.store(out, source)
+    return kind, source, out, kind.on(comm, source), (kind.address(out), out.nbytes, root, code)
 
 
 def rows_of(tensor: Any, what: str) -> int:
@@ -181,26 +149,15 @@ def rows_of(tensor: Any, what: str) -> int:
     return int(tensor.shape[0])
 
 
-def _row_elems(tensor: Any) -> int:
-    return math.prod(tensor.shape[1:])
-
-
 def allgather(comm: Lane, tensor: Any, name: str, of: str = "") -> Handle:
     """of: what the rows stand for, the same on all ranks."""
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = rows_of(source, "allgather")
-    row_shape = tuple(source.shape[1:])
-    row_bytes = _row_elems(source) * source.itemsize
     core = kind.on(comm, source).allgather(
-        kind.address(source), rows, row_bytes, _code(source), name, row_dims=row_shape, group=of
+        kind.address(source), rows, _row_bytes(source), code_of(source.dtype), name, row_dims=source.shape[1:], group=of
     )
-    return Handle(
-        core,
-        source,
-        lambda done: kind.wrap(done.output(), source.dtype, (sum(done.counts()), *row_shape), source),
-        None,
-    )
+    return Handle(core, source, lambda done: _wrap_rows(kind, done.output(), source, done.counts()), None)
 
 
 _GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
@@ -236,7 +193,7 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     # Ranks mostly bring as many rows as this one.
     guess = rows * comm.size
     out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
-    code = _code(source)
+    code = code_of(source.dtype)
     row_dims = source.shape[1:]
     output, counts = kind.on(comm, source).allgather_sync(
         kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims
@@ -267,9 +224,9 @@ def _reducescatter_args(
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = rows_of(source, "reducescatter")
-    code = _code(source)
+    code = code_of(source.dtype)
     out = kind.new_empty(source, (rows // comm.size + (comm.rank < rows % comm.size), *source.shape[1:]))
-    return source, out, (kind.address(source), kind.address(out), rows, _row_elems(source), code, op)
+    return source, out, (kind.address(source), kind.address(out), rows, math.prod(source.shape[1:]), code, op)
 
 
 def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
@@ -277,15 +234,13 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
     source = kind.dense(tensor)
     rows = rows_of(source, "alltoall")
     send = splits_of(comm, rows, splits)
-    row_shape = tuple(source.shape[1:])
-    row_bytes = _row_elems(source) * source.itemsize
     core = kind.on(comm, source).alltoall(
-        kind.address(source), send, row_bytes, _code(source), name, row_dims=row_shape
+        kind.address(source), send, _row_bytes(source), code_of(source.dtype), name, row_dims=source.shape[1:]
     )
 
     def finish(done: _C.Handle) -> Any:
         counts = done.counts()
-        out = kind.wrap(done.output(), source.dtype, (sum(counts), *row_shape), source)
+        out = _wrap_rows(kind, done.output(), source, counts)
         return out if splits is None else (out, kind.counts(counts))
 
     return Handle(core, source, finish, None)
@@ -299,7 +254,7 @@ def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | No
     row_bytes = _row_bytes(source)
     # What is shared evenly comes back as many rows.
     out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
-    code = _code(source)
+    code = code_of(source.dtype)
     row_dims = source.shape[1:]
     output, counts = kind.on(comm, source).alltoall_sync(
         kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims

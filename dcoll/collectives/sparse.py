@@ -12,15 +12,6 @@ from dcoll.gradient_errors import summed_twice
 from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
 
 
-def agree_on_sparse(comm: _C.Communicator, grads: list[torch.Tensor | None]) -> list[int]:
-    """For every gradient its number of sparse dimensions on any rank, 0 where no rank has a sparse gradient."""
-    mine = [g.sparse_dim() if g is not None and g.is_sparse else 0 for g in grads]
-    dims = torch.tensor(mine, dtype=torch.int32, device="cpu")
-    on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
-    found: list[int] = dims.tolist()
-    return found
-
-
 def agree_on_kinds(
     comm: _C.Communicator, grads: Sequence[torch.Tensor | None], sparse_as_dense: bool
 ) -> list[tuple[int, int]]:
@@ -69,8 +60,8 @@ class SparseGradients:
 
     def find(self, comm: _C.Communicator, params: Sequence[torch.Tensor]) -> bool:
         """Take those that have a sparse gradient on any rank. False: there are none."""
-        dims = agree_on_sparse(comm, [p.grad for p in params])
-        found = [(p, dim) for p, dim in zip(params, dims, strict=True) if dim]
+        kinds = agree_on_kinds(comm, [p.grad for p in params], sparse_as_dense=False)
+        found = [(p, dim) for p, (_, dim) in zip(params, kinds, strict=True) if dim]
         self.add(found)
         return bool(found)
 

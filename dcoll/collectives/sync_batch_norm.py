@@ -118,11 +118,8 @@ def _moments_of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         variance, mean = torch.var_mean(input, rest, correction=0)
     else:
         mean = variance = input.new_zeros(channels)
-    if world.size() > 1:
-        own = torch.cat([mean, variance, mean.new_tensor([count])]).unsqueeze(0)
-        everybody = calls.allgather(own, name="SyncBatchNorm.forward")
-    else:
-        everybody = torch.cat([mean, variance, mean.new_tensor([count])]).unsqueeze(0)
+    own = torch.cat([mean, variance, mean.new_tensor([count])]).unsqueeze(0)
+    everybody = calls.allgather(own, name="SyncBatchNorm.forward") if world.size() > 1 else own
     means, variances, counts = everybody[:, :channels], everybody[:, channels:-1], everybody[:, -1:]
     total = float(counts.sum())
     if total <= 1:

@@ -17,20 +17,9 @@ T = TypeVar("T")
 CODES: dict[object, int] = {}
 """torch.dtype or numpy.dtype -> the core's code. Filled when the library is first seen."""
 
-DTYPE_NAMES = {
-    "float16": _C.FLOAT16,
-    "bfloat16": _C.BFLOAT16,
-    "float32": _C.FLOAT32,
-    "float64": _C.FLOAT64,
-    "int8": _C.INT8,
-    "uint8": _C.UINT8,
-    "int16": _C.INT16,
-    "uint16": _C.UINT16,
-    "int32": _C.INT32,
-    "int64": _C.INT64,
-    "uint32": _C.UINT32,
-    "uint64": _C.UINT64,
-    "bool": _C.BOOL,
+DTYPE_NAMES: dict[str, int] = {
+    name: getattr(_C, name.upper())
+    for name in "float16 bfloat16 float32 float64 int8 uint8 int16 uint16 int32 int64 uint32 uint64 bool".split()  # noqa: SIM905
 }
 
 
@@ -66,11 +55,8 @@ class Kind:
         """`values` in a new tensor laid out as `tensor` is (channels_last stays channels_last)."""
         raise NotImplementedError
 
-    def changed(self, tensor: Any) -> None:
-        """The core wrote to the tensor's memory."""
-
-    def changed_all(self, tensors: tuple[Any, ...]) -> None:
-        """changed() for each."""
+    def changed(self, *tensors: Any) -> None:
+        """The core wrote to their memory."""
 
     def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...], like: Any = None) -> Any:
         """The buffer's memory as a tensor, which keeps it alive; where `like` is on a device, a copy there."""
@@ -135,11 +121,8 @@ class TorchKind(Kind):
     def like(self, tensor: Any, values: Any) -> Any:
         return self._torch.empty_like(tensor, requires_grad=False).copy_(values)
 
-    def changed(self, tensor: Any) -> None:
+    def changed(self, *tensors: Any) -> None:
         # So that autograd notices when a value it saved for backward was overwritten.
-        self._written((tensor,))
-
-    def changed_all(self, tensors: tuple[Any, ...]) -> None:
         self._written(tensors)
 
     def wrap(self, buffer: _C.Buffer, dtype: Any, shape: tuple[int, ...], like: Any = None) -> Any:

@@ -54,70 +54,52 @@ def _rounded(codec: str, stochastic: bool) -> str:
     return f"{codec} stochastic" if stochastic else codec
 
 
-def _narrow(tensor: Any, name: str) -> tuple[Any, Any]:
-    """The tensor in the 16-bit dtype of its library, and its own dtype if it has to be restored."""
-    import torch
+class _Narrow(Compressor):
+    """Sends floating tensors in a 16-bit dtype of their library."""
 
-    if isinstance(tensor, torch.Tensor):
-        if not tensor.dtype.is_floating_point or tensor.itemsize <= 2:
+    _dtype: ClassVar[str]
+
+    def __init__(self, *, stochastic: bool = False) -> None:
+        """stochastic: float32 is rounded up or down at random, the nearer neighbour being the likelier, so that the
+        mean of many results is the value. The class itself rounds to nearest.
+        """
+        self.codec = _rounded(type(self).codec, stochastic)  # type: ignore[misc]
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """The tensor so, and its own dtype if it has to be restored."""
+        import torch
+
+        if isinstance(tensor, torch.Tensor):
+            if not tensor.dtype.is_floating_point or tensor.itemsize <= 2:
+                return tensor, None
+            return tensor.to(getattr(torch, cls._dtype)), tensor.dtype
+        if tensor.dtype.kind != "f" or tensor.itemsize <= 2:
             return tensor, None
-        return tensor.to(getattr(torch, name)), tensor.dtype
-    if tensor.dtype.kind != "f" or tensor.itemsize <= 2:
-        return tensor, None
-    if name == "bfloat16":
-        raise ArgumentError("NumPy has no bfloat16: use Compression.fp16, or pass torch.as_tensor(array)")
-    return tensor.astype(name), tensor.dtype
+        if cls._dtype == "bfloat16":
+            raise ArgumentError("NumPy has no bfloat16: use Compression.fp16, or pass torch.as_tensor(array)")
+        return tensor.astype(cls._dtype), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        if ctx is None:
+            return tensor
+        return tensor.astype(ctx) if hasattr(tensor, "astype") else tensor.to(ctx)
 
 
-def _widen(tensor: Any, ctx: Any) -> Any:
-    if ctx is None:
-        return tensor
-    return tensor.astype(ctx) if hasattr(tensor, "astype") else tensor.to(ctx)
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_Narrow):
     """Sends floating tensors as float16: half the bytes, 11 bits of precision, nothing above 65504.
 
     float32 beyond that goes as 65504, which the log says once; every element is rounded twice, however many nodes.
     """
 
-    codec = "fp16"
-    wire_dtype = _C.FLOAT16
-
-    def __init__(self, *, stochastic: bool = False) -> None:
-        """stochastic: float32 is rounded up or down at random, the nearer neighbour being the likelier, so that the
-        mean of many results is the value. The class itself rounds to nearest.
-        """
-        self.codec = _rounded("fp16", stochastic)  # type: ignore[misc]
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _narrow(tensor, "float16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return _widen(tensor, ctx)
+    codec, wire_dtype, _dtype = "fp16", _C.FLOAT16, "float16"
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_Narrow):
     """Sends floating tensors as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
 
-    codec = "bf16"
-    wire_dtype = _C.BFLOAT16
-
-    def __init__(self, *, stochastic: bool = False) -> None:
-        """stochastic: float32 is rounded up or down at random, the nearer neighbour being the likelier, so that the
-        mean of many results is the value. The class itself rounds to nearest.
-        """
-        self.codec = _rounded("bf16", stochastic)  # type: ignore[misc]
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _narrow(tensor, "bfloat16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return _widen(tensor, ctx)
+    codec, wire_dtype, _dtype = "bf16", _C.BFLOAT16, "bfloat16"
 
 
 class Int8Compressor(NoneCompressor):
@@ -187,10 +169,9 @@ class TopKCompressor(NoneCompressor):
             raise ArgumentError(f"ratio is {ratio!r}, but must be a share of the elements: more than 0 and at most 1")
         if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
             raise ArgumentError(f"momentum is {momentum!r}, but must be at least 0 and less than 1")
-        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-            raise ArgumentError(f"warmup_steps is {warmup_steps!r}, but must be a number of steps, 0 for none")
-        if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
-            raise ArgumentError(f"start_step is {start_step!r}, but must be a number of steps, 0 for none")
+        for name, steps in (("warmup_steps", warmup_steps), ("start_step", start_step)):
+            if type(steps) is not int or steps < 0:
+                raise ArgumentError(f"{name} is {steps!r}, but must be a number of steps, 0 for none")
         if momentum and not feedback:
             raise ArgumentError("momentum corrects what is kept for later steps: pass feedback=True, or no momentum")
         if momentum and start_step:

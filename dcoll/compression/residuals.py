@@ -4,7 +4,7 @@ import math
 import secrets
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,23 +19,15 @@ _SHARED = ("q",)
 _PROCESS = secrets.token_hex(8)
 
 
-class Keeper(Protocol):
-    """The part of a Reducer that is about this."""
-
-    def go_on_after(self, before: Any) -> None: ...
-    def kept(self, param: int) -> dict[str, Any]: ...
-    def keep(self, param: int, values: dict[str, Any]) -> None: ...
-
-
 class Residuals:
     """Moves them from a Reducer to the one that takes its place, and in and out of state dicts."""
 
     def __init__(self) -> None:
         _all.add(self)
-        self._reducer: Keeper | None = None
+        self._reducer: Any = None  # with go_on_after(), kept() and keep()
         self._params: list[torch.Tensor] = []
 
-    def move(self, reducer: Keeper, params: Sequence[torch.Tensor]) -> None:
+    def move(self, reducer: Any, params: Sequence[torch.Tensor]) -> None:
         """`params` are in `reducer` from now on. New ones have lost nothing."""
         if reducer is self._reducer:
             return  # which has built its buckets anew, and kept them itself
@@ -52,7 +44,6 @@ class Residuals:
         return {id(p): kept for i, p in enumerate(self._params) if (kept := self._reducer.kept(i))}
 
     def _keep(self, kept: dict[int, dict[str, Any]]) -> None:
-        assert self._reducer is not None
         for i, p in enumerate(self._params):
             if id(p) in kept:
                 self._reducer.keep(i, kept[id(p)])

@@ -20,7 +20,7 @@ _OTHER_SIZE_VARIABLES = (
 # Set for every rank by launchers that do not tell the size.
 _PRESENCE_VARIABLES = (("PMIX_RANK", "a PMIx launcher"), ("MPI_LOCALNRANKS", "an MPICH-style mpiexec"))
 # All that torch.distributed needs to begin without MPI: its users set them where torchrun does not.
-_STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -63,4 +63,4 @@ def _of_size(env: Mapping[str, str], variables: tuple[tuple[str, str], ...]) -> 
 
 def _is_for_torch(env: Mapping[str, str]) -> bool:
     """Everything is there for ranks to meet in a store, and nothing that lets MPI find them."""
-    return all(name in env for name in _STORE_VARIABLES) and not any(name in env for name, _ in _PRESENCE_VARIABLES)
+    return all(name in env for name in STORE_VARIABLES) and not any(name in env for name, _ in _PRESENCE_VARIABLES)

@@ -47,8 +47,7 @@ def check_launcher(mpi: _C.Mpi, launcher: Launcher | None) -> None:
         return
     remedy = (
         "Start the job with the mpirun that belongs to this MPI library, or install dcoll again with the other MPI's "
-        "mpicc "
-        "on PATH."
+        "mpicc on PATH."
     )
     if launcher.name == "horovodrun":
         remedy = f"dcoll's jobs are started by mpirun: mpirun -n {launcher.size} python script.py"

@@ -50,14 +50,10 @@ def hook(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P]
     return untraced(call)
 
 
-def _is_autograds(thread: threading.Thread) -> bool:
-    """Whether autograd has started it, which has one for each GPU, and not Python."""
-    return isinstance(thread, threading._DummyThread)
-
-
 def is_nested() -> bool:
     """True inside a backward that runs inside another one on this thread."""
-    depth = int(_is_autograds(threading.current_thread()))  # the outer one runs on the thread that waits for this one
+    # On a thread of autograd's, which has one for each GPU, the outer one runs on the thread that waits for this one.
+    depth = int(isinstance(threading.current_thread(), threading._DummyThread))
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -105,7 +101,10 @@ class Failure:
             return {id(one) for one in self._leaves}
         found: set[int] = set()
         seen: set[Any] = set()
-        left = [_node_of(root) for root in self._roots if getattr(root, "requires_grad", True)]
+        roots = [root for root in self._roots if getattr(root, "requires_grad", True)]  # tensors, or GradientEdges
+        left = [
+            (root if hasattr(root, "node") else torch.autograd.graph.get_gradient_edge(root)).node for root in roots
+        ]
         while left:
             node = left.pop()
             if node in seen:
@@ -118,12 +117,6 @@ class Failure:
     def reaches(self, params: Iterable[torch.Tensor]) -> bool:
         """Whether the backward was of any of them. Slow: it walks through the graph."""
         return any(id(p) in self._reached for p in params)
-
-
-def _node_of(root: Any) -> Any:
-    """Where a backward from a tensor, or from a torch.autograd.graph.GradientEdge, begins."""
-    edge = root if hasattr(root, "node") else torch.autograd.graph.get_gradient_edge(root)
-    return edge.node
 
 
 # In the order in which they called watch(): what they do at the end of a backward is collective, so it must not depend

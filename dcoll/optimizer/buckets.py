@@ -37,7 +37,7 @@ def new_label(comm: _C.Communicator) -> str:
     return f"optimizer {number}"
 
 
-AnyReducer = _C.Reducer | PythonReducer
+AnyReducer = _C.Reducer | PythonReducer | HostReducer
 """The core's Reducer, or one in Python with the same methods."""
 
 
@@ -137,7 +137,7 @@ def views_of(reducer: AnyReducer, params: Sequence[torch.Tensor], which: Iterabl
     views = []
     for i in which:
         p = params[i]
-        if isinstance(reducer, PythonReducer):
+        if not isinstance(reducer, _C.Reducer):
             views.append(reducer.gradients[i].detach())
         elif p.numel() == 0:
             views.append(torch.empty_like(p, requires_grad=False))

@@ -68,8 +68,7 @@ class PythonReducer:
         raise NotImplementedError
 
     def _store(self, unused: Sequence[int]) -> None:
-        """The round has succeeded: results become the gradients, but of parameters that no rank has used."""
-        raise NotImplementedError
+        """The round has succeeded: what _receive() could not yet make the gradients, but of those no rank has used."""
 
     def _send_last(self) -> None:
         """After all units: what is left to start."""
@@ -208,9 +207,6 @@ class CompressedReducer(PythonReducer):
                 self._decode(self._compression, i, received)
             else:
                 self.gradients[i].copy_(self._compression.decompress(received, ctx))
-
-    def _store(self, unused: Sequence[int]) -> None:
-        pass  # done
 
     def _send_encoded(self, compression: StatefulCompressor, i: int) -> Handle:
         """What encode() makes of a gradient, in one operation: ranks count those."""
@@ -382,6 +378,3 @@ class DeviceReducer(BucketReducer):
             for i, received, context in zip(unit, results, contexts, strict=True):
                 if received is not self.gradients[i]:
                     self.gradients[i].copy_(self._compression.decompress(received, context))
-
-    def _store(self, unused: Sequence[int]) -> None:
-        pass  # done

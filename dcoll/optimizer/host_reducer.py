@@ -8,10 +8,9 @@ import torch
 
 from dcoll import _C
 from dcoll.errors import ArgumentError
-from dcoll.optimizer.compressed_reducer import PythonReducer
 
 
-class HostReducer(PythonReducer):
+class HostReducer:
     """The core's Reducer, to whose buckets gradients are copied when they are ready, and sums from there.
 
     Backward does not wait for the copies: they go on streams of their own, and whichever gradient comes next, or the
@@ -30,20 +29,12 @@ class HostReducer(PythonReducer):
         self._ready: dict[int, None] = {}
         self._coming: deque[tuple[int, Any]] = deque()  # in the order in which they were ready
 
+    def __getattr__(self, name: str) -> Any:
+        """What is left to the core."""
+        return getattr(self.core, name)
+
     def go_on_after(self, before: Any) -> None:
         self.core.go_on_after(before.core)
-
-    def num_buckets(self) -> int:
-        return self.core.num_buckets()
-
-    def bucket_params(self, bucket: int) -> list[int]:
-        return self.core.bucket_params(bucket)
-
-    def bucket_name(self, bucket: int) -> str:
-        return self.core.bucket_name(bucket)
-
-    def rebuild(self, order: Sequence[int]) -> None:
-        self.core.rebuild(list(order))
 
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
         if gradient_ptr:
@@ -112,9 +103,6 @@ class HostReducer(PythonReducer):
         self._reset()
         return self.core.abandon()
 
-    def settle(self) -> None:
-        self.core.settle()
-
     def missing(self) -> list[int]:
         return [i for i in range(len(self.gradients)) if i not in self._ready]
 
@@ -125,18 +113,6 @@ class HostReducer(PythonReducer):
             if not on_device:
                 self._hosts[i] = self.gradients[i]
         return list(params)
-
-    def order(self) -> list[int]:
-        return self.core.order()
-
-    def kept(self, param: int) -> dict[str, Any]:
-        return self.core.kept(param)
-
-    def keep(self, param: int, values: dict[str, Any]) -> None:
-        self.core.keep(param, values)
-
-    def wait_seconds(self) -> float:
-        return self.core.wait_seconds()
 
 
 def _has_streams(tensor: torch.Tensor) -> bool:

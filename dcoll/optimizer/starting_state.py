@@ -1,10 +1,11 @@
 """Starting all ranks from the same model and optimizer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dcoll import _C
 from dcoll.collectives import on_communicator
@@ -110,7 +111,6 @@ class _Pack:
 class _TensorMeta:
     """Stands for a tensor in the pickled optimizer state; the values follow as tensors."""
 
-    index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     device: str  # its kind: of several GPUs each rank has its own
@@ -127,8 +127,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ArgumentError(
             "cannot broadcast torch.optim.LBFGS state: it depends on the history of the loss. Start it on all ranks "
-            "from "
-            "the same parameters instead"
+            "from the same parameters instead"
         )
     comm = world.communicator()
     names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
@@ -138,40 +137,12 @@ def broadcast_optimizer_state(
     objects.agree(comm, groups, "broadcast_optimizer_state", "Make the same optimizer on every rank.")
     if comm.size == 1:
         return
-    tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(residuals.shared(optimizer.state_dict()), tensors) if comm.rank == root_rank else None
+    state: Any = residuals.shared(optimizer.state_dict()) if comm.rank == root_rank else None
+    skeleton = tree_map_only(torch.Tensor, lambda t: _TensorMeta(t.dtype, tuple(t.shape), t.device.type), state)
     skeleton = objects.broadcast_object(comm, skeleton, root_rank, "optimizer state")
     if comm.rank != root_rank:
-        _make_tensors(skeleton, tensors)
+        state = tree_map_only(_TensorMeta, lambda t: torch.empty(t.shape, dtype=t.dtype, device=t.device), skeleton)
+    tensors = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
     broadcast_tensors(comm, [(f"optimizer state {i}", t) for i, t in enumerate(tensors)], root_rank)
     if comm.rank != root_rank:
-        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
-
-
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of the nested value in which every tensor is replaced by a _TensorMeta, the tensors going to the list."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _TensorMeta(len(tensors) - 1, value.dtype, tuple(value.shape), value.device.type)
-    return _map(value, lambda one: _without_tensors(one, tensors))
-
-
-def _make_tensors(value: Any, tensors: list[torch.Tensor]) -> None:
-    if isinstance(value, _TensorMeta):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
-    else:
-        _map(value, lambda one: _make_tensors(one, tensors))
-
-
-def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _TensorMeta):
-        return tensors[value.index]
-    return _map(value, lambda one: _with_tensors(one, tensors))
-
-
-def _map(value: Any, convert: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: convert(one) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([convert(one) for one in value])
-    return value
+        optimizer.load_state_dict(state)

@@ -94,15 +94,17 @@ def identify(path: str) -> Mpirun:
 
 def _open_mpi(mpirun: Mpirun, job: Job) -> list[str]:
     words = ["-n", str(job.ranks)]
+    new = mpirun.major >= 5
+    mca = "--prtemca" if new else "--mca"
     if job.hosts:
         words += ["--host", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
     if job.binding_args is not None:
         words += job.binding_args
     elif job.bound:
-        words += ["--bind-to", "core:if-supported" if mpirun.major >= 5 else "core", "--map-by", "core"]
+        words += ["--bind-to", "core:if-supported" if new else "core", "--map-by", "core"]
     else:
         words += ["--bind-to", "none", "--oversubscribe"]
-    if mpirun.major >= 5:
+    if new:
         tags = ["tag"] * job.prefix + ["timestamp"] * job.timestamps
         if job.output_folder:
             tags.append(f"dir={job.output_folder}")
@@ -112,15 +114,9 @@ def _open_mpi(mpirun: Mpirun, job: Job) -> list[str]:
         words += ["--output-filename", str(job.output_folder)] if job.output_folder else []
     if job.interfaces:
         names = ",".join(job.interfaces)
-        words += ["--mca", "btl_tcp_if_include", names]
-        words += ["--prtemca" if mpirun.major >= 5 else "--mca"]
-        words += ["prte_if_include" if mpirun.major >= 5 else "oob_tcp_if_include", names]
+        words += ["--mca", "btl_tcp_if_include", names, mca, "prte_if_include" if new else "oob_tcp_if_include", names]
     if job.ssh_options():
-        words += [
-            "--prtemca" if mpirun.major >= 5 else "--mca",
-            "plm_ssh_args" if mpirun.major >= 5 else "plm_rsh_args",
-        ]
-        words.append(shlex.join(job.ssh_options()))
+        words += [mca, "plm_ssh_args" if new else "plm_rsh_args", shlex.join(job.ssh_options())]
     for name in sorted(job.exported):
         words += ["-x", name]
     return words
@@ -145,12 +141,7 @@ def _hydra(mpirun: Mpirun, job: Job) -> list[str]:
     if job.interfaces:
         words += ["-iface", job.interfaces[0]]
     if job.ssh_options():
-        words += [
-            "-launcher",
-            "ssh",
-            "-launcher-exec",
-            "ssh",
-        ]  # the options travel in the environment, see environment()
+        words += ["-launcher", "ssh", "-launcher-exec", "ssh"]  # the options travel in the environment()
     for name, value in sorted(job.exported.items()):
         # What begins with _ is secret: the environment, which is passed on too, is not in the process list.
         words += [] if name.startswith("_") else ["-genv", name, value]

@@ -1,6 +1,8 @@
 """The command line of dcollrun: horovodrun's, as far as it means something here."""
 
 import argparse
+import functools
+import math
 import os
 import shlex
 from pathlib import Path
@@ -49,12 +51,8 @@ REFUSED = {
     "--gloo": "dcoll runs on MPI; leave the option out",
     "--jsrun": "start the script with jsrun itself; dcoll finds its ranks through MPI",
     "--host-discovery-script": _FIXED_RANKS,
-    "--min-np": _FIXED_RANKS,
-    "--min-num-proc": _FIXED_RANKS,
-    "--max-np": _FIXED_RANKS,
-    "--max-num-proc": _FIXED_RANKS,
+    **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--elastic-timeout"), _FIXED_RANKS),
     "--slots-per-host": "name the slots with the hosts: -H host1:4,host2:4",
-    "--elastic-timeout": _FIXED_RANKS,
     "--reset-limit": "dcoll.elastic.run ends after 10 failures without a commit in between",
     "--blacklist-cooldown-range": _FIXED_RANKS,
 }
@@ -79,24 +77,17 @@ def _positive(text: str) -> int:
     return value
 
 
-def _megabytes(text: str) -> float:
+def _number(text: str, most: float = math.inf, what: str = "MiB from 0 on") -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB from 0 on")
+    if not 0 <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}")
     return value
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
+_seconds = functools.partial(_number, most=1e9, what="seconds")
 
 
 def _cores(text: str) -> str:
@@ -140,7 +131,7 @@ def settings(args: argparse.Namespace) -> dict[str, str]:
 
 def _add_settings(core: argparse._ArgumentGroup) -> None:
     """Options that stand for a DCOLL_* variable."""
-    core.add_argument("--fusion-threshold-mb", type=_megabytes, metavar="MIB",
+    core.add_argument("--fusion-threshold-mb", type=_number, metavar="MIB",
                       help="DCOLL_BUCKET_MB; 0: one bucket per parameter")  # fmt: skip
     _switch(core, "hierarchical_allreduce", on=["--hierarchical-allreduce"], off=["--no-hierarchical-allreduce"],
             help="DCOLL_ALGO=hierarchical")  # fmt: skip

@@ -45,41 +45,16 @@ class Movement(Calls):
         source = dense(what, input)
         target = dense(what, output)
         back = None if target is output else lambda _: output.detach().copy_(target)
-        return self._gather_all(what, source, target, [output], back, opts)
-
-    def _gather_all(
-        self,
-        what: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        tensors: Sequence[torch.Tensor],
-        back: Finish,
-        opts: Any,
-    ) -> Work:
-        """`source` of all ranks, as many elements each, into the memory that begins with `target`."""
-        count, size, width = source.numel(), self._comm.size, source.itemsize
-        args = (source.data_ptr(), count, width, moved(source.dtype), "", target.data_ptr(), count * size * width)
-        if self._at_once(opts):
-            _check(what, self._on(source).allgather_sync(*args)[1], [count] * size)
-            if back is not None:
-                back(None)
-            return DONE
-
-        def finish(done: Any) -> None:
-            _check(what, done.counts(), [count] * size)
-            if back is not None:
-                back(done)
-
-        return self._start(self._on(source).allgather(*args), (source, target), tensors, finish)
+        return self._exchange(what, source, count, target, [count] * size, [output], back, opts)
 
     def allgather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
         what = "all_gather"
         input = one(what, inputs)
         rooms = list(outputs[0]) if isinstance(outputs[0], (list, tuple)) else list(outputs)
         self._check_list(what, rooms, input)
-        source = dense(what, input)
+        source, count = dense(what, input), input.numel()
         target, back = room_for(rooms)
-        return self._gather_all(what, source, target, rooms, back, opts)
+        return self._exchange(what, source, count, target, [count] * self._comm.size, rooms, back, opts)
 
     def _check_list(self, what: str, tensors: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         same_kind(what, own, tensors)
@@ -193,18 +168,21 @@ class Movement(Calls):
         self,
         what: str,
         source: torch.Tensor,
-        send: list[int],
+        send: int | list[int],
         target: torch.Tensor,
         receive: list[int],
         tensors: Sequence[torch.Tensor],
         back: Finish,
         opts: Any,
     ) -> Work:
-        """send[r] elements from the memory that begins with `source` go to rank r, and receive[r] come from it."""
-        width = source.itemsize
-        args = (source.data_ptr(), send, width, moved(source.dtype), what, target.data_ptr(), sum(receive) * width)
+        """send[r] elements from the memory that begins with `source` go to rank r, or `send` to each, and receive[r]
+        come from it."""
+        on, width = self._on(source), source.itemsize
+        gathers = isinstance(send, int)
+        name = "" if gathers else what
+        args = (source.data_ptr(), send, width, moved(source.dtype), name, target.data_ptr(), sum(receive) * width)
         if self._at_once(opts):
-            _check(what, self._on(source).alltoall_sync(*args)[1], receive)
+            _check(what, (on.allgather_sync if gathers else on.alltoall_sync)(*args)[1], receive)
             if back is not None:
                 back(None)
             return DONE
@@ -214,7 +192,8 @@ class Movement(Calls):
             if back is not None:
                 back(done)
 
-        return self._start(self._on(source).alltoall(*args), (source, target), tensors, finish)
+        core = (on.allgather if gathers else on.alltoall)(*args)
+        return self._start(core, (source, target), tensors, finish)
 
 
 def _check(what: str, counts: list[int], expected: list[int]) -> None:

@@ -49,6 +49,10 @@ class Collectives(Reductions, Movement, Messages):
 
     _set_default_timeout = set_timeout
 
+    @property
+    def options(self) -> Any:
+        return self._options
+
     def getBackendName(self) -> str:
         return NAME
 
@@ -111,10 +115,6 @@ class DcollBackend(Collectives, TorchBackend):
 
     def __init__(self, rank: int, size: int) -> None:
         TorchBackend.__init__(self, rank, size)
-
-    @property
-    def options(self) -> Any:
-        return self._options
 
     @property
     def supports_splitting(self) -> bool:
@@ -232,10 +232,6 @@ class DcollProcessGroup(Collectives, TorchProcessGroup):
 
     def get_group_store(self) -> Any:
         return self._store
-
-    @property
-    def options(self) -> Any:
-        return self._options
 
     def split_group(self, ranks: Sequence[int], **options: Any) -> Any:
         raise ArgumentError(

@@ -80,15 +80,9 @@ class Reductions(Calls):
         source = dense("reduce", tensor)
         # Only the root's tensor changes; the sum of the others goes where nobody looks.
         into = source if self._comm.rank == root else torch.empty_like(source)
-        core = self._on(source).allreduce(
-            source.data_ptr(),
-            into.data_ptr(),
-            source.numel() * per_element,
-            code,
-            operator,
-            f"reduce to {root}",
-            factor,
-        )
+        count, name = source.numel() * per_element, f"reduce to {root}"
+        places = source.data_ptr(), into.data_ptr()
+        core = self._on(source).allreduce(*places, count, code, operator, name, factor)
         back = None if into is not source or source is tensor else lambda _: tensor.detach().copy_(source)
         return self._together([self._start(core, (source, into), [tensor], back)], [tensor], opts)
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from dcoll.job.find_launcher import find_launcher
+from dcoll.job.find_launcher import STORE_VARIABLES, find_launcher
 from dcoll.job.objects import broadcast_object
 from dcoll.job.world import WORLD, init
 from dcoll.torch.groups import join
 
-ASKED_FOR = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _filled_in: dict[str, str] = {}
 """What was set here. Another init_process_group() gets another store: the last one may not have ended everywhere."""
 
@@ -49,7 +48,7 @@ def under_mpirun() -> bool:
     """Whether this process is one of an MPI job, and nobody but fill_in() has told env:// about the others."""
     launcher = find_launcher(os.environ)
     of_mpi = WORLD.comm is not None or (launcher is not None and not launcher.through_store)
-    return of_mpi and any(os.environ.get(name) in (None, _filled_in.get(name)) for name in ASKED_FOR)
+    return of_mpi and any(os.environ.get(name) in (None, _filled_in.get(name)) for name in STORE_VARIABLES)
 
 
 def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[Any]:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from dcoll.collectives.handle import Handle
 
-_NO_LIMIT = timedelta(0)  # what torch passes when nothing was asked for
 _SLICE_S, _SHORT_SLICE_S = 0.05, 0.002
 _LONG_CALLBACK_S = 0.05
 """So long a callback may keep other futures waiting: it may be one of them that it waits for."""
@@ -108,8 +107,7 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         return bool(self._handle.poll())
@@ -158,32 +156,6 @@ class Work(dist.Work):
         begun.set_result(None)
 
 
-class Done(Work):
-    """What ended before it was returned."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__(None, tensors, None)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def exception(self) -> Exception | None:
-        return None
-
-    def get_future(self) -> Any:
-        if self._future is None:
-            self._future = torch.futures.Future(devices=devices_of(self._tensors))
-            self._future.set_result(list(self._tensors))
-        return self._future
-
-
-DONE = Done()
-"""Of calls with async_op=False, whose Work nobody sees."""
-
-
 class Handles:
     """Several collectives as one."""
 
@@ -200,6 +172,20 @@ class Handles:
     @property
     def source(self) -> int:
         return int(self._handles[-1].source)
+
+
+class Done(Work):
+    """What ended before it was returned."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(Handles(()), tensors, None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+
+DONE = Done()
+"""Of calls with async_op=False, whose Work nobody sees."""
 
 
 class Completions:

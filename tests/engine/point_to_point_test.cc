@@ -47,15 +47,13 @@ bool holds(const std::byte* data, size_t bytes, unsigned what) {
 }
 
 void send(Communicator& comm, const void* data, size_t bytes, int peer, int32_t tag = 0) {
-  if (const auto rest = comm.points().send_or_submit(data, bytes, peer, key(tag))) comm.wait(*rest);
+  comm.wait(*comm.submit(message(Kind::kSend, data, bytes, peer, key(tag))));
 }
 
 int recv(Communicator& comm, void* data, size_t bytes, int peer, int32_t tag = 0) {
-  int source = kAnySource;
-  const auto rest = comm.points().recv_or_submit(data, bytes, peer, key(tag), source);
-  if (rest == nullptr) return source;
-  comm.wait(*rest);
-  return rest->source;
+  const auto received = comm.submit(message(Kind::kReceive, data, bytes, peer, key(tag)));
+  comm.wait(*received);
+  return received->source;
 }
 
 void barrier(Communicator& comm) { run(comm, {.kind = Kind::kBarrier}); }
@@ -84,13 +82,13 @@ std::vector<Planned> plan_traffic(std::mt19937& random, int ranks, int count) {
 
 // A message in whose place memory is on the emulated device.
 OperationPtr start_on_device(Communicator& comm, bool sending, std::byte* data, size_t bytes, int peer, uint64_t tag) {
-  return comm.points().start({.kind = sending ? Kind::kSend : Kind::kReceive,
-                              .in = sending ? data : nullptr,
-                              .out = sending ? nullptr : data,
-                              .count = bytes,
-                              .root = peer,
-                              .device = device::kEmulated,
-                              .tag = tag});
+  return comm.submit({.kind = sending ? Kind::kSend : Kind::kReceive,
+                      .in = sending ? data : nullptr,
+                      .out = sending ? nullptr : data,
+                      .count = bytes,
+                      .root = peer,
+                      .device = device::kEmulated,
+                      .tag = tag});
 }
 
 // This rank's part of it, in an order of its own: sends to one rank with one tag stay in order, and receives likewise.
@@ -120,8 +118,8 @@ void run_traffic(Communicator& comm, const std::vector<Planned>& all, unsigned s
     const int peer = sending ? next.to : next.from;
     const auto start = [&] {
       if (on_device && random() % 2) return start_on_device(comm, sending, data, next.bytes, peer, key(next.tag));
-      return sending ? comm.points().isend(data, next.bytes, peer, key(next.tag))
-                     : comm.points().irecv(data, next.bytes, peer, key(next.tag));
+      return sending ? comm.submit(message(Kind::kSend, data, next.bytes, peer, key(next.tag)))
+                     : comm.submit(message(Kind::kReceive, data, next.bytes, peer, key(next.tag)));
     };
     begun.push_back({start(), next, data});
     if (random() % 16 == 0) comm.poll(*begun[random() % begun.size()].operation);
@@ -149,8 +147,8 @@ TEST(every_length_from_any_memory) {
           std::byte* out = memory % 2 ? mapped_out->data() : plain_out.data();
           std::byte* in = memory / 2 ? mapped_in->data() : plain_in.data();
           fill(out, bytes, static_cast<unsigned>(comm.rank()));
-          const auto sent = comm.points().isend(out, bytes, next, key(memory));
-          const auto received = comm.points().irecv(in, bytes, before, key(memory));
+          const auto sent = comm.submit(message(Kind::kSend, out, bytes, next, key(memory)));
+          const auto received = comm.submit(message(Kind::kReceive, in, bytes, before, key(memory)));
           comm.wait(*received);
           comm.wait(*sent);
           CHECK(holds(in, bytes, static_cast<unsigned>(before)));
@@ -236,7 +234,8 @@ TEST(messages_beside_collectives) {
     run_ranks(3, settings, [&](Communicator& comm) {
       // Posted first, met last: neither kind waits for the other.
       Bytes late(1000);
-      const auto received = comm.points().irecv(late.data(), late.size(), (comm.rank() + 1) % 3, key(99));
+      const auto received =
+          comm.submit(message(Kind::kReceive, late.data(), late.size(), (comm.rank() + 1) % 3, key(99)));
       on_threads(2, [&](int thread) {
         if (thread == 0) return run_traffic(comm, all, own);
         std::vector<float> numbers(5000);
@@ -288,7 +287,7 @@ TEST(nobody_has_to_wait) {
       std::vector<int> numbers(2000), got(2000);
       for (int i = 0; i < 2000; ++i) {
         numbers[i] = i;
-        const auto sent = comm.points().isend(&numbers[i], sizeof(int), peer, key(1));
+        const auto sent = comm.submit(message(Kind::kSend, &numbers[i], sizeof(int), peer, key(1)));
         CHECK(comm.wait_for(*sent, 20));  // though nobody receives yet
       }
       barrier(comm);
@@ -297,8 +296,8 @@ TEST(nobody_has_to_wait) {
 
       Bytes out(kMost), in(kMost);
       fill(out.data(), kMost, 3);
-      const auto sent = comm.points().isend(out.data(), kMost, peer, key(2));
-      const auto received = comm.points().irecv(in.data(), kMost, peer, key(2));
+      const auto sent = comm.submit(message(Kind::kSend, out.data(), kMost, peer, key(2)));
+      const auto received = comm.submit(message(Kind::kReceive, in.data(), kMost, peer, key(2)));
       const auto hang = Clock::now() + std::chrono::seconds(30);
       while (!sent->done.load() || !received->done.load()) {
         CHECK(Clock::now() < hang);
@@ -356,8 +355,8 @@ TEST(a_failure_ends_what_is_under_way) {
         comm.fail("rank 2 gave up");
         return;
       }
-      const auto received = comm.points().irecv(data.data(), 10, 2, key(1));
-      const auto sent = comm.points().isend(data.data(), data.size(), 2, key(1));
+      const auto received = comm.submit(message(Kind::kReceive, data.data(), 10, 2, key(1)));
+      const auto sent = comm.submit(message(Kind::kSend, data.data(), data.size(), 2, key(1)));
       begun.arrive_and_wait();
       CHECK_THROWS(comm.wait(*received), PeerError, "rank 2 gave up");
       CHECK_THROWS(comm.wait(*sent), PeerError, "rank 2 gave up");
@@ -396,14 +395,14 @@ TEST(a_stall_ends_the_job_if_asked) {
   settings.stall_shutdown_time_s = 0.2;
   auto world = connect_threads(2, settings);
   Bytes data(100000);
-  const auto sent = world[0]->points().isend(data.data(), data.size(), 1, key(8));
+  const auto sent = world[0]->submit(message(Kind::kSend, data.data(), data.size(), 1, key(8)));
   CHECK_THROWS(world[0]->wait(*sent), StallError, "send (100000 bytes to rank 1, tag 8)");
 }
 
 TEST(what_is_left_at_the_end_is_given_up) {
   auto world = connect_threads(2, test_settings());
   int number = 0;
-  const auto received = world[0]->points().irecv(&number, sizeof number, 1, key(1));
+  const auto received = world[0]->submit(message(Kind::kReceive, &number, sizeof number, 1, key(1)));
   on_threads(2, [&](int rank) { world[rank]->close(); });
   CHECK_THROWS(world[0]->wait(*received), Error, "was given up: dcoll.shutdown() came before");
 }
@@ -411,10 +410,11 @@ TEST(what_is_left_at_the_end_is_given_up) {
 TEST(wrong_ranks_are_refused) {
   auto world = connect_threads(2, test_settings());
   int number = 0;
-  CHECK_THROWS(world[0]->points().isend(&number, 4, 2, key(0)), ArgumentError,
+  CHECK_THROWS(world[0]->submit(message(Kind::kSend, &number, 4, 2, key(0))), ArgumentError,
                "send: rank 2 does not exist; allowed are 0 to 1");
-  CHECK_THROWS(world[0]->points().isend(&number, 4, -1, key(0)), ArgumentError, "send: rank -1 does not exist");
-  CHECK_THROWS(world[0]->points().irecv(&number, 4, -2, key(0)), ArgumentError,
+  CHECK_THROWS(world[0]->submit(message(Kind::kSend, &number, 4, -1, key(0))), ArgumentError,
+               "send: rank -1 does not exist");
+  CHECK_THROWS(world[0]->submit(message(Kind::kReceive, &number, 4, -2, key(0))), ArgumentError,
                "recv: rank -2 does not exist; allowed are -1");
 }
 

@@ -19,6 +19,12 @@ def comm() -> _C.Communicator:
     return communicator()
 
 
+def received(address: int, nbytes: int, peer: int, tag: int = 0) -> int:
+    handle = comm().irecv(address, nbytes, peer, tag)
+    handle.wait()
+    return handle.source
+
+
 def bytes_of(size: int, what: int, mapped: bool = False) -> torch.Tensor:
     made = hvd.empty(max(size, 1), dtype=torch.uint8) if mapped else torch.empty(max(size, 1), dtype=torch.uint8)
     index = torch.arange(max(size, 1))
@@ -45,14 +51,14 @@ def check_calls_that_wait() -> None:
     for i in range(200):
         if r == 0:
             numbers.fill_(i)
-            comm().send_sync(numbers.data_ptr(), 16, 1)
-            assert comm().recv_sync(numbers.data_ptr(), 16, 1) == 1
+            comm().isend(numbers.data_ptr(), 16, 1).wait()
+            assert received(numbers.data_ptr(), 16, 1) == 1
             assert numbers.eq(i + 1).all()
         elif r == 1:
-            assert comm().recv_sync(numbers.data_ptr(), 16, -1) == 0
+            assert received(numbers.data_ptr(), 16, -1) == 0
             assert numbers.eq(i).all()
             numbers += 1
-            comm().send_sync(numbers.data_ptr(), 16, 0)
+            comm().isend(numbers.data_ptr(), 16, 0).wait()
 
 
 def check_random_traffic() -> None:
@@ -79,7 +85,7 @@ def check_random_traffic() -> None:
 
 def send_until_told(memory: torch.Tensor) -> None:
     for _ in range(100):
-        comm().send_sync(memory.data_ptr(), 0, 1, 10)
+        comm().isend(memory.data_ptr(), 0, 1, 10).wait()
         time.sleep(0.01)
 
 
@@ -87,13 +93,13 @@ def check_lengths_that_differ() -> None:
     r, memory = hvd.rank(), bytes_of(300_000, 0)
     if r == 0:
         with pytest.raises(hvd.MismatchError, match=r"send \(200000 bytes to rank 1, tag 8\): rank 1 receives 300000"):
-            comm().send_sync(memory.data_ptr(), 200_000, 1, 8)
-        comm().send_sync(memory.data_ptr(), 4, 1, 9)
+            comm().isend(memory.data_ptr(), 200_000, 1, 8).wait()
+        comm().isend(memory.data_ptr(), 4, 1, 9).wait()
     elif r == 1:
         with pytest.raises(hvd.MismatchError, match=r"recv \(300000 bytes from rank 0, tag 8\): rank 0 sent 200000"):
-            comm().recv_sync(memory.data_ptr(), 300_000, 0, 8)
+            received(memory.data_ptr(), 300_000, 0, 8)
         with pytest.raises(hvd.MismatchError, match="rank 0 sent 4 bytes"):
-            comm().recv_sync(memory.data_ptr(), 5, 0, 9)
+            received(memory.data_ptr(), 5, 0, 9)
     hvd.barrier()
     if r == 0:  # the small one was done before its receive was there
         with pytest.raises(hvd.MismatchError, match=r"send \(4 bytes to rank 1, tag 9\): rank 1 receives 5 bytes"):

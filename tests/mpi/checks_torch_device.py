@@ -4,7 +4,7 @@ import copy
 
 import torch
 import torch.distributed as dist
-from tested_device import DEVICE
+from tested_device import DEVICE, EMULATED
 from torch.nn.parallel import DistributedDataParallel
 
 import dcoll.torch  # noqa: F401 - registers the backend
@@ -85,7 +85,8 @@ def check_messages() -> None:
 
 def check_the_stream_waits_for_what_was_called() -> None:
     """The program synchronises nothing: what is queued behind wait() sees the result, the call sees its operand."""
-    work = torch.ones(1500, 1500, device=DEVICE)
+    side = 300 if EMULATED else 1500  # several milliseconds of products
+    work = torch.ones(side, side, device=DEVICE)
     for i in range(10):
         one = mine(1000)
         for _ in range(20):

@@ -257,14 +257,13 @@ void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
   const ParamInfo& param = params_[bucket.slots[slot].param];
   const size_t bytes = param.count * dtype_bytes(bucket.dtype);
   Timeline& timeline = comm_->timeline();
-  const bool timed = timeline.on();
-  const int64_t begin = timed ? now_ns() : 0;
+  const int64_t begin = timeline.on() ? now_ns() : 0;
   if (bucket.compressed()) {
     kernels::cast(bucket.slot_on_wire(slot), bucket.wire_dtype, gradient, bucket.dtype, param.count);
   } else {
     kernels::stream_copy(bucket.slot_on_wire(slot), gradient, bytes);
   }
-  if (timed) [[unlikely]]
+  if (begin != 0) [[unlikely]]
     timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
 }
 
@@ -361,7 +360,8 @@ std::vector<size_t> Reducer::finish(const std::function<void(Operation&)>& wait)
 // Brings gradients that do not lie on the wire from there to where they lie.
 void Reducer::unpack(const Bucket& bucket) const {
   if (!bucket.compressed() && !bucket.moved) return;
-  const TimelineSpan span(comm_->timeline(), bucket.name, "unpack", bucket.memory->bytes());
+  Timeline& timeline = comm_->timeline();
+  const int64_t begin = timeline.on() ? now_ns() : 0;
   if (bucket.compressed())
     kernels::cast(bucket.memory->data(), bucket.dtype, bucket.wire->data(), bucket.wire_dtype, bucket.flags_offset);
   for (size_t s = 0; bucket.moved && s < bucket.slots.size(); ++s) {
@@ -370,6 +370,7 @@ void Reducer::unpack(const Bucket& bucket) const {
       kernels::cast(slot.own->data(), bucket.dtype, bucket.slot_on_wire(s), bucket.wire_dtype,
                     params_[slot.param].count);
   }
+  if (begin != 0) timeline.span(bucket.name, "unpack", begin, now_ns(), bucket.memory->bytes());
 }
 
 // All of them even if one fails: their memory is the caller's again only then. Throws the first failure.

@@ -42,10 +42,7 @@ bool overlap(const std::vector<kernels::Segment>& segments) {
 GroupedAllReduce::GroupedAllReduce(std::shared_ptr<Communicator> comm, const std::vector<GroupTensor>& tensors,
                                    const Call& options)
     : comm_(std::move(comm)),
-      op_(options.op),
-      prescale_(options.prescale),
-      postscale_(options.postscale),
-      encoding_(options.encoding),
+      options_(options),
       given_name_(options.name),
       tensors_(text_of(tensors)),
       name_(given_name_ + "[" + tensors_ + "]") {
@@ -104,25 +101,20 @@ void GroupedAllReduce::unpack(const Part& part) {
 }
 
 Call GroupedAllReduce::call_of(const Part& part) const {
-  std::byte* data = part.memory != nullptr ? part.memory->data() : nullptr;
-  return {.in = data,
-          .out = data,
-          .count = part.bytes / dtype_bytes(part.dtype),
-          .dtype = part.dtype,
-          .op = op_,
-          .prescale = prescale_,
-          .postscale = postscale_,
-          .encoding = encoding_,
-          .name = name_,
-          .packed = true,
-          .tensors = part.own.begin < part.own.end ? std::span<const kernels::Segment>(part.inputs)
-                                                   : std::span<const kernels::Segment>(),
-          .into_tensors = part.into_tensors};
+  Call call = options_;
+  if (part.memory != nullptr) call.in = call.out = part.memory->data();
+  call.count = part.bytes / dtype_bytes(part.dtype);
+  call.dtype = part.dtype;
+  call.name = name_;
+  call.packed = true;
+  if (part.own.begin < part.own.end) call.tensors = part.inputs;
+  call.into_tensors = part.into_tensors;
+  return call;
 }
 
 Request GroupedAllReduce::request_of(const Part& part) const {
   Request request = Request::of(call_of(part), comm_->size());
-  if (op_ == ReduceOp::kAdasum) {  // has factors of its own for each tensor
+  if (options_.op == ReduceOp::kAdasum) {  // has factors of its own for each tensor
     for (const kernels::Segment& segment : part.inputs)
       request.splits.push_back(segment.bytes / dtype_bytes(part.dtype));
   }
@@ -138,23 +130,17 @@ Request GroupedAllReduce::request_by_name(const Part& part) const {
   return request;
 }
 
-void GroupedAllReduce::start_by_name() {
+void GroupedAllReduce::start(bool by_name) {
   for (Part& part : parts_) {
-    part.operation = comm_->submit_by_name(request_by_name(part));
-    part.operation->keep = part.memory;  // should the handle be dropped
-  }
-}
-
-void GroupedAllReduce::start() {
-  for (Part& part : parts_) {
-    part.operation = comm_->submit(request_of(part), Communicator::Start::kInBackground, part.memory);
+    part.operation = by_name ? comm_->submit_by_name(request_by_name(part), part.memory)
+                             : comm_->submit(request_of(part), Communicator::Start::kInBackground, part.memory);
   }
 }
 
 void GroupedAllReduce::run(const std::function<void(Operation&)>& wait) {
   for (Part& part : parts_) {
-    part.operation = op_ == ReduceOp::kAdasum ? comm_->submit(request_of(part), Communicator::Start::kByWaiter)
-                                              : comm_->run_or_submit(call_of(part));
+    part.operation = options_.op == ReduceOp::kAdasum ? comm_->submit(request_of(part), Communicator::Start::kByWaiter)
+                                                      : comm_->run_or_submit(call_of(part));
     if (part.operation == nullptr) continue;
     // Should the wait be interrupted: the memory, and where the tensors are.
     struct Kept {

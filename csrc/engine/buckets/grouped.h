@@ -43,10 +43,8 @@ class GroupedAllReduce {
   void pack(Submit how);
   const std::shared_ptr<Memory>& memory_of(DType dtype) { return part_of(dtype, 0).memory; }
 
-  // Submits.
-  void start();
-  // As start(), to meet the group of that name on the other ranks (named_lane.h): one operation per dtype.
-  void start_by_name();
+  // Submits. By name: to meet the group of that name on the other ranks (named_lane.h): one operation per dtype.
+  void start(bool by_name);
   // Reduces on this thread where possible; `wait` waits for what is not done then.
   void run(const std::function<void(Operation&)>& wait);
   // After run() has thrown: whether an operation goes on, and with it the use of the tensors.
@@ -79,9 +77,7 @@ class GroupedAllReduce {
   Request request_by_name(const Part& part) const;
 
   const std::shared_ptr<Communicator> comm_;
-  const ReduceOp op_;
-  const double prescale_, postscale_;
-  const kernels::Encoding encoding_;
+  const Call options_;  // but for its name
   const std::string given_name_, tensors_, name_;
   std::vector<Part> parts_;
   size_t bytes_ = 0;

@@ -43,20 +43,13 @@ void GroupedRows::validate() const {
   for (const Part& part : parts_) part.request.validate(comm_->size());
 }
 
-void GroupedRows::start() {
-  validate();
-  for (Part& part : parts_) {
-    part.operation = comm_->submit(part.request, Communicator::Start::kSoon, part.memory);
-  }
-}
-
-void GroupedRows::start_by_name() {
+void GroupedRows::start(bool by_name) {
   validate();
   for (Part& part : parts_) {
     Request request = part.request;
-    if (request.kind == Kind::kReduceScatter) request.name.append("/").append(dtype_name(request.dtype));
-    part.operation = comm_->submit_by_name(std::move(request));
-    part.operation->keep = part.memory;  // should the handle be dropped
+    if (by_name && request.kind == Kind::kReduceScatter) request.name.append("/").append(dtype_name(request.dtype));
+    part.operation = by_name ? comm_->submit_by_name(std::move(request), part.memory)
+                             : comm_->submit(std::move(request), Communicator::Start::kSoon, part.memory);
   }
 }
 

@@ -34,9 +34,8 @@ class GroupedRows {
   using Wait = std::function<void(Operation&)>;
   virtual ~GroupedRows() = default;
 
-  // Each of these once, or run(). By name: to meet the group of that name on the other ranks (named_lane.h).
-  void start();
-  void start_by_name();
+  // Once, or run(). By name: to meet the group of that name on the other ranks (named_lane.h).
+  void start(bool by_name);
   // Runs on this thread where possible; `wait` waits for what is not done then.
   void run(const Wait& wait);
 

@@ -30,6 +30,7 @@ Communicator::~Communicator() {
 
 std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
   check_process();
+  if (is_point(request.kind)) return submit_message(std::move(request));
   auto operation = setup_.operation_of(std::move(request));
   operation->keep = std::move(keep);
   progress_.free_last_name();
@@ -43,11 +44,35 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   return operation;
 }
 
-std::shared_ptr<Operation> Communicator::submit_by_name(Request request) {
+std::shared_ptr<Operation> Communicator::submit_message(Request request) {
+  check_peer(request.kind, request.root, size());
+  progress_.make_points();
+  progress_.free_last_name();
+  if (progress_.drive_mutex.try_lock()) {
+    const MutexLock lock(progress_.drive_mutex, std::adopt_lock);
+    PointToPoint& points = *progress_.under_way.points;
+    if (!progress_.has_failed()) {
+      const std::string text = progress_.entered([&] { return points.take_complaint(request.root); });
+      if (!text.empty()) throw MismatchError(text);
+    }
+  }
+  const bool is_long = request.kind == Kind::kReceive && request.count > Call::kSmallBytes;
+  auto operation = setup_.operation_of(std::move(request));
+  progress_.submit(operation);
+  if (is_long || operation->staging != nullptr) {
+    turns_.hand_over(Turns::Wake::kNow);  // to copy it takes longer than to wake somebody who does
+  } else {
+    turns_.begin_here();
+  }
+  return operation;
+}
+
+std::shared_ptr<Operation> Communicator::submit_by_name(Request request, std::shared_ptr<Memory> keep) {
   check_process();
   if (request.name.empty()) throw ArgumentError(request.describe() + " needs a name to meet the other ranks by.");
   auto operation = setup_.operation_of(std::move(request));
   operation->by_name = true;
+  operation->keep = std::move(keep);
   progress_.make_names();
   progress_.submit_by_name(operation);
   if (operation->staging != nullptr || !operation->request.call().is_small()) {

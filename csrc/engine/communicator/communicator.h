@@ -5,7 +5,6 @@
 //
 //   Communicator   what programs call: makes operations of calls, begins and ends
 //     OnTheSpot    calls that are finished on the caller's thread, without an operation
-//     Points       messages between two ranks
 //     Turns        who drives, and when: whoever waits, or the background thread
 //     Watchdog     deadlines, peers that ended, stalls
 //     Progress     what is under way, under the drive lock; failures
@@ -20,7 +19,6 @@
 
 #include "engine/collective/handshake.h"
 #include "engine/communicator/on_the_spot.h"
-#include "engine/communicator/points.h"
 #include "engine/core/scratch.h"
 
 namespace dcoll {
@@ -38,12 +36,13 @@ class Communicator final {
   // background thread is woken when a peer waits for more.
   enum class Start { kInBackground, kSoon, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
-  // ArgumentError, or the failure of this communicator.
+  // ArgumentError, or the failure of this communicator. A message between two ranks (core/point.h) is kSoon; its
+  // MismatchError, and nothing is begun: a small one that was sent to this peer before met a receive of another length.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
   // The same for an operation that meets those of equal kind and name on the other ranks, whatever the order in which
   // each of them submits. ArgumentError while one of that kind and name is under way here.
-  std::shared_ptr<Operation> submit_by_name(Request request);
+  std::shared_ptr<Operation> submit_by_name(Request request, std::shared_ptr<Memory> keep = nullptr);
   // This rank cannot make its next ordered call. Takes that call's turn and returns at once: what the other ranks
   // call then fails there with a MismatchError that says why. Nothing happens if all ranks refuse.
   void refuse(const std::string& why);
@@ -61,8 +60,6 @@ class Communicator final {
   // Otherwise as submit(kByWaiter). Null of an all-gather or all-to-all: the result is as large as out_bytes.
   std::shared_ptr<Operation> run_or_submit(const Call& call);
   std::shared_ptr<Operation> run_or_submit(Request request);
-  // Messages to and from one other rank.
-  Points& points() { return points_; }
 
   // Waits until `operation` is done, then rethrows what it failed with. timeout_s < 0: no limit but the watchdog's.
   // When timeout_s passes first, TimeoutError is thrown and the operation goes on.
@@ -117,6 +114,7 @@ class Communicator final {
 
  private:
   Communicator(Members members, const Settings& settings);
+  std::shared_ptr<Operation> submit_message(Request request);
   void say_farewell();
   // `meet` them, whatever comes of it.
   template <typename Meet>
@@ -128,7 +126,6 @@ class Communicator final {
   Watchdog watchdog_{setup_, progress_};
   Turns turns_{setup_, progress_, watchdog_};
   OnTheSpot on_the_spot_{setup_, progress_, turns_};
-  Points points_{setup_, progress_, turns_};
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
   std::shared_ptr<Operation> leaving_;
 };

@@ -255,7 +255,7 @@ void Progress::advance_points(bool& moved) {
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }
-  note_busy_points();
+  points_busy_.store(under_way.points->busy() || !under_way.messages.empty());
 }
 
 // In the order in which the program has them sent: what waits for its copy holds up those behind it.

@@ -97,9 +97,6 @@ class Progress {
   void go_on(const std::shared_ptr<Operation>& operation, Entry entry) DCOLL_REQUIRES(drive_mutex);
   // Advances the running operation of either order. True when it ended and the next one may start.
   bool advance_front(OperationQueue& queue, Fabric& of, bool& moved) DCOLL_REQUIRES(drive_mutex);
-  void note_busy_points() DCOLL_REQUIRES(drive_mutex) {
-    points_busy_.store(under_way.points->busy() || !under_way.messages.empty());
-  }
   std::vector<std::shared_ptr<Operation>> named_in_flight() DCOLL_REQUIRES(drive_mutex);
   // The first failure wins; it ends everything that is queued, here and (tell_peers) everywhere.
   void fail_with(std::exception_ptr error, bool tell_peers) noexcept DCOLL_REQUIRES(drive_mutex);

@@ -149,20 +149,17 @@ class Talk {
   Talk(Communicator& whole, const std::function<void()>& look_around) : whole_(whole), look_around_(look_around) {}
 
   void send(int rank, const void* data, size_t bytes) {
-    if (bytes > 0) wait(whole_.points().send_or_submit(data, bytes, rank, kTag));
+    if (bytes > 0) wait(whole_.submit(message(Kind::kSend, data, bytes, rank, kTag)));
   }
   void receive(int rank, void* data, size_t bytes) {
-    int source = rank;
-    if (bytes > 0) wait(whole_.points().recv_or_submit(data, bytes, rank, kTag, source));
+    if (bytes > 0) wait(whole_.submit(message(Kind::kReceive, data, bytes, rank, kTag)));
   }
 
  private:
   static constexpr uint64_t kTag = point_key(PointSpace::kGroups, 0);
 
-  // null: it is done
   void wait(const std::shared_ptr<Operation>& operation) {
     constexpr double kLookAroundSeconds = 0.1;
-    if (operation == nullptr) return;
     try {
       while (!whole_.wait_for(*operation, kLookAroundSeconds)) {
         if (look_around_) look_around_();

@@ -4,6 +4,16 @@
 
 namespace dcoll {
 
+Request message(Kind kind, const void* memory, size_t bytes, int peer, uint64_t key) {
+  Request request{.kind = kind, .count = bytes, .dtype = DType::kUInt8, .root = peer, .tag = key};
+  if (kind == Kind::kSend) {
+    request.in = memory;
+  } else {
+    request.out = const_cast<void*>(memory);
+  }
+  return request;
+}
+
 void check_peer(Kind kind, int peer, int size) {
   const int least = kind == Kind::kReceive ? kAnySource : 0;
   if (peer >= least && peer < size) return;

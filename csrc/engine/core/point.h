@@ -17,6 +17,9 @@ constexpr uint64_t point_key(PointSpace space, int32_t tag) {
   return uint64_t{static_cast<uint32_t>(space)} << 32 | static_cast<uint32_t>(tag);
 }
 
+// A send of this memory, or a receive into it.
+Request message(Kind kind, const void* memory, size_t bytes, int peer, uint64_t key);
+
 // ArgumentError unless a send to, or a receive from, this peer can work among so many ranks.
 void check_peer(Kind kind, int peer, int size);
 

@@ -95,20 +95,19 @@ bool LeaderExchange::hear(int peer) {
 }
 
 void LeaderExchange::take(int peer, const Message& message) {
-  if (message.bytes > leaders_.max_message_bytes()) {
+  const auto refuse = [&](const char* what, size_t bytes) {
     throw TransportError("rank " + std::to_string(leaders_.rank_of(peer)) + " announces an operand of " +
-                         std::to_string(message.bytes) + " bytes in one message; allowed are " +
-                         std::to_string(leaders_.max_message_bytes()) +
+                         std::to_string(message.bytes) + " bytes " + what + " " + std::to_string(bytes) +
                          ". Run the same dcoll version with the same DCOLL_* settings on every rank");
+  };
+  if (message.bytes > leaders_.max_message_bytes()) {
+    refuse("in one message; allowed are", leaders_.max_message_bytes());
   }
   // Who called the same brings an operand of the same length; the others' are not looked at.
   const Range& theirs = message.range;
   if (theirs.equal() && message_.range.equal() && theirs.least == message_.range.least &&
       message.bytes != operand_.size()) {
-    throw TransportError("rank " + std::to_string(leaders_.rank_of(peer)) + " announces an operand of " +
-                         std::to_string(message.bytes) + " bytes where it called for " +
-                         std::to_string(operand_.size()) +
-                         ". Run the same dcoll version with the same DCOLL_* settings on every rank");
+    refuse("where it called for", operand_.size());
   }
   range_.include(theirs);
   received_[peer].resize(message.bytes);

@@ -58,7 +58,7 @@ void PointToPoint::submit(std::shared_ptr<Operation> operation) {
   meet(r.root);
   if (r.kind == Kind::kSend) return begin_send(std::move(operation));
   auto* const data = static_cast<std::byte*>(r.out);
-  begin_receive({.key = r.tag, .peer = r.root, .data = data, .bytes = r.count, .operation = operation, .now = nullptr});
+  begin_receive({.key = r.tag, .peer = r.root, .data = data, .bytes = r.count, .operation = operation});
 }
 
 // ---- Sending ----
@@ -84,12 +84,6 @@ void PointToPoint::offer(Peer& to, std::shared_ptr<Operation> operation) {
   const PointMessage head{.what = What::kOffer, .id = to.last_offer, .key = r.tag, .bytes = r.count};
   to.offered.emplace(head.id, std::move(operation));
   tell(to, head, &place, sizeof place);
-}
-
-bool PointToPoint::send_now(int rank, uint64_t key, const void* data, size_t bytes) {
-  if (bytes > most_eager_) return false;
-  Peer& to = peer(rank);
-  return to.outbox.empty() && put(to, {.what = What::kEager, .key = key, .bytes = bytes}, data, bytes);
 }
 
 // Now, or behind what waits already. `operation`: whose memory `data` is, which need not be copied.
@@ -129,26 +123,6 @@ void PointToPoint::empty_outbox(Peer& to, bool& moved) {
 }
 
 // ---- Receiving ----
-
-void PointToPoint::receive_now(int rank, uint64_t key, void* data, size_t bytes, Now& now) {
-  meet(rank);
-  auto* const to = static_cast<std::byte*>(data);
-  begin_receive({.key = key, .peer = rank, .data = to, .bytes = bytes, .operation = nullptr, .now = &now});
-}
-
-void PointToPoint::go_on(Now& now, std::shared_ptr<Operation> operation) {
-  operation->started = true;
-  const auto take_over = [&](Receives& list) {
-    for (Receive& receive : list) {
-      if (receive.now != &now) continue;
-      receive.now = nullptr;
-      receive.operation = operation;
-    }
-  };
-  if (const auto bin = bins_.find(operation->request.tag); bin != bins_.end()) take_over(bin->second.posted);
-  take_over(reading_);
-  for (Peer* known : known_) take_over(known->coming);
-}
 
 void PointToPoint::begin_receive(Receive receive) {
   Bin& bin = bins_[receive.key];
@@ -217,7 +191,11 @@ void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::
   if (head.what == What::kUnequal) {
     if (bytes != sizeof sent) throw_damaged(from, "an answer of another length");
     std::memcpy(&sent, data, sizeof sent);
-    if (head.id == 0) return complain(from, head, sent);
+    if (head.id == 0) {
+      from.complaints.push_back(length_text(/*sent_here=*/true, sent, head.bytes, from.rank, head.key));
+      ++complaints_;
+      return;
+    }
   }
   const auto found = from.offered.find(head.id);
   if (found == from.offered.end()) throw_damaged(from, "an answer to what this rank has not sent");
@@ -240,11 +218,6 @@ void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::
   }
 }
 
-void PointToPoint::complain(Peer& from, const PointMessage& head, size_t sent) {
-  from.complaints.push_back(length_text(/*sent_here=*/true, sent, head.bytes, from.rank, head.key));
-  ++complaints_;
-}
-
 std::string PointToPoint::take_complaint(int rank) {
   if (rank != kAnySource) {
     bool moved = false;
@@ -261,15 +234,11 @@ std::string PointToPoint::take_complaint(int rank) {
   return "";
 }
 
-PointToPoint::Receives::iterator PointToPoint::find_receive(Bin& bin, int source) {
-  return std::find_if(bin.posted.begin(), bin.posted.end(),
-                      [&](const Receive& one) { return one.peer == kAnySource || one.peer == source; });
-}
-
 // A message has come: to the first receive that wants it, or to those that nobody has asked for.
 void PointToPoint::match(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes) {
   Bin& bin = bins_[head.key];
-  const auto receive = find_receive(bin, from.rank);
+  const auto receive = std::ranges::find_if(
+      bin.posted, [&](const Receive& one) { return one.peer == kAnySource || one.peer == from.rank; });
   if (receive == bin.posted.end()) {
     Arrived message{.source = from.rank, .head = head, .data = {}, .offer = {}};
     if (head.what == What::kEager) {
@@ -334,12 +303,6 @@ void PointToPoint::advance(bool& moved) {
 }
 
 void PointToPoint::finish(Receives& list, Receives::iterator receive, std::exception_ptr error) {
-  if (receive->now != nullptr) {
-    *receive->now = {.done = true, .source = receive->source, .error = error};
-    list.erase(receive);
-    --open_;
-    return;
-  }
   auto operation = std::move(receive->operation);
   operation->source = receive->source;
   list.erase(receive);

@@ -54,20 +54,8 @@ class PointToPoint {
 
   // A send or a receive: Request::root is the peer, Request::tag the key. A receive's `source` is set when it is done.
   void submit(std::shared_ptr<Operation> operation);
-  // A send that is done at once. False: it is large, or there is no room; nothing happened.
-  bool send_now(int peer, uint64_t key, const void* data, size_t bytes);
   // Looks for what was said and does what can be done.
   void advance(bool& moved);
-
-  // A receive of a caller that waits, without an operation as long as peers keep up.
-  struct Now {
-    bool done = false;
-    int source = kAnySource;
-    std::exception_ptr error;
-  };
-  void receive_now(int peer, uint64_t key, void* data, size_t bytes, Now& now);
-  // Not done: goes on as this operation. `now` is forgotten.
-  void go_on(Now& now, std::shared_ptr<Operation> operation);
 
   // Whether anything is under way, or left to tell.
   bool busy() const { return open_ > 0 || unsent_ > 0; }
@@ -90,7 +78,6 @@ class PointToPoint {
     std::byte* data;
     size_t bytes;
     std::shared_ptr<Operation> operation;
-    Now* now;  // instead of an operation
     // Of the message that it met.
     int source = kAnySource;
     uint32_t id = 0;
@@ -155,10 +142,8 @@ class PointToPoint {
   void take_answer(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes);
   void forget_empty(uint64_t key);
   void match(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes);
-  Receives::iterator find_receive(Bin& bin, int source);
   void deliver(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head, const std::byte* data);
   void refuse(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head);
-  void complain(Peer& from, const PointMessage& head, size_t sent);
 
   // point_transfers.cc: what is large.
   void begin_reading(Receives& list, Receives::iterator receive, Peer& from, const PointOffer& offer);

@@ -294,17 +294,9 @@ const std::byte* Executor::locate(const ChannelState& state, BufferId buffer, ui
 }
 
 bool Executor::may_write(const std::byte* begin, size_t bytes) {
-  for (size_t i = 0; i < pins_.size();) {
-    const Pin& pin = pins_[i];
-    if (transport_.sent(pin.peer, pin.channel) >= pin.ticket) {
-      pins_[i] = pins_.back();
-      pins_.pop_back();
-      continue;
-    }
-    if (begin < pin.begin + pin.bytes && pin.begin < begin + bytes) return false;
-    ++i;
-  }
-  return true;
+  return pins_released() || std::ranges::none_of(pins_, [&](const Pin& pin) {
+           return begin < pin.begin + pin.bytes && pin.begin < begin + bytes;
+         });
 }
 
 bool Executor::may_write_range(const ChannelState& state, const Step& step) {

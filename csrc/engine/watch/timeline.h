@@ -99,24 +99,4 @@ class Timeline {
   bool stop_ DCOLL_GUARDED_BY(stop_mutex_) = false;
 };
 
-// A span from here to the end of the block. `track` and `name` must live as long.
-class TimelineSpan {
- public:
-  TimelineSpan(Timeline& timeline, std::string_view track, std::string_view name, uint64_t bytes)
-      : timeline_(timeline), track_(track), name_(name), bytes_(bytes), begin_ns_(timeline.on() ? now_ns() : 0) {}
-  ~TimelineSpan() {
-    if (begin_ns_ != 0) [[unlikely]]
-      timeline_.span(track_, name_, begin_ns_, now_ns(), bytes_);
-  }
-  TimelineSpan(const TimelineSpan&) = delete;
-  TimelineSpan& operator=(const TimelineSpan&) = delete;
-
- private:
-  Timeline& timeline_;
-  const std::string_view track_;
-  const std::string_view name_;
-  const uint64_t bytes_;
-  const int64_t begin_ns_;
-};
-
 }  // namespace dcoll

@@ -273,8 +273,7 @@ class Mesh {
     return "local rank " + std::to_string(self_.local_rank) + " could not reach " + missing_text() + " within " +
            std::to_string(limit.count()) +
            " ms; they have not started connecting, belong to another job, or run in a container with a network "
-           "namespace "
-           "of its own" +
+           "namespace of its own" +
            hint_;
   }
 

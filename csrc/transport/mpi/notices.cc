@@ -16,10 +16,7 @@ MpiNotices::MpiNotices(MPI_Comm parent, RequestSet& requests) : requests_(reques
 
 void MpiNotices::listen(Topic topic) {
   Transfer& op = receives_[static_cast<size_t>(topic)];
-  op.kind = Transfer::Kind::kNoticeReceive;
-  op.peer = -1;
-  op.channel = topic;
-  op.bytes = kMostBytes;
+  op = {.kind = Transfer::Kind::kNoticeReceive, .peer = -1, .channel = topic, .bytes = kMostBytes};
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Irecv(inboxes_[static_cast<size_t>(topic)].data(), static_cast<int>(kMostBytes), MPI_BYTE,
                       MPI_ANY_SOURCE, topic, comm_, &request),
@@ -38,10 +35,7 @@ MpiNotices::Sent& MpiNotices::keep(std::vector<std::byte> notice) {
 }
 
 void MpiNotices::send(Sent& sent, int peer, Topic topic) {
-  Transfer op;
-  op.kind = Transfer::Kind::kNoticeSend;
-  op.peer = peer;
-  op.channel = topic;
+  Transfer op{.kind = Transfer::Kind::kNoticeSend, .peer = peer, .channel = topic};
   MPI_Request request = MPI_REQUEST_NULL;
   // An error is not reported: the peer that cannot be reached may be the failure itself, the others still must hear.
   if (MPI_Isend(sent.notice.data(), static_cast<int>(sent.notice.size()), MPI_BYTE, peer, topic, comm_, &request) ==

@@ -23,13 +23,6 @@ namespace dcoll::mpi {
 
 namespace {
 
-const char* thread_level_name(int level) {
-  if (level == MPI_THREAD_SINGLE) return "MPI_THREAD_SINGLE";
-  if (level == MPI_THREAD_FUNNELED) return "MPI_THREAD_FUNNELED";
-  if (level == MPI_THREAD_SERIALIZED) return "MPI_THREAD_SERIALIZED";
-  return "MPI_THREAD_MULTIPLE";
-}
-
 constexpr unsigned kAbortSeconds = 3;
 
 // MPI_Testsome has no communicator: MPICH raises its errors on MPI_COMM_SELF (before MPI 4: on the world), whose
@@ -117,14 +110,7 @@ void Process::wait_for(const Aside& call, const StartUp& start) {
   quietly.report = [&](const std::string& text) {
     if (presence.speaks() && start.report) start.report(text);
   };
-  const auto missing = [this] { return presence.missing(); };
-  const auto look = [this] {
-    const std::vector<int> dead = presence.ended();
-    if (!dead.empty()) throw PeerError("dcoll.init(): " + ended_text(dead));
-  };
-  if (!call.wait(quietly, missing, look)) {
-    throw TimeoutError("dcoll.init(): " + missing() + ", " + within_text(start) + ".");
-  }
+  call.wait(quietly, [this] { return presence.missing(); }, [this] { return presence.ended(); });
 }
 
 Backend::Backend(const StartUp& start) {
@@ -209,13 +195,7 @@ void Backend::aside(const char* what, std::function<void()> call) {
     std::string& stuck;
     const char* what;
   } const guard{running, stuck, what};
-  const auto look = [this] {
-    const std::vector<int> dead = ended();
-    if (!dead.empty()) throw PeerError("dcoll.init(): " + ended_text(dead));
-  };
-  if (!running.wait(start_, missing, look)) {
-    throw TimeoutError("dcoll.init(): " + missing() + ", " + within_text(start_) + ".");
-  }
+  running.wait(start_, missing, [this] { return ended(); });
 }
 
 Backend::~Backend() {
@@ -229,7 +209,7 @@ Backend::~Backend() {
 // Calls come from the thread that calls a collective and from the progress thread, one at a time.
 void Backend::require_thread_level() const {
   if (thread_level_ >= MPI_THREAD_SERIALIZED) return;
-  const std::string got = thread_level_name(thread_level_);
+  const std::string got = thread_level_ == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED";
   if (process().initialized_here) {
     throw TransportError("the MPI library " + library_path() + " offers only " + got +
                          "; dcoll's progress thread needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. Use an MPI "
