@@ -80,7 +80,7 @@ def _with_options(
     given: dict[str, Any] = {}
     for slot, value in zip(slots, args, strict=False):
         plain = "opts" not in slot or value is None or type(value) is kind
-        given[slot[0] if plain else slot[1]] = value
+        given[slot[0] if plain else slot[-1]] = value
     first = {parameter: slot[0] if slot[0] != "opts" else parameter for slot in slots for parameter in slot}
     unknown = [key for key in kwargs if key not in first or first[key] in given]
     missing = [slot[0] for slot in slots[:at] if not {*slot} & {*given, *kwargs} and "split" not in slot[0]]
