@@ -18,6 +18,7 @@ LEAST_ELEMENTS = 16 << 10
 """Smaller buckets are not worth pages of their own."""
 
 _BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_HERE = os.path.dirname(__file__) + os.sep
 _SHM = "/dev/shm"  # where PyTorch's shared memory is, of which containers have 64 MiB
 
 KEY = "_dcoll_bucket"
@@ -27,9 +28,11 @@ SEEN, STAYS = "seen", "stays"
 
 
 def called_by_backward() -> bool:
-    """Whether the caller's caller is backward() itself, which is how DDP's C++ calls a group: no program has that
+    """Whether it is backward() itself that has called the backend, as DDP's C++ calls a group: no program has that
     tensor, as it has those that it passes to torch.distributed.all_reduce."""
     caller = sys._getframe(1).f_back
+    while caller is not None and caller.f_code.co_filename.startswith(_HERE):
+        caller = caller.f_back
     return caller is not None and caller.f_code is _BACKWARD
 
 
