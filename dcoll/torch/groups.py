@@ -73,7 +73,7 @@ def _begin(store: Any, rank: int, size: int) -> None:
         return init_through(None)
 
     # Keys are written once, and torch gives every default group of a program the same store. Those that came about are
-    # counted, on each rank alike: a rank that was late in one that failed finds the others where they wait again.
+    # counted, on each rank alike. One that failed to come about has left letters there, so another needs another store.
     count = f"groups/{rank}"
     prefix = f"{store.add(count, 0)}/"
 

@@ -30,7 +30,7 @@ Communicator::~Communicator() {
 
 std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
   check_process();
-  if (is_point(request.kind)) return submit_message(std::move(request));
+  if (is_point(request.kind)) return submit_message(std::move(request), std::move(keep));
   auto operation = setup_.operation_of(std::move(request));
   operation->keep = std::move(keep);
   progress_.free_last_name();
@@ -44,7 +44,7 @@ std::shared_ptr<Operation> Communicator::submit(Request request, Start start, st
   return operation;
 }
 
-std::shared_ptr<Operation> Communicator::submit_message(Request request) {
+std::shared_ptr<Operation> Communicator::submit_message(Request request, std::shared_ptr<Memory> keep) {
   check_peer(request.kind, request.root, size());
   progress_.make_points();
   progress_.free_last_name();
@@ -58,6 +58,7 @@ std::shared_ptr<Operation> Communicator::submit_message(Request request) {
   }
   const bool is_long = request.kind == Kind::kReceive && request.count > Call::kSmallBytes;
   auto operation = setup_.operation_of(std::move(request));
+  operation->keep = std::move(keep);
   progress_.submit(operation);
   if (is_long || operation->staging != nullptr) {
     turns_.hand_over(Turns::Wake::kNow);  // to copy it takes longer than to wake somebody who does

@@ -114,7 +114,7 @@ class Communicator final {
 
  private:
   Communicator(Members members, const Settings& settings);
-  std::shared_ptr<Operation> submit_message(Request request);
+  std::shared_ptr<Operation> submit_message(Request request, std::shared_ptr<Memory> keep);
   void say_farewell();
   // `meet` them, whatever comes of it.
   template <typename Meet>
