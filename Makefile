@@ -101,15 +101,13 @@ chaos: build  ## faults at random, start-up and shutdown included, over all tran
 
 # Without clang, ctest replays the same fuzzers' corpus (cmake/fuzz.cmake). Findings are written to build/fuzz.
 FUZZERS := settings calibration_cache notes handshake
-fuzz: $(VENV)/.tools  ## libFuzzer on what is parsed in C++, SECONDS=60 in total; needs clang
+fuzz: $(VENV)/.tools  ## libFuzzer on what is parsed in C++, SECONDS=60 for each fuzzer; needs clang
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_FUZZ=ON \
 		-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
 	$(BIN)/cmake --build build/fuzz
-	cd build/fuzz && for name in $(FUZZERS); do \
-		mkdir -p corpus/$$name && tests/fuzz_$$name -timeout=10 -max_len=4096 -print_final_stats=1 -verbosity=0 \
-			-max_total_time=$$(( $(or $(SECONDS),60) / $(words $(FUZZERS)) )) corpus/$$name \
-			"$(CURDIR)/tests/fuzz/corpus/$$name" || exit 1; \
-	done
+	cd build/fuzz && mkdir -p $(addprefix corpus/,$(FUZZERS)) && printf '%s\n' $(FUZZERS) | xargs -P $(JOBS) -I NAME \
+		tests/fuzz_NAME -timeout=10 -max_len=4096 -print_final_stats=1 -verbosity=0 \
+		-max_total_time=$(or $(SECONDS),60) corpus/NAME "$(CURDIR)/tests/fuzz/corpus/NAME"
 
 bench: build  ## all-reduce on 2 pinned ranks: time, algbw, busbw over sizes (ARGS="-b 8 -e 128M" for more)
 	"$(MPIRUN)" -n 2 --bind-to core $(BIN)/python bench/all_reduce.py $(ARGS)

@@ -55,9 +55,8 @@ def main() -> int:
     for entry in json.loads((build / "compile_commands.json").read_text()):
         source = (build / entry["file"]).resolve()
         if source.suffix == ".cc" and source.is_relative_to(ROOT / "csrc"):
-            words = shlex.split(entry["command"])
-            commands[source] = words[1:] if Path(words[0]).name == "ccache" else words
-    compiler = next(iter(commands.values()))[0]
+            commands[source] = shlex.split(entry["command"])
+    compiler = next(word for word in next(iter(commands.values())) if Path(word).name != "ccache")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prove(folder, compiler)

@@ -4,9 +4,11 @@ A module of checks has functions `check_*()`, run in order on every rank with dc
 when it fails, the test shows the traceback of every rank on which it did.
 """
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ PLAIN = (sys.executable, str(HERE / "plain_ranks.py"), "-n")
 """What stands for mpirun where there is none: torch's launcher, and one that only starts ranks."""
 SKIPPED = "skipped: "
 SEED = os.environ.get("TESTS_SEED", "0")  # the same on all ranks
-TIMEOUT_S = float(os.environ.get("TESTS_JOB_SECONDS", "120"))  # more under sanitizers
+TIMEOUT_S = float(os.environ.get("TESTS_JOB_SECONDS", "300"))  # what hangs says so long before: DCOLL_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -72,29 +74,68 @@ def is_open_mpi() -> bool:
     return find_launcher().kind == "openmpi"
 
 
-def launch(
-    n: int,
-    *command: str,
-    timeout: float = TIMEOUT_S,
-    options: tuple[str, ...] = (),
-    launcher: tuple[str, ...] = (),
-    **env: str,
-) -> Finished:
-    """Run `python command...` on n ranks and wait; a job that does not end in time is killed and fails the test.
-    launcher: what stands for mpirun, where ranks are not just on this machine."""
-    if not launcher:
-        launcher = (find_mpirun(), *(("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()))
-    number = () if launcher and launcher[-1] in (TORCHRUN[-1], PLAIN[-1]) else ("-n",)
-    full_env = os.environ | {
+@functools.cache
+def servers() -> Path:
+    """The folder of the sockets of preloaded.py."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def server(name: str) -> subprocess.Popen[bytes]:
+    """Ends with this process: its standard input does."""
+    command = [sys.executable, str(HERE / "preloaded.py"), "serve", str(servers() / name)]
+    return subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def python_for(names: str | list[str]) -> tuple[str, ...]:
+    """The python of the process of this name, or of the ranks of these: one that has torch, unless a sanitizer is
+    loaded before it."""
+    if "LD_PRELOAD" in os.environ:
+        return (sys.executable,)
+    for name in [names] if isinstance(names, str) else names:
+        server(name)
+    name = names if isinstance(names, str) else "%"
+    return (sys.executable, "-IS", str(HERE / "preloaded.py"), str(servers() / name))
+
+
+def environment(**env: str) -> dict[str, str]:
+    return os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([*(str(HERE.parent / d) for d in MODULES), os.environ.get("PYTHONPATH", "")]),
         **env,
     }
-    job = [*launcher, *options, *number, str(n), sys.executable, *command]
+
+
+def launch(
+    n: int,
+    *command: str,
+    timeout: float = TIMEOUT_S,
+    options: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = (),
+    preloaded: bool = False,
+    **env: str,
+) -> Finished:
+    """Run `python command...` on n ranks and wait; a job that does not end in time is killed and fails the test.
+    launcher: what stands for mpirun, where ranks are not just on this machine. preloaded: ranks have torch when they
+    begin, and end without taking the interpreter apart."""
+    mpirun = ()
+    if not launcher:
+        mpirun = (find_mpirun(), *(("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()))
+    number = () if launcher and launcher[-1] in (TORCHRUN[-1], PLAIN[-1]) else ("-n",)
+    # What settings of others a job asks for may be read before it begins.
+    ours = launcher[:-1] in ((), TORCHRUN[:-1]) and all(name.startswith(("DCOLL_", "CHECKS_")) for name in env)
+    python = python_for([str(rank) for rank in range(n)]) if preloaded and ours else (sys.executable,)
+    if launcher[:3] == TORCHRUN[:3]:
+        launcher = (*python_for("torchrun"), *launcher[1:])
+    job = [*(launcher or mpirun), *options, *number, str(n), *python, *command]
     process = subprocess.Popen(
-        job, env=full_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        job, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout)
@@ -114,7 +155,8 @@ def run_checks(module: str, n: int, env: tuple[tuple[str, str], ...] = (), launc
     """Run all checks of a module on n ranks, once per test session, also where the job hangs."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = launch(n, str(HERE / "run_checks.py"), module, folder, launcher=launcher, **dict(env))
+            command = [str(HERE / "run_checks.py"), module, folder]
+            done = launch(n, *command, launcher=launcher, preloaded=True, **dict(env))
         except pytest.fail.Exception as hung:
             done = Finished(-1, "", str(hung), ())
         files = [Path(folder) / f"{rank}.json" for rank in range(n)]

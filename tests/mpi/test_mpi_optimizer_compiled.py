@@ -46,7 +46,7 @@ print("the same")
 
 @pytest.mark.parametrize(("parts", "compiled_autograd"), [("all", "0"), ("backward", "0"), ("backward", "1")])
 def test_compiled_steps(parts: str, compiled_autograd: str) -> None:
-    done = launch(2, "-c", SCRIPT, parts, compiled_autograd)
+    done = launch(2, "-c", SCRIPT, parts, compiled_autograd, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("the same") == 2
     assert "does not know how to trace" not in done.stderr

@@ -42,7 +42,7 @@ def test_two_ranks_train_as_one(name: str, horovod: Path) -> None:
     if missing:
         pytest.skip(f"needs {name}: {', '.join(missing)} (how: {Path(__file__).name})")
     for ranks in (1, 2):
-        done = launch(ranks, str(HERE / "third_party.py"), name, str(horovod))
+        done = launch(ranks, str(HERE / "third_party.py"), name, str(horovod), preloaded=True)
         assert done.returncode == 0, done.text
     whole, first, second = (torch.load(horovod / f"{job}.pt") for job in ("0-of-1", "0-of-2", "1-of-2"))
     assert len(first) > 0

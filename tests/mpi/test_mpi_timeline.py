@@ -142,7 +142,7 @@ hvd.shutdown()
 
 def test_operations_by_name_go_on_two_levels(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    done = launch(4, "-c", BY_NAME, DCOLL_TIMELINE=str(path), DCOLL_NODES="0,0,1,1")
+    done = launch(4, "-c", BY_NAME, preloaded=True, DCOLL_TIMELINE=str(path), DCOLL_NODES="0,0,1,1")
     assert done.returncode == 0, done.text
     events = json.loads(path.read_text())
     assert [event["name"] for event in events if event.get("cat") == "algorithm"] == ["hierarchical"]

@@ -16,7 +16,7 @@ KEPT: list[tuple[int, int]] = [(2, 3)]
 
 
 def hashes(n: int, report: Path, seed: int = SEED, **env: str) -> list[str]:
-    done = launch(n, str(STRESS), "--seed", str(seed), "--rounds", "2", "--report", str(report), **env)
+    done = launch(n, str(STRESS), "--seed", str(seed), "--rounds", "2", "--report", str(report), preloaded=True, **env)
     assert done.returncode == 0, f"--seed {seed}: {done.text}"
     found: list[str] = json.loads(report.read_text())["hashes"]
     return found

@@ -37,7 +37,9 @@ def test_the_job_ends_well(module: str, n: int) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 def test_the_example_trains(n: int, tmp_path: Path) -> None:
     script = str(HERE.parents[1] / "examples" / "train_digits.py")
-    done = launch(n, script, "--epochs", "1", "--json", str(tmp_path / "result.json"), launcher=TORCHRUN)
+    done = launch(
+        n, script, "--epochs", "1", "--json", str(tmp_path / "result.json"), launcher=TORCHRUN, preloaded=True
+    )
     assert done.returncode == 0, done.text
     assert done.stdout.count("epoch 1/1") == 1, done.text
 

@@ -12,7 +12,6 @@ from torch.distributed import ReduceOp
 import dcoll.torch  # noqa: F401 - registers the backend
 from dcoll.torch import dtypes
 
-SIZES = (0, 1, 5, 1023, 65_537)
 INTEGERS = [dtype for dtype in dtypes.REDUCED if not dtype.is_floating_point and dtype is not torch.bool]
 FLOATS = [dtype for dtype in dtypes.REDUCED if dtype.is_floating_point]
 COMPLEX = list(dtypes.PAIRS)
@@ -26,9 +25,11 @@ def check_init() -> None:
     assert dist.get_backend() == "dcoll"
 
 
+@functools.cache
 def values(dtype: torch.dtype, count: int, rank: int) -> torch.Tensor:
-    """Small whole numbers, different on every rank; products of four of them are exact in every dtype."""
-    whole = (torch.arange(count) + rank) % 3 + 1
+    """Small whole numbers, different on every rank; products of four of them are exact in every dtype. To be cloned
+    where they are written to."""
+    whole = ((torch.arange(3) + rank) % 3 + 1).repeat(count // 3 + 1)[:count]
     if dtype.is_complex:
         return torch.complex(whole.double(), 4.0 - whole.double()).to(dtype)
     return whole > 1 if dtype is torch.bool else whole.to(dtype)
@@ -36,8 +37,13 @@ def values(dtype: torch.dtype, count: int, rank: int) -> torch.Tensor:
 
 def filled(dtype: torch.dtype, count: int, value: int) -> torch.Tensor:
     """Any bits, different at most places and for most values."""
-    index = torch.arange(count * dtype.itemsize)
-    bits = (index * 7 + index // 251 + value * 31).to(torch.uint8)
+    return bits_of(dtype, count, value).clone()
+
+
+@functools.lru_cache(64)
+def bits_of(dtype: torch.dtype, count: int, value: int) -> torch.Tensor:
+    index = torch.arange(count * dtype.itemsize, dtype=torch.int32)
+    bits = (index * 7 + (index >> 8) + value * 31).to(torch.uint8)
     return bits % 3 == 0 if dtype is torch.bool else bits.view(dtype)
 
 
@@ -52,6 +58,12 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         return torch.equal(one, other)
     flat, flat_other = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(flat, flat_other)
+
+
+def sizes(dtype: torch.dtype) -> tuple[int, ...]:
+    """The last is above 64 KiB, in float32 far above: there is another way for what is large."""
+    large = 65_537 if dtype is torch.float32 else (64 << 10) // dtype.itemsize + 1
+    return 0, 1, 5, 1023, large
 
 
 def run(call, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
@@ -82,7 +94,7 @@ WAYS = (run, later, polled, by_future)
 
 def ways(count: int) -> tuple[Callable[..., None], ...]:
     """Of a large tensor one: to look at every element takes longer than the call."""
-    return WAYS if count < 10_000 else WAYS[1:2]
+    return WAYS if count <= 1023 else WAYS[1:2]
 
 
 PYTHON = {
@@ -128,13 +140,15 @@ def mine_and_all(dtype: torch.dtype, count: int) -> tuple[torch.Tensor, list[tor
 
 def check_all_reduce() -> None:
     for op, dtype in pairs_of():
-        for count in SIZES:
-            for way in WAYS if count == 5 else WAYS[:2]:
-                tensor, parts = mine_and_all(dtype, count)
-                if op == ReduceOp.AVG:  # exact where the sum is a multiple of the size
-                    tensor, parts = times(tensor, len(parts)), [times(part, len(parts)) for part in parts]
+        for count in sizes(dtype):
+            mine, parts = mine_and_all(dtype, count)
+            if op == ReduceOp.AVG:  # exact where the sum is a multiple of the size
+                mine, parts = times(mine, len(parts)), [times(part, len(parts)) for part in parts]
+            expected = reduced(op, parts)
+            for way in WAYS if count == 5 else ways(count)[:2]:
+                tensor = mine.clone()
                 way(dist.all_reduce, tensor, op=op)
-                assert equal(tensor, reduced(op, parts)), (op, dtype, count, way.__name__)
+                assert equal(tensor, expected), (op, dtype, count, way.__name__)
 
 
 def check_all_reduce_layouts() -> None:
@@ -179,25 +193,26 @@ def check_sparse_all_reduce() -> None:
 def check_reduce() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for op, dtype in pairs_of():
+        before, parts = mine_and_all(dtype, 7)
+        if op == ReduceOp.AVG:
+            before, parts = times(before, n), [times(part, n) for part in parts]
+        expected = reduced(op, parts)
         for root in range(n):
             for way in WAYS[:2]:
-                tensor, parts = mine_and_all(dtype, 7)
-                if op == ReduceOp.AVG:
-                    tensor, parts = times(tensor, n), [times(part, n) for part in parts]
-                before = tensor.clone()
+                tensor = before.clone()
                 way(dist.reduce, tensor, root, op=op)
-                assert equal(tensor, reduced(op, parts) if r == root else before), (op, dtype)
+                assert equal(tensor, expected if r == root else before), (op, dtype)
 
 
 def check_reduce_scatter() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for op, dtype in pairs_of():
         for count in (0, 1, 5, 4097):
+            wholes = [values(dtype, count * n, rank) for rank in range(n)]
+            if op == ReduceOp.AVG:
+                wholes = [times(whole, n) for whole in wholes]
+            expected = reduced(op, wholes)[r * count : (r + 1) * count]
             for way in WAYS[:2]:
-                wholes = [values(dtype, count * n, rank) for rank in range(n)]
-                if op == ReduceOp.AVG:
-                    wholes = [times(whole, n) for whole in wholes]
-                expected = reduced(op, wholes)[r * count : (r + 1) * count]
                 if not dtype.is_complex:  # torch has no view of pairs here
                     out = torch.empty(count, dtype=dtype)
                     way(dist.reduce_scatter_tensor, out, wholes[r].clone(), op=op)
@@ -218,7 +233,7 @@ def check_broadcast() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for dtype in MOVED:
         for root in range(n):
-            for count in SIZES:
+            for count in sizes(dtype):
                 for way in ways(count):
                     tensor = filled(dtype, count, r + 1)
                     way(dist.broadcast, tensor, root)
@@ -231,16 +246,17 @@ def check_broadcast() -> None:
 def check_all_gather() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for dtype in MOVED:
-        for count in SIZES:
+        for count in sizes(dtype):
             expected = [filled(dtype, count, rank + 1) for rank in range(n)]
+            whole = torch.cat([one.view(torch.uint8) for one in expected]).view(dtype)
             for way in ways(count):
                 out = filled(dtype, count * n, 0)
                 way(dist.all_gather_into_tensor, out, filled(dtype, count, r + 1))
-                assert equal(out, torch.cat([one.view(torch.uint8) for one in expected]).view(dtype)), (dtype, count)
+                assert equal(out, whole), (dtype, count)
                 out = filled(dtype, count * n, 0)
                 share = out[r * count : (r + 1) * count].copy_(expected[r])
                 way(dist.all_gather_into_tensor, out, share)
-                assert equal(out, torch.cat([one.view(torch.uint8) for one in expected]).view(dtype)), (dtype, count)
+                assert equal(out, whole), (dtype, count)
                 outs = [filled(dtype, count, 0) for _ in range(n)]
                 way(dist.all_gather, outs, filled(dtype, count, r + 1))
                 assert all(map(equal, outs, expected)), (dtype, count)

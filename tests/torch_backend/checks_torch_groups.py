@@ -69,7 +69,7 @@ def wait_for_those_left() -> None:
 def held() -> dict[str, int]:
     """What this process holds: KiB of memory, of shared memory its part; descriptors; threads."""
     lines = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()]
-    kib = {line[0]: int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:")}
+    kib = {line[0]: int(line[1]) for line in lines if line[0] in ("Anonymous:", "Pss_Shmem:")}
     return {
         "KiB": sum(kib.values()),
         "descriptors": len(os.listdir("/proc/self/fd")),

@@ -66,7 +66,7 @@ def test_torch(module: str, n: int, transport: str, check: str) -> None:
 def test_examples(name: str, launcher: tuple[str, ...]) -> None:
     script = str(HERE.parents[1] / "examples" / f"{name}.py")
     small = ("--steps", "2", "--layers", "2", "--width", "96", "--block", "32")
-    done = launch(2, script, *small, launcher=launcher, timeout=120)
+    done = launch(2, script, *small, launcher=launcher, preloaded=True)
     assert done.returncode == 0, done.text
     assert "step    2  loss" in done.text
 
@@ -102,7 +102,7 @@ dist.all_reduce(torch.ones(3), group=group)
 
 
 def test_an_exception_is_told_to_who_waits_in_a_group() -> None:
-    done = launch(3, "-c", IN_A_GROUP, DCOLL_TIMEOUT="60")
+    done = launch(3, "-c", IN_A_GROUP, preloaded=True, DCOLL_TIMEOUT="60")
     assert done.returncode != 0, done.text
     assert done.stderr.count("PeerError: rank 1: RuntimeError: the data ran out") == 2, done.text
 
@@ -160,7 +160,7 @@ def needs_backends_in_python() -> None:
 def test_another_backend_has_the_tensors_of_cuda(name: str, launcher: tuple[str, ...]) -> None:
     """Gloo stands for NCCL, which starts only where each rank has a GPU."""
     needs_backends_in_python()
-    done = launch(2, "-c", WITH_ANOTHER_FOR_CUDA, name, launcher=launcher)
+    done = launch(2, "-c", WITH_ANOTHER_FOR_CUDA, name, launcher=launcher, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
 
@@ -232,7 +232,7 @@ print("ended")
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
 def test_the_default_group_is_made_again(launcher: tuple[str, ...]) -> None:
     """In the store that torch has of it, after an end of either kind."""
-    done = launch(2, "-c", AGAIN, launcher=launcher, DCOLL_TIMEOUT="20")
+    done = launch(2, "-c", AGAIN, launcher=launcher, preloaded=True, DCOLL_TIMEOUT="20")
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
 
@@ -257,7 +257,7 @@ print("ended")
 def test_a_group_that_is_bound_to_a_device() -> None:
     """torch tells the ranks that are not in a new group to take part in splitting it off."""
     needs_backends_in_python()
-    done = launch(2, "-c", BOUND, launcher=TORCHRUN)
+    done = launch(2, "-c", BOUND, launcher=TORCHRUN, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
 
@@ -323,7 +323,7 @@ print("ended")
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
 def test_the_timeout_is_the_jobs(launcher: tuple[str, ...]) -> None:
-    done = launch(2, "-c", WITH_A_TIMEOUT, launcher=launcher)
+    done = launch(2, "-c", WITH_A_TIMEOUT, launcher=launcher, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
 

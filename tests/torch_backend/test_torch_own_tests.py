@@ -36,7 +36,7 @@ def test_all_but_those_that_do_not_apply(tmp_path: Path) -> None:
     if importlib.util.find_spec("expecttest") is None:
         pytest.skip("needs expecttest: PyTorch's tests import it")
     script = str(HERE.parent / "torch_backend" / "torch_tests.py")
-    done = launch(RANKS, script, str(tmp_path), "--but", *NOT_FOR_US, timeout=600, DCOLL_TIMEOUT="20")
+    done = launch(RANKS, script, str(tmp_path), "--but", *NOT_FOR_US, timeout=600, preloaded=True, DCOLL_TIMEOUT="20")
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
     failed = {
         f"{name} on rank {rank}": text
