@@ -105,7 +105,7 @@ fuzz: $(VENV)/.tools  ## libFuzzer on what is parsed in C++, SECONDS=60 for each
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_FUZZ=ON \
 		-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
 	$(BIN)/cmake --build build/fuzz
-	cd build/fuzz && mkdir -p $(addprefix corpus/,$(FUZZERS)) && printf '%s\n' $(FUZZERS) | xargs -P $(JOBS) -I NAME \
+	cd build/fuzz && mkdir -p $(addprefix corpus/,$(FUZZERS)) && printf '%s\n' $(FUZZERS) | xargs -P $(JOBS) -I NAME env \
 		tests/fuzz_NAME -timeout=10 -max_len=4096 -print_final_stats=1 -verbosity=0 \
 		-max_total_time=$(or $(SECONDS),60) corpus/NAME "$(CURDIR)/tests/fuzz/corpus/NAME"
 
