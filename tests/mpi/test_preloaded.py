@@ -20,7 +20,7 @@ import dcoll as hvd
 hvd.init()
 told = [
     began_with, sys.argv[1:], os.getcwd(), os.environ["DCOLL_TIMEOUT"], torch.get_num_threads(),
-    [hash("set"), random.random(), numpy.random.rand(), id(object)],
+    [hash("set"), random.random(), numpy.random.rand(), id(json)],
 ]
 everything = hvd.allgather_object(told)
 if hvd.rank() == 0:
