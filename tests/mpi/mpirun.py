@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -91,15 +92,17 @@ def server(name: str) -> subprocess.Popen[bytes]:
     )
 
 
-def python_for(names: str | list[str]) -> tuple[str, ...]:
+def python_for(*names: str) -> tuple[str, ...]:
     """The python of the process of this name, or of the ranks of these: one that has torch, unless a sanitizer is
     loaded before it."""
     if "LD_PRELOAD" in os.environ:
         return (sys.executable,)
-    for name in [names] if isinstance(names, str) else names:
-        server(name)
-    name = names if isinstance(names, str) else "%"
-    return (sys.executable, "-IS", str(HERE / "preloaded.py"), str(servers() / name))
+    begun = {servers() / name: server(name) for name in names}
+    while missing := [path for path in begun if not path.exists()]:  # ranks of a job begin at once
+        assert begun[missing[0]].poll() is None, f"the server {missing[0]} has ended"
+        time.sleep(0.01)
+    socket = servers() / (names[0] if len(names) == 1 else "%")
+    return (sys.executable, "-IS", str(HERE / "preloaded.py"), str(socket))
 
 
 def environment(**env: str) -> dict[str, str]:
@@ -130,7 +133,7 @@ def launch(
     number = () if launcher and launcher[-1] in (TORCHRUN[-1], PLAIN[-1]) else ("-n",)
     # What settings of others a job asks for may be read before it begins.
     ours = launcher[:-1] in ((), TORCHRUN[:-1]) and all(name.startswith(("DCOLL_", "CHECKS_")) for name in env)
-    python = python_for([str(rank) for rank in range(n)]) if preloaded and ours else (sys.executable,)
+    python = python_for(*map(str, range(n))) if preloaded and ours else (sys.executable,)
     if launcher[:3] == TORCHRUN[:3]:
         launcher = (*python_for("torchrun"), *launcher[1:])
     job = [*(launcher or mpirun), *options, *number, str(n), *python, *command]

@@ -15,29 +15,12 @@ import signal
 import socket
 import struct
 import sys
-import time
 
-START_S = 60.0
-"""How long a server may take to import torch, on a machine that does other things too."""
 END_S = 5.0
 """How long a process has to end by itself when its proxy was ended."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
-
-
-def connect(path: str) -> socket.socket:
-    deadline = time.monotonic() + START_S
-    while True:
-        server = socket.socket(socket.AF_UNIX)
-        try:
-            server.connect(path)
-            return server
-        except OSError as error:
-            server.close()
-            if time.monotonic() > deadline:
-                sys.exit(f"no server of preloaded processes at {path} after {START_S:.0f} s: {error}")
-            time.sleep(0.02)
 
 
 def received(stream: socket.socket, size: int) -> bytes:
@@ -50,7 +33,8 @@ def received(stream: socket.socket, size: int) -> bytes:
 
 def proxy(path: str, *argv: str) -> None:
     path = path.replace("%", next((os.environ[name] for name in RANKS if name in os.environ), "?"))
-    server = connect(path)
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
     wanted = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     socket.send_fds(server, [LENGTH.pack(len(wanted))], [0, 1, 2])
     server.sendall(wanted)
@@ -67,8 +51,9 @@ def serve(path: str) -> list[str]:
     """Until standard input ends. Returns in a process that it made, with its arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave nothing
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"{path}.begun")
     listener.listen(64)
+    os.rename(f"{path}.begun", path)  # now there is an answer to who connects
     while True:
         if sys.stdin in select.select([sys.stdin, listener], [], [])[0]:
             os._exit(0)

@@ -66,7 +66,7 @@ def test_a_module_and_a_file(tmp_path: Path) -> None:
 def test_it_ends_with_its_proxy(tmp_path: Path) -> None:
     """Which is what a launcher ends."""
     code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
-    proxy = subprocess.Popen([*python_for(["0"]), "-c", code], env=environment(RANK="0"))
+    proxy = subprocess.Popen([*python_for("0"), "-c", code], env=environment(RANK="0"))
     deadline = time.monotonic() + 60
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline
