@@ -97,9 +97,10 @@ def python_for(*names: str) -> tuple[str, ...]:
     loaded before it."""
     if "LD_PRELOAD" in os.environ:
         return (sys.executable,)
-    begun = {servers() / name: server(name) for name in names}
+    begun, deadline = {servers() / name: server(name) for name in names}, time.monotonic() + TIMEOUT_S
     while missing := [path for path in begun if not path.exists()]:  # ranks of a job begin at once
         assert begun[missing[0]].poll() is None, f"the server {missing[0]} has ended"
+        assert time.monotonic() < deadline, f"the server {missing[0]} has not imported torch in {TIMEOUT_S:.0f} s"
         time.sleep(0.01)
     socket = servers() / (names[0] if len(names) == 1 else "%")
     return (sys.executable, "-IS", str(HERE / "preloaded.py"), str(socket))
