@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
-from mpirun import find_mpirun, is_open_mpi  # noqa: E402
+from mpirun import find_mpirun, is_open_mpi, python_for  # noqa: E402
 
 FAULTS = ("KILL", "SEGV", "exit", "STOP", "INT", "TERM")
 PHASES = (
@@ -63,7 +63,9 @@ def _run(cell: Cell) -> str:
     env = os.environ | {"OMP_NUM_THREADS": "1", "DCOLL_TIMEOUT": str(TIMEOUT_S)} | TRANSPORTS[cell.transport]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rank = [sys.executable, str(HERE / "rank.py"), cell.phase, cell.fault, str(cell.delay_s), name]
+        # Only the ranks of a backward need torch, to import which takes longer than all else.
+        python = python_for(*map(str, range(RANKS))) if cell.phase == "backward" else (sys.executable,)
+        rank = [*python, str(HERE / "rank.py"), cell.phase, cell.fault, str(cell.delay_s), name]
         with open(folder / "output", "w+") as output:
             job = subprocess.Popen(
                 [find_mpirun(), *options, "-n", str(RANKS), *rank],

@@ -3,11 +3,12 @@
 import argparse
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from cells import PHASES, TRANSPORTS, Cell, draw, run
+from cells import PHASES, TRANSPORTS, draw, run
 
 
 def main() -> None:
@@ -24,21 +25,24 @@ def main() -> None:
     dice, end, phases = random.Random(seed), time.monotonic() + args.seconds, args.phase
     counts: Counter[tuple[str, str]] = Counter()
     failed: list[str] = []
+    cells = (cell for cell in iter(lambda: draw(dice), None) if phases is None or cell.phase in phases)
+    one_at_a_time = threading.Lock()
 
-    def one(cell: Cell) -> list[tuple[str, str]]:
-        if time.monotonic() >= end:
-            return []
-        if problem := run(cell):
-            failed.append(str(cell))
-            print(problem, flush=True)
-        return [(cell.phase, cell.transport)]
+    def work(_: int) -> None:
+        while time.monotonic() < end:
+            with one_at_a_time:
+                cell = next(cells)
+            problem = run(cell)
+            with one_at_a_time:
+                counts[cell.phase, cell.transport] += 1
+                if problem:
+                    failed.append(str(cell))
+                    print(problem, flush=True)
+                if counts.total() % 20 == 0:
+                    print(f"chaos: {counts.total()} faults so far, {len(failed)} not as they should be", flush=True)
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        while time.monotonic() < end:
-            cells = [draw(dice) for _ in range(4 * args.jobs)]
-            for hit in pool.map(one, [cell for cell in cells if phases is None or cell.phase in phases]):
-                counts.update(hit)
-            print(f"chaos: {counts.total()} faults so far, {len(failed)} not as they should be", flush=True)
+        list(pool.map(work, range(args.jobs)))
     print(table(counts))
     print(f"chaos: seed {seed}: {counts.total()} faults, {len(failed)} not as they should be: {failed}")
     sys.exit(bool(failed))

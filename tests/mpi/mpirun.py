@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ PLAIN = (sys.executable, str(HERE / "plain_ranks.py"), "-n")
 SKIPPED = "skipped: "
 SEED = os.environ.get("TESTS_SEED", "0")  # the same on all ranks
 TIMEOUT_S = float(os.environ.get("TESTS_JOB_SECONDS", "300"))  # what hangs says so long before: DCOLL_TIMEOUT
+
+ONE_AT_A_TIME = threading.Lock()  # tests/chaos starts jobs on several threads
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ def python_for(*names: str) -> tuple[str, ...]:
     loaded before it."""
     if "LD_PRELOAD" in os.environ:
         return (sys.executable,)
-    begun, deadline = {servers() / name: server(name) for name in names}, time.monotonic() + TIMEOUT_S
+    with ONE_AT_A_TIME:
+        begun = {servers() / name: server(name) for name in names}
+    deadline = time.monotonic() + TIMEOUT_S
     while missing := [path for path in begun if not path.exists()]:  # ranks of a job begin at once
         assert begun[missing[0]].poll() is None, f"the server {missing[0]} has ended"
         assert time.monotonic() < deadline, f"the server {missing[0]} has not imported torch in {TIMEOUT_S:.0f} s"

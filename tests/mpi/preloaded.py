@@ -67,6 +67,7 @@ def serve(path: str) -> list[str]:
 def keep(stream: socket.socket) -> list[str]:
     """Fork the process that a proxy asks for, and stay until one of the two has ended. Returns in that process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as mpirun starts ranks, however itself was started
     head, streams, *_ = socket.recv_fds(stream, LENGTH.size, 3)
     wanted = json.loads(received(stream, LENGTH.unpack(head)[0]))
     process = os.fork()
