@@ -76,6 +76,7 @@ def main() -> int:
         source = (build / entry["file"]).resolve()
         if source.suffix == ".cc" and source.is_relative_to(ROOT / "csrc") and has_annotations(source):
             commands[source] = kept(entry["command"])
+    assert commands, f"no file includes {HEADER}"
     with tempfile.TemporaryDirectory() as name:
         wrong = Path(name) / "wrong.cc"
         wrong.write_text(WRONG)

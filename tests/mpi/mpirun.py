@@ -112,6 +112,7 @@ def python_for(*names: str) -> tuple[str, ...]:
 
 
 def environment(**env: str) -> dict[str, str]:
+    """Of a job, and of the servers of its preloaded ranks, which read some of it while they import torch."""
     return os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
