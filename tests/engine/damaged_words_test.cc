@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/board/agreement.h"
 #include "engine/buckets/grouped_rows.h"
 #include "engine/levels/hierarchy.h"
 #include "rank_threads.h"
@@ -109,15 +110,6 @@ struct Job {
   std::vector<std::shared_ptr<Operation>> under_way;
   std::byte* shared;  // what the culprit laid out for its peers
 };
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "none";
-}
 
 void expect_named(const std::string& where, const std::string& error) {
   // The second: an offset may look like an address in private memory, which the kernel is then asked for.
@@ -340,6 +332,48 @@ TEST(counts_of_pieces) {
     });
     for (const std::string& text : texts) expect_named("counts", text);
   }
+}
+
+// More than eight ranks count their arrivals in groups, in memory of each group's first rank.
+const Form kInGroups = {"groups", true,  {.kind = Kind::kAllReduce, .count = 5000},
+                        20000,    20000, std::vector<int>(9, 0)};
+
+TEST(counts_of_arrivals) {
+  using Word = std::atomic<uint64_t>& (*)(ArrivalGroup&);
+  const Word words[] = {[](ArrivalGroup& group) -> auto& { return group.arrived[0]; },
+                        [](ArrivalGroup& group) -> auto& { return group.groups_arrived[0]; },
+                        [](ArrivalGroup& group) -> auto& { return group.released; }};
+  for (const Word word : words) {
+    Job job(kInGroups);
+    job.barrier();
+    const auto& groups = job.window(0).groups();
+    CHECK(groups.size() > 1);
+    const int keeper = groups[0].front();
+    word(job.window(0).group(0)) = kWild;
+    std::vector<Request> requests;
+    for (int rank = 0; rank < 9; ++rank) requests.push_back(job.request(rank));
+    std::vector<std::string> texts(9);
+    on_threads(9, [&](int rank) {
+      const auto own = static_cast<size_t>(rank);
+      for (int i = 0; i < 2 && (i == 0 || texts[own] == "none"); ++i) {
+        texts[own] = error_of([&] { run(*job.world[own], requests[own]); });
+      }
+    });
+    for (const std::string& text : texts) {
+      CHECK(text.find("rank " + std::to_string(keeper) + " ") != std::string::npos);
+      CHECK(text.find("damaged") != std::string::npos);
+    }
+  }
+}
+
+TEST(ranks_that_a_group_counts) {
+  Job job(kInGroups);
+  Board board(job.window(0));
+  ArrivalGroup& group = job.window(0).group(0);
+  group.outcome[0].mapped = 9;
+  CHECK_EQ(board.count_mapped(2), 9);
+  group.outcome[0].mapped = 10;
+  CHECK_THROWS(board.count_mapped(2), TransportError, "rank 0 counts 10 ranks of 9: its shared memory is damaged");
 }
 
 TEST_MAIN

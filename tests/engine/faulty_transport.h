@@ -1,7 +1,9 @@
-// A transport that fails once: the k-th of its calls that had an effect throws, or says "not now".
+// A transport that fails once: the k-th of its calls that had an effect throws, or says "not now". Or one that carries
+// what was damaged.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,7 +23,9 @@ struct Fault {
   int64_t at = 0;  // which call, from 1; 0: none
   bool refuses = false;
   std::atomic<int64_t> calls{0};
-  std::atomic<int> connecting{0};  // a first message needs so many looks
+  std::atomic<int> connecting{0};                    // a first message needs so many looks
+  std::function<void(std::byte*, size_t)> damage{};  // of every message that leaves
+  std::vector<StallNote> notes{};                    // what the peers seem to have said
   bool fired() const { return at > 0 && calls.load() >= at; }
 };
 
@@ -34,13 +38,16 @@ class FaultyTransport final : public Transport {
   const char* name() const override { return real_->name(); }
   size_t max_message_bytes() const override { return real_->max_message_bytes(); }
   bool post_send(int peer, int channel, const void* data, size_t bytes) override {
+    if (fault_.damage) fault_.damage(static_cast<std::byte*>(const_cast<void*>(data)), bytes);
     return !strikes("post_send") && real_->post_send(peer, channel, data, bytes);
   }
   std::byte* acquire_send(int peer, int channel, size_t bytes) override {
-    return strikes("acquire_send") ? nullptr : real_->acquire_send(peer, channel, bytes);
+    room_ = {strikes("acquire_send") ? nullptr : real_->acquire_send(peer, channel, bytes), bytes};
+    return room_.first;
   }
   void commit_send(int peer, int channel) override {
     if (!fault_.refuses) strikes("commit_send");
+    if (fault_.damage) fault_.damage(room_.first, room_.second);
     real_->commit_send(peer, channel);
   }
   uint64_t posted(int peer, int channel) const override { return real_->posted(peer, channel); }
@@ -63,6 +70,9 @@ class FaultyTransport final : public Transport {
   }
   void progress() override {
     if (fault_.connecting > 0) --fault_.connecting;
+    // Media throw here too. Once after each call that had an effect: looks in vain are as many as time has it.
+    if (fault_.at > 0 && !fault_.refuses && fault_.calls != looked_) strikes("progress");
+    looked_ = fault_.calls;
     real_->progress();
   }
   bool connecting() const override { return fault_.connecting > 0; }
@@ -81,7 +91,9 @@ class FaultyTransport final : public Transport {
   std::string poll_failure() override { return real_->poll_failure(); }
   const std::atomic<uint32_t>* failure_flag() const override { return real_->failure_flag(); }
   void post_stall(const std::vector<int>& waits_for) override { real_->post_stall(waits_for); }
-  std::vector<StallNote> stall_notes() const override { return real_->stall_notes(); }
+  std::vector<StallNote> stall_notes() const override {
+    return fault_.notes.empty() ? real_->stall_notes() : fault_.notes;
+  }
 
  private:
   bool strikes(const char* call) {
@@ -92,10 +104,12 @@ class FaultyTransport final : public Transport {
 
   const std::unique_ptr<Transport> real_;
   Fault& fault_;
+  std::pair<std::byte*, size_t> room_{};
+  int64_t looked_ = 0;
 };
 
-// Ranks that reach each other by messages alone, the culprit through a transport that fails.
-inline World faulty_world(Fault& fault, const Settings& settings) {
+// Ranks that reach each other by messages, and by memory if they share it, the culprit through a transport that fails.
+inline World faulty_world(Fault& fault, const Settings& settings, bool share_memory = false) {
   World world;
   for (Endpoint& endpoint : connect_local(kRanks, {.arena_bytes = size_t{16} << 20})) {
     Members members;
@@ -104,6 +118,7 @@ inline World faulty_world(Fault& fault, const Settings& settings) {
     members.node_of_rank.assign(kRanks, 0);
     members.transport_of_rank.assign(kRanks, "local");
     members.transport = std::move(endpoint.transport);
+    if (share_memory) members.window = std::move(endpoint.window);
     if (members.rank == kCulprit)
       members.transport = std::make_unique<FaultyTransport>(std::move(members.transport), fault);
     members.own_core = false;

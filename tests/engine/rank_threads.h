@@ -5,9 +5,11 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "base/settings.h"
 #include "engine/communicator/communicator.h"
 #include "engine/communicator/world.h"
@@ -50,6 +52,16 @@ inline std::shared_ptr<Operation> run(Communicator& comm, Request request) {
   auto operation = comm.submit(std::move(request), Communicator::Start::kByWaiter);
   comm.wait(*operation);
   return operation;
+}
+
+// What the call threw of ours; "none".
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
 }
 
 // Two ranks in this one thread, past the first collective, which tells where the slots are.

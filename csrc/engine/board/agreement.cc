@@ -28,8 +28,8 @@ void Board::throw_outside(int rank, uint64_t offset, uint64_t bytes) const {
 }
 
 void Board::throw_ahead(int rank, uint64_t made, uint64_t ticket) const {
-  throw_damaged(rank, " claims to have made post " + std::to_string(made) + " where " + std::to_string(ticket) +
-                          " is the last that it can have made");
+  throw_damaged(rank, " tells of post " + std::to_string(made) + " where " + std::to_string(ticket) +
+                          " is the last that can have been made");
 }
 
 uint64_t Board::post(const BoardEntry::Post& post) {
@@ -39,7 +39,8 @@ uint64_t Board::post(const BoardEntry::Post& post) {
   // seq_cst, as the looks of is_last_arriver: of all ranks that post and then look, the last one finds all the others.
   mine.ticket.store(ticket, std::memory_order_seq_cst);
   if (!tree_.empty()) {
-    tree_.arrive(ticket);
+    if (const int keeper = tree_.arrive(ticket); keeper >= 0) [[unlikely]]
+      throw_damaged(keeper, " counts more ranks than there are where they arrive");
   } else if (is_last_arriver(ticket)) {
     window_.notify_all();
   }
@@ -54,7 +55,12 @@ bool Board::is_last_arriver(uint64_t ticket) const {
 }
 
 bool Board::complete(uint64_t ticket) const {
-  if (!tree_.empty()) return tree_.complete(ticket);
+  if (!tree_.empty()) {
+    const uint64_t released = tree_.released();
+    if (released > ticket) [[unlikely]]
+      throw_ahead(tree_.keeper(), released, ticket);
+    return released == ticket;
+  }
   int rank = 0;
   while (rank < size() && has_made(rank, ticket)) ++rank;
   return rank == size();
@@ -69,7 +75,12 @@ bool Board::fingerprints_equal(uint64_t ticket) const {
 }
 
 int Board::count_mapped(uint64_t ticket) const {
-  if (!tree_.empty()) return static_cast<int>(tree_.outcome(ticket).mapped);
+  if (!tree_.empty()) {
+    const uint64_t all = read_once(tree_.outcome(ticket).mapped);
+    if (all > entries_.size()) [[unlikely]]
+      throw_damaged(tree_.keeper(), " counts " + std::to_string(all) + " ranks of " + std::to_string(size()));
+    return static_cast<int>(all);
+  }
   int mapped = 0;
   for (int rank = 0; rank < size(); ++rank) mapped += record(rank, ticket).post.mapped();
   return mapped;

@@ -25,17 +25,23 @@ ArrivalTree::ArrivalTree(Window& window) : window_(window) {
   }
 }
 
-void ArrivalTree::arrive(uint64_t ticket) {
+int ArrivalTree::arrive(uint64_t ticket) {
   const size_t parity = ticket % 2;
   const uint64_t round = (ticket + 1) / 2;  // posts of this parity so far
-  if (own_->arrived[parity].fetch_add(1, std::memory_order_acq_rel) + 1 != round * members_->size()) return;
+  const uint64_t arrived = own_->arrived[parity].fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (arrived > round * members_->size()) [[unlikely]]
+    return keeper();
+  if (arrived < round * members_->size()) return -1;
   own_->summary[parity] = summarize_members(ticket);
-  std::atomic<uint64_t>& root = groups_.front()->groups_arrived[parity];
-  if (root.fetch_add(1, std::memory_order_acq_rel) + 1 != round * groups_.size()) return;
+  const uint64_t groups = groups_.front()->groups_arrived[parity].fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (groups > round * groups_.size()) [[unlikely]]
+    return window_.groups().front().front();
+  if (groups < round * groups_.size()) return -1;
   Summary all;
   for (const ArrivalGroup* group : groups_) merge(all, group->summary[parity]);
   for (ArrivalGroup* group : groups_) group->outcome[parity] = all;
   window_.release_groups(ticket);
+  return -1;
 }
 
 Summary ArrivalTree::summarize_members(uint64_t ticket) {

@@ -42,11 +42,15 @@ class ArrivalTree {
   explicit ArrivalTree(Window& window);
 
   bool empty() const { return groups_.empty(); }
-  // This rank has written its record of post `ticket`.
-  void arrive(uint64_t ticket);
-  bool complete(uint64_t ticket) const { return own_->released.load(std::memory_order_acquire) >= ticket; }
-  // Of all ranks' records; valid from complete(ticket) until this rank's next post.
+  // This rank has written its record of post `ticket`. Returns -1, or the rank in whose memory a count is that no ranks
+  // can have made.
+  int arrive(uint64_t ticket);
+  // The last post that everybody made.
+  uint64_t released() const { return own_->released.load(std::memory_order_acquire); }
+  // Of all ranks' records; valid from released() == ticket until this rank's next post.
   const ArrivalGroup::Summary& outcome(uint64_t ticket) const { return own_->outcome[ticket % 2]; }
+  // The rank in whose memory these words are.
+  int keeper() const { return members_->front(); }
 
  private:
   ArrivalGroup::Summary summarize_members(uint64_t ticket);

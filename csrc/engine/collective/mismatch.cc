@@ -18,11 +18,16 @@ void copy_text(const std::string& text, char* to, size_t bytes) {
   std::memcpy(to, text.data(), std::min(text.size(), bytes - 1));
 }
 
+constexpr size_t kMostCount = SIZE_MAX / 16;  // whose bytes are a number
+
 // A peer's words come through memory that a stray write may have reached.
 void check(Called& call, size_t rank) {
   call.words[Called::kWords - 1] = call.reason[Called::kWords - 1] = '\0';
+  const kernels::Encoding& how = call.encoding;
+  const bool has_ratio = how.codec != kernels::Codec::kTopK || (how.ratio > 0 && how.ratio <= 1);
   if (call.kind <= Kind::kJoin && static_cast<int>(call.dtype) < kNumDTypes &&
-      static_cast<int>(call.op) < kNumReduceOps) {
+      static_cast<int>(call.op) < kNumReduceOps && static_cast<size_t>(how.codec) < kernels::kNumCodecs &&
+      how.exchange <= kernels::Exchange::kOwners && has_ratio && call.count <= kMostCount) {
     return;
   }
   throw TransportError("rank " + std::to_string(rank) + " sent a call that there is not: shared memory is damaged");

@@ -130,6 +130,10 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
 
 namespace {
 
+constexpr size_t kMostTextBytes = size_t{64} << 10;
+
+std::string cut(const std::string& text) { return text.substr(0, whole_characters(text, kMostTextBytes)); }
+
 // What a member tells the lowest one: this, its ranks (int each), and why it cannot take part.
 struct Joining {
   uint64_t offset = 0;
@@ -153,6 +157,15 @@ class Talk {
   }
   void receive(int rank, void* data, size_t bytes) {
     if (bytes > 0) wait(whole_.submit(message(Kind::kReceive, data, bytes, rank, kTag)));
+  }
+  // What `rank` sent came through memory that a stray write may have reached: only what is possible is gone by.
+  void expect(bool possible, int rank) {
+    if (possible) return;
+    const std::string text = "rank " + std::to_string(whole_.members().job_rank(rank)) +
+                             " sent, to make a group, what no rank sends: its memory is damaged. Look for "
+                             "out-of-bounds writes there, or run all ranks with the same dcoll version";
+    whole_.fail(text);
+    throw TransportError(text);
   }
 
  private:
@@ -187,7 +200,8 @@ void hear(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, 
   const int from = ranks[member];
   Joining joining;
   talk.receive(from, &joining, sizeof joining);
-  std::vector<int> theirs(std::min<size_t>(joining.members, static_cast<size_t>(whole.size())));
+  talk.expect(joining.members <= static_cast<uint64_t>(whole.size()) && joining.refusal_bytes <= kMostTextBytes, from);
+  std::vector<int> theirs(joining.members);
   talk.receive(from, theirs.data(), theirs.size() * sizeof(int));
   std::string refusal(joining.refusal_bytes, '\0');
   talk.receive(from, refusal.data(), refusal.size());
@@ -210,6 +224,7 @@ Joint gather(Talk& talk, const Communicator& whole, const std::vector<int>& rank
   joint.offsets[0] = offset;
   if (!refusal.empty()) joint.head.outcome = Joined::Outcome::kRefused;
   for (size_t member = 1; member < ranks.size(); ++member) hear(talk, whole, ranks, member, joint);
+  joint.wrong = cut(joint.wrong);
   const bool fine = joint.head.outcome == Joined::Outcome::kMade;
   const size_t bytes = fine ? joint.offsets.size() * sizeof(uint64_t) : joint.wrong.size();
   joint.head.bytes = static_cast<uint32_t>(bytes);
@@ -229,9 +244,12 @@ Joint join(Talk& talk, const std::vector<int>& ranks, uint64_t offset, const std
   Joint joint;
   talk.receive(lowest, &joint.head, sizeof joint.head);
   if (joint.head.outcome == Joined::Outcome::kMade) {
-    joint.offsets.resize(joint.head.bytes / sizeof(uint64_t));
-    talk.receive(lowest, joint.offsets.data(), joint.head.bytes);
+    joint.offsets.resize(ranks.size());
+    const size_t bytes = ranks.size() * sizeof(uint64_t);
+    talk.expect(joint.head.bytes == bytes, lowest);
+    talk.receive(lowest, joint.offsets.data(), bytes);
   } else {
+    talk.expect(joint.head.outcome <= Joined::Outcome::kMismatch && joint.head.bytes <= kMostTextBytes, lowest);
     joint.wrong.resize(joint.head.bytes);
     talk.receive(lowest, joint.wrong.data(), joint.head.bytes);
   }
@@ -248,7 +266,7 @@ std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> whole, st
   try {
     subset.emplace(whole, ranks);
   } catch (const TransportError& error) {  // no room; the others must not wait
-    refusal = error.what();
+    refusal = cut(error.what());
   }
   const uint64_t offset = subset ? subset->offset() : kUnmappedOffset;
   Talk talk(*whole, look_around);

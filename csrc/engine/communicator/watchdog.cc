@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "base/ranks_text.h"
 #include "engine/core/point.h"
 #include "engine/watch/stall.h"
@@ -123,6 +124,8 @@ std::string Watchdog::wait_text(const Operation& operation, double seconds, cons
   const double recent = 2 * grace(setup_.settings.timeout_s) + patience(operation);
   const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
   std::vector<int> missing = culprits(setup_.members.rank, waited_for, setup_.transport().stall_notes(), since);
+  // What a rank noted came as bytes.
+  std::erase_if(missing, [&](int rank) { return rank < 0 || rank >= setup_.members.size; });
   // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
   const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
   for (int& rank : missing) rank = setup_.members.job_rank(rank);
@@ -135,7 +138,7 @@ std::string Watchdog::timeout_text(const Operation& operation, double seconds,
                                    const std::vector<int>& waited_for) const {
   return wait_text(operation, seconds, waited_for) +
          " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
-         std::to_string(setup_.settings.timeout_s) + ").";
+         text_of(setup_.settings.timeout_s, 10) + ").";
 }
 
 }  // namespace dcoll

@@ -1,0 +1,138 @@
+// What ranks tell each other in messages, damaged by its sender's stray write: who reads it gets an error that names
+// that rank, and nothing is done with words that cannot be.
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/collective/mismatch.h"
+#include "engine/communicator/subset.h"
+#include "engine/core/point.h"
+#include "engine/p2p/point_message.h"
+#include "faulty_transport.h"
+#include "rank_threads.h"
+#include "support/check.h"
+
+using namespace dcoll;
+using namespace dcoll::test;
+
+// What members of a group to be tell its lowest rank, and what that one answers.
+TEST(words_of_those_who_make_a_group) {
+  const uint64_t key = point_key(PointSpace::kGroups, 0);
+  const auto on_both = [&](const std::function<void(Communicator&)>& culprit_does, int culprit) {
+    const World world = connect_threads(2, test_settings());
+    const std::string text = "rank " + std::to_string(culprit) + " sent, to make a group, what no rank sends";
+    on_threads(2, [&](int rank) {
+      if (rank == culprit) return culprit_does(*world[static_cast<size_t>(rank)]);
+      CHECK_THROWS(make_group(world[static_cast<size_t>(rank)], {0, 1}, nullptr), TransportError, text);
+    });
+  };
+  for (const auto& [members, refusal_bytes] : {std::pair<uint32_t, uint32_t>{2, ~0u}, {~0u, 0}}) {
+    const uint32_t joining[] = {0, 0, members, refusal_bytes};
+    on_both([&](Communicator& comm) { comm.wait(*comm.submit(message(Kind::kSend, joining, sizeof joining, 0, key))); },
+            1);
+  }
+  for (const auto& [bytes, outcome] : {std::pair<uint32_t, uint32_t>{23, 0}, {8, 0}, {~0u, 1}, {4, 7}}) {
+    const uint32_t joined[] = {bytes, outcome};
+    on_both(
+        [&](Communicator& comm) {
+          uint32_t joining[4] = {};
+          int ranks[2] = {};
+          comm.wait(*comm.submit(message(Kind::kReceive, joining, sizeof joining, 1, key)));
+          comm.wait(*comm.submit(message(Kind::kReceive, ranks, sizeof ranks, 1, key)));
+          comm.wait(*comm.submit(message(Kind::kSend, joined, sizeof joined, 1, key)));
+        },
+        0);
+  }
+}
+
+// What a rank says that it called, where others have joined and take part in it.
+TEST(calls_that_there_are_not) {
+  const std::vector<std::function<void(Called&)>> damages = {
+      [](Called& call) { call.count = uint64_t{1} << 62; },
+      [](Called& call) { call.kind = static_cast<Kind>(200); },
+      [](Called& call) { call.encoding.codec = static_cast<kernels::Codec>(99); },
+      [](Called& call) { call.encoding = {.codec = kernels::Codec::kTopK, .ratio = -1}; },
+  };
+  for (const auto& damage : damages) {
+    Fault fault;
+    World world = faulty_world(fault, test_settings().on_nodes(false));
+    fault.damage = [&](std::byte* data, size_t bytes) {
+      if (bytes == sizeof(Called)) damage(*reinterpret_cast<Called*>(data));
+    };
+    on_threads(kRanks, [&](int rank) {
+      Communicator& comm = *world[static_cast<size_t>(rank)];
+      float values[4] = {};
+      const std::string text = error_of([&] {
+        run(comm, rank == kCulprit ? Request{.kind = Kind::kAllReduce, .in = values, .out = values, .count = 4}
+                                   : Request{.kind = Kind::kJoin});
+      });
+      if (rank != kCulprit) CHECK(text.find("rank 1 sent a call that there is not") != std::string::npos);
+    });
+  }
+}
+
+// Messages between two ranks: their heads, and what follows of a large one, which is told where it lies.
+TEST(messages_that_make_no_sense) {
+  using What = PointMessage::What;
+  constexpr uint64_t kKey = point_key(PointSpace::kUser, 5);
+  const auto offset_of = [](uint64_t offset) {
+    return [offset](PointMessage& head) {
+      PointOffer offer;
+      std::memcpy(&offer, &head + 1, sizeof offer);
+      CHECK(offer.offset != kUnmappedOffset);
+      offer.offset = offset;
+      std::memcpy(&head + 1, &offer, sizeof offer);
+    };
+  };
+  struct Damage {
+    size_t bytes;
+    std::function<void(PointMessage&)> by;
+    const char* text;
+  };
+  const std::vector<Damage> damages = {
+      {8, [](PointMessage& head) { head.what = static_cast<What>(99); }, "of no known kind"},
+      {8, [](PointMessage& head) { head.bytes = (uint64_t{1} << 60); }, "its length is not what it says"},
+      {8, [](PointMessage& head) { head.what = What::kOffer; }, "an offer of another length"},
+      {8, [](PointMessage& head) { head.what = What::kUnequal, head.id = 3; }, "to what this rank has not sent"},
+      {8, [](PointMessage& head) { head.what = What::kDone; }, "an answer to what this rank has not sent"},
+      {1 << 20, offset_of((uint64_t{1} << 60)), "what it offers lies outside its arena"},
+      {1 << 20, offset_of((16 << 20) - 64), "what it offers lies outside its arena"},
+      {1 << 20, offset_of(kUnmappedOffset - 100), "what it offers lies outside its arena"},
+  };
+  for (const Damage& damage : damages) {
+    Fault fault;
+    World world = faulty_world(fault, test_settings(), /*share_memory=*/true);
+    fault.damage = [&](std::byte* data, size_t bytes) {
+      auto* head = reinterpret_cast<PointMessage*>(data);
+      if (bytes >= sizeof *head && head->key == kKey) damage.by(*head);
+    };
+    const std::shared_ptr<Memory> memory = world[kCulprit]->alloc(damage.bytes);
+    std::vector<std::byte> received(damage.bytes);
+    on_threads(2, [&](int rank) {
+      Communicator& comm = *world[static_cast<size_t>(rank)];
+      const bool sends = rank == kCulprit;
+      const std::string text = error_of([&] {
+        comm.wait(*comm.submit(message(sends ? Kind::kSend : Kind::kReceive, sends ? memory->data() : received.data(),
+                                       damage.bytes, sends ? 0 : kCulprit, kKey)));
+      });
+      const std::string expected = "rank 1 sent a message that makes no sense (";
+      if (!sends) CHECK(text.find(expected) != std::string::npos && text.find(damage.text) != std::string::npos);
+    });
+  }
+}
+
+// Of what a rank noted of those it waits for, only what can be ranks is told.
+TEST(ranks_that_a_rank_waits_for) {
+  Fault fault;
+  fault.notes = {{.rank = 2, .waits_for = {-7, 1 << 30, 0}, .heard = Clock::now() + std::chrono::hours(1)}};
+  Settings settings = test_settings().on_nodes(false);
+  settings.timeout_s = 0.3;
+  World world = faulty_world(fault, settings);
+  CHECK_THROWS(run(*world[kCulprit], {.kind = Kind::kBarrier}), TimeoutError, "waiting for rank 0 of 3. ");
+}
+
+TEST_MAIN
