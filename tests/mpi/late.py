@@ -1,5 +1,6 @@
 """One rank of a job that cannot begin, or not begin again: python late.py KIND (see test_mpi_late.py)."""
 
+import ctypes
 import os
 import resource
 import signal
@@ -192,6 +193,19 @@ def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
     begin()
     work()
+
+
+def no_thread() -> None:
+    """Rank 1 is given no thread when all begin anew, as when it has as many as it may have."""
+    hvd.init()
+    work()
+    hvd.shutdown()
+    if RANK == 1:
+        libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 46))
+        assert libc.pthread_setattr_default_np(attributes) == 0
+    begin()
 
 
 if __name__ == "__main__":

@@ -108,3 +108,12 @@ def test_a_rank_without_room_for_itself_is_named_at_once(tmp_path: Path) -> None
     assert done.returncode != 0, done.text
     expect_words(done, "PeerError", "rank 1 left dcoll.init(): cannot map ", 0, 2)
     assert "ulimit -v" in done.stdout, done.text
+
+
+def test_a_rank_that_is_given_no_thread_is_named_at_once(tmp_path: Path) -> None:
+    """Where each node has messages of its own, MPI is called from a thread: the others must not wait in it."""
+    done = late("no_thread", 3, tmp_path, 3, DCOLL_NODES="0,1", DCOLL_TIMEOUT="200")
+    assert done.returncode != 0, done.text
+    text = "The system gives this process no further thread"
+    expect_words(done, "DcollError", f"dcoll.init(): {text}", 1)
+    expect_words(done, "PeerError", f"rank 1 left dcoll.init(): dcoll.init(): {text}", 0, 2)

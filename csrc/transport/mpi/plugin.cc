@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -178,8 +179,8 @@ std::vector<int> Backend::ended() const {
   return ours;
 }
 
-// A blocking call of MPI's, made when all ranks are known to be there. Should it not come back nevertheless, what it
-// was called for can never be used again.
+// A blocking call of MPI's, made when all ranks are known to be there and to have a thread for it: nobody waits in MPI
+// for a rank that never comes. Should it not come back nevertheless, what it was called for can never be used again.
 void Backend::aside(const char* what, std::function<void()> call) {
   std::string& stuck = process().stuck;
   if (!stuck.empty()) {
@@ -187,7 +188,21 @@ void Backend::aside(const char* what, std::function<void()> call) {
                          " of an earlier start-up has not come back, so this process cannot join its job again. End "
                          "and restart the job");
   }
-  const Aside running(std::move(call));
+  std::promise<void> all_have_a_thread;
+  std::optional<Aside> begun;
+  try {
+    begun.emplace([call = std::move(call), go = all_have_a_thread.get_future().share()] {
+      go.get();
+      call();
+    });
+  } catch (const Error& error) {
+    const int job_rank = world_ranks_[static_cast<size_t>(rank_)];
+    meeting_->leave("rank " + std::to_string(job_rank) + " left dcoll.init(): " + error.what());
+    throw;
+  }
+  meeting_->all_gather(start_, nullptr, 0);
+  all_have_a_thread.set_value();
+  const Aside& running = *begun;
   const auto missing = [what] { return std::string(what) + " does not return: a rank ended or hangs in it"; };
   struct Guard {
     ~Guard() { stuck = call.done() ? "" : what; }
