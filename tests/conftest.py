@@ -10,6 +10,8 @@ these skips failures, where they must not be missing. All skips are counted and 
 import os
 import random
 import re
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator
@@ -44,6 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return f"seed: TESTS_SEED={SEED}"
+
+
+@pytest.fixture
+def german(tmp_path: Path) -> Path:
+    """LOCPATH of a locale "de_DE.UTF-8", which writes 1.5 as 1,5."""
+    command = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")]
+    if shutil.which(command[0]):
+        subprocess.run(command, check=False, capture_output=True)
+    if not (tmp_path / "de_DE.UTF-8" / "LC_NUMERIC").exists():
+        pytest.skip("needs locales: no German one can be made here (apt-get install locales)")
+    return tmp_path
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

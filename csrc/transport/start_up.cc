@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/number.h"
 #include "base/thread.h"
 #include "base/thread_safety.h"
 #include "transport/presence.h"
@@ -18,12 +19,7 @@ constexpr double kLookSeconds = 0.1;
 constexpr double kSpinSeconds = 1e-3;  // ranks that begin together need no longer for an exchange
 constexpr std::chrono::microseconds kShortNap{50}, kLongNap{1000};
 
-std::string seconds_text(double seconds) {
-  std::string text = std::to_string(seconds);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
-}
+std::string seconds_text(double seconds) { return text_of(seconds, 10) + " s"; }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mpirun import launch
@@ -66,6 +67,36 @@ def test_it_is_said_which_copy_large_tensors_take() -> None:
         assert (by_kernel, by_slots) == (0, 2), done.text
         pytest.skip(f"needs ptrace: {answer}")
     assert (by_kernel, by_slots) == (2, 0), done.text
+
+
+DECIMAL_COMMA = """if True:
+    import locale
+    import os
+    import numpy
+    import dcoll as hvd
+    from dcoll.job import world
+    first = (os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]) == "0"
+    sources = []
+    for name in ("de_DE.UTF-8", "C"):
+        if first:
+            locale.setlocale(locale.LC_NUMERIC, name)
+        hvd.init()
+        assert hvd.allreduce(numpy.ones(300_007), op=hvd.Sum).sum() == 2 * 300_007
+        sources.append(world.communicator().constants_source())
+        hvd.shutdown()
+    print(*sources, sep="\\n", flush=True)
+"""
+
+
+def test_ranks_may_have_different_locales(german: Path, tmp_path: Path) -> None:
+    """They compare settings, and rank 0 keeps numbers in a file, which it reads when it has another locale."""
+    folder = tmp_path / "cache"
+    env = {"LOCPATH": str(german), "DCOLL_CACHE_DIR": str(folder), "DCOLL_CALIBRATE": "auto", "DCOLL_NODES": "0,1"}
+    done = launch(2, "-c", DECIMAL_COMMA, DCOLL_FIRST_BUCKET_MB="0.5", **env)
+    assert done.returncode == 0, done.text
+    sources = sorted(done.stdout.splitlines())
+    assert [source.startswith(str(folder)) for source in sources] == [True] * 2 + [False] * 2, done.text
+    assert [source.startswith("measured in ") for source in sources[2:]] == [True] * 2, done.text
 
 
 def test_arenas_of_all_local_ranks_fit_the_address_space() -> None:

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/number.h"
 #include "base/ranks_text.h"
 #include "base/thread.h"
 #include "engine/communicator/watchdog.h"
@@ -45,7 +46,7 @@ std::string Watchdog::unfinished_text(const Operation& operation, double timeout
     if (operation.started && !operation.done.load()) missing = operation.task.waiting_for();
   }
   for (int& rank : missing) rank = setup_.members.job_rank(rank);
-  return operation.request.describe() + " is not finished after " + std::to_string(timeout_s) + " s" +
+  return operation.request.describe() + " is not finished after " + text_of(timeout_s, 10) + " s" +
          (missing.empty() ? ""
                           : ", waiting for " + ranks_text(missing) + " of " + std::to_string(setup_.members.size)) +
          ". It goes on: wait again, or raise the timeout.";

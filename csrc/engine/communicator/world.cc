@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/number.h"
 #include "base/ranks_text.h"
 #include "engine/communicator/cores.h"
 #include "kernels/reduce.h"
@@ -65,7 +66,7 @@ void check_same_settings(Bootstrap& job, const Settings& s) {
                " DCOLL_SLICE_KB=" + std::to_string(s.slice_kb) + " DCOLL_SLOTS=" + std::to_string(s.slots) +
                " DCOLL_ARENA_MB=" + std::to_string(s.arena_mb) + " DCOLL_NODES (hash) " +
                std::to_string(Fingerprint().add(std::span<const int>(s.nodes)).value()) + " DCOLL_BUCKET_MB=" +
-               std::to_string(s.bucket_mb) + " DCOLL_FIRST_BUCKET_MB=" + std::to_string(s.first_bucket_mb) +
+               text_of(s.bucket_mb, 10) + " DCOLL_FIRST_BUCKET_MB=" + text_of(s.first_bucket_mb, 10) +
                " DCOLL_COMPRESS_LOCAL=" + std::to_string(s.compress_local) + " DCOLL_GPU_ENGINE=" + s.gpu_engine);
   for (int rank = 1; rank < job.size(); ++rank) {
     if (all[rank] == all[0]) continue;
