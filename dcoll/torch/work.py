@@ -138,11 +138,12 @@ class Work(dist.Work):
         if self._future is None:
             # The outcome is that of a callback: C++, as in DDP, does not see what Future.set_exception() was given.
             self._begun = torch.futures.Future(devices=devices_of(self._tensors))
-            self._future = self._begun.then(self._outcome)
+            future = self._begun.then(self._outcome)
             if self._handle.poll():
                 self._complete()
             else:
                 COMPLETIONS.add(self)
+            self._future = future
         return self._future
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
@@ -210,26 +211,31 @@ class Completions:
         self._watches = False
 
     def add(self, work: Work) -> None:
+        """Raises what the system says when it gives no thread: then nothing is added, and the next call tries again."""
         with self._changed:
-            bisect.insort(self._pending, work, key=lambda work: work.number)
             if self._thread is None:
-                atexit.register(self._stop)
-            if self._thread in (None, threading.current_thread()):
                 self._take_over()
+                atexit.register(self._stop)
+            elif self._thread is threading.current_thread():
+                self._take_over()
+            bisect.insort(self._pending, work, key=lambda work: work.number)
             self._changed.notify()
             if len(self._pending) > 1:
                 self._watch_over()
 
     def _take_over(self) -> None:
+        # It looks at self._thread only when it has the lock, which its starter holds.
+        thread = threading.Thread(target=self._run, name="dcoll futures", daemon=True)
+        thread.start()
         self._in_callback_since = None
-        self._thread = threading.Thread(target=self._run, name="dcoll futures", daemon=True)
-        self._thread.start()
+        self._thread = thread
 
     def _watch_over(self) -> None:
         if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="dcoll callbacks", daemon=True)
-            self._watches = True
-            self._watcher.start()
+            watcher = threading.Thread(target=self._watch, name="dcoll callbacks", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: only long callbacks hold others up
+                watcher.start()
+                self._watcher, self._watches = watcher, True
         elif not self._watches:
             self._watches = True
             self._watch_again.notify()
@@ -241,7 +247,8 @@ class Completions:
                 self._watch_again.wait(_LONG_CALLBACK_S if self._watches else None)
                 since = self._in_callback_since
                 if since is not None and self._pending and time.monotonic() - since > _LONG_CALLBACK_S:
-                    self._take_over()
+                    with contextlib.suppress(RuntimeError):  # no thread to be had: later
+                        self._take_over()
 
     def _run(self) -> None:
         mine = threading.current_thread()

@@ -1,5 +1,6 @@
 """A Work of tensors on a GPU that several threads wait for, each with a stream of its own; without a GPU."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,3 +59,36 @@ def test_tensors_of_the_cpu_need_no_stream(monkeypatch: pytest.MonkeyPatch) -> N
     started(False, log).wait()
     assert log == ["copies"]
     assert works.devices_of([]) == []
+
+
+class Unfinished:
+    """A collective that is done once it was waited for."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def wait(self, timeout: float | None = None, spins: bool = True) -> None:
+        self.done = True
+
+    def poll(self) -> bool:
+        return self.done
+
+
+def test_where_there_is_no_thread_a_future_is_refused_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works, "COMPLETIONS", works.Completions())
+    refused: list[str] = []
+    start = threading.Thread.start
+
+    def start_later(thread: threading.Thread) -> None:
+        if not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    handle: Any = Unfinished()
+    work = works.Work(handle, [], None)
+    with pytest.raises(RuntimeError, match="new thread"):
+        work.get_future()
+    assert refused == ["dcoll futures"]
+    assert work.get_future().wait() == []
