@@ -405,6 +405,7 @@ TEST(what_is_left_at_the_end_is_given_up) {
   const auto received = world[0]->submit(message(Kind::kReceive, &number, sizeof number, 1, key(1)));
   on_threads(2, [&](int rank) { world[rank]->close(); });
   CHECK_THROWS(world[0]->wait(*received), Error, "was given up: dcoll.shutdown() came before");
+  CHECK_EQ(world[0]->failure(), std::string());  // the job has not failed
 }
 
 TEST(wrong_ranks_are_refused) {

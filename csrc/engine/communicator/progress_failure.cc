@@ -122,8 +122,13 @@ void Progress::abandon_rest() {
   }
   if (what.empty()) return;
   const std::string why = named.empty() ? "the other rank had done its part." : "every rank had submitted it.";
-  fail_with(std::make_exception_ptr(Error(what + " was given up: dcoll.shutdown() came before " + why)),
-            /*tell_peers=*/false);
+  const std::string text = what + " was given up: dcoll.shutdown() came before " + why;
+  fail_with(std::make_exception_ptr(Error(text)), /*tell_peers=*/false);
+  if (!named.empty()) return;
+  // A message that nobody took is its own failure, not the job's: programs end so with MPI and with Gloo.
+  setup_.log(LogLevel::kWarning, text);
+  const MutexLock lock(inbox_mutex_);
+  failure_text_.clear();
 }
 
 }  // namespace dcoll
