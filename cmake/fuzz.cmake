@@ -1,10 +1,11 @@
 # tests/fuzz/*.cc. With DCOLL_FUZZ (clang): libFuzzer programs fuzz_<name>, which `make fuzz` runs. Otherwise one ctest
 # each, which replays tests/fuzz/corpus/<name> and a fixed number of random mutations of it, and prints its seed.
-set(fuzzers settings calibration_cache notes handshake)
+set(fuzzers settings calibration_cache notes handshake meeting)
 set(fuzz_mutations_settings 2000)
 set(fuzz_mutations_calibration_cache 500)
 set(fuzz_mutations_notes 5000)
 set(fuzz_mutations_handshake 200)  # a handshake takes some milliseconds
+set(fuzz_mutations_meeting 1000)   # and so does a meeting that fails
 
 if(DCOLL_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
@@ -13,7 +14,8 @@ if(DCOLL_FUZZ)
   # What is parsed, without the rest of the core: clang 14 does not compile its coroutines.
   file(GLOB fuzzed CONFIGURE_DEPENDS csrc/base/*.cc)
   foreach(parsed engine/links/calibration_cache engine/watch/failure engine/watch/stall_report transport/bell
-                 transport/mapped/region transport/mapped/shm_mesh transport/mapped/shm_socket)
+                 transport/mapped/region transport/mapped/shm_mesh transport/mapped/shm_socket transport/meeting
+                 transport/messages transport/presence transport/start_up)
     list(APPEND fuzzed csrc/${parsed}.cc)
   endforeach()
   add_library(dcoll_fuzzed STATIC ${fuzzed})

@@ -6,6 +6,7 @@
 #include "engine/watch/failure.h"
 #include "engine/watch/stall_report.h"
 #include "fuzz.h"
+#include "transport/messages.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string note(reinterpret_cast<const char*>(data), size);
@@ -26,5 +27,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     dcoll::Answer stack;
     dcoll::take_stack(stack, note);
   }
+  dcoll::HeardNotices heard;
+  for (const auto topic : {dcoll::HeardNotices::kStall, dcoll::HeardNotices::kNote, dcoll::HeardNotices::kFailure}) {
+    heard.hear(topic, 1, reinterpret_cast<const std::byte*>(data), size);
+  }
+  FUZZ_CHECK(heard.stalls().at(0).waits_for.size() == size / sizeof(int));
+  FUZZ_CHECK(heard.take_notes().at(0).text == note && heard.failure() == note);
   return 0;
 }
