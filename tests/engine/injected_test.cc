@@ -389,7 +389,7 @@ TEST(no_thread_can_be_made_to_start_mpi) {
 
 // Its own region, the room for that of each peer, the region of each peer: without one of them ranks use messages.
 TEST(every_mapping_fails) {
-  if (kSanitized) return;
+  if (kSanitized) return lacks("no sanitizer", "a sanitizer maps memory of its own");
   constexpr int64_t kMappings = 1 + 2 * (kRanks - 1);
   for (int64_t at = 1; at <= kMappings + 1; ++at) {
     struck = false;
@@ -409,7 +409,7 @@ TEST(every_mapping_fails) {
 
 // Not even one region of its own: that ends the start-up, on every rank.
 TEST(every_mapping_fails_and_all_that_follow) {
-  if (kSanitized) return;
+  if (kSanitized) return lacks("no sanitizer", "a sanitizer maps memory of its own");
   for (int64_t at = 1; at <= 4; ++at) {
     const std::vector<std::string> words = start_up_without(of_mappings, at, true);
     for (int rank = 0; rank < kRanks; ++rank) {

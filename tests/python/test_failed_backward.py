@@ -1,5 +1,6 @@
 """A backward that raises on some ranks: all have an error, no gradient is left, and all go on in step."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_all_ranks_have_an_error_and_go_on(after: int, options: str, monkeypatch
                 text = expect_failure(
                     comm.rank, lambda: failing.backward(model(1.0, ALL), after if comm.rank == 1 else -1)
                 )
-                assert comm.rank == 1 or "its backward raised ValueError: boom" in text
+                assert comm.rank == 1 or re.search(TOLD, text), text
                 if step == 0 and after < 4 and comm.rank != 1:
                     assert "gradient of parameter w." in text
                 assert model.grads() == [None] * 4
