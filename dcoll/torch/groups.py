@@ -1,6 +1,7 @@
 """Where the communicator of a process group comes from: the job's for the first, parts of it for the others."""
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -9,11 +10,13 @@ from typing import Any
 import torch.distributed as dist
 
 from dcoll import _C
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError, DcollError, PeerError, TimeoutError
 from dcoll.job.find_launcher import find_launcher
 from dcoll.job.lifecycle import GROUPS
 from dcoll.job.process_sets import REGISTRY
-from dcoll.job.world import WORLD, init, init_through, shutdown
+from dcoll.job.world import WORLD, init, init_through, mpi_enabled, shutdown
+
+_LOG = logging.getLogger(__name__)
 
 LEAVING: list[_C.Communicator] = []
 """Of groups that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
@@ -67,8 +70,23 @@ def _begin(store: Any, rank: int, size: int) -> None:
     """Where MPI has not started just these ranks, they meet in the store that init_process_group() was given."""
     launcher = find_launcher(os.environ)
     by_mpi = launcher is not None and not launcher.through_store and "TORCHELASTIC_RUN_ID" not in os.environ
-    if launcher is not None and by_mpi and launcher.size in (None, size):
-        return init()
+    first = WORLD.lifecycle is None
+    if launcher is not None and by_mpi and launcher.size in (None, size) and (first or mpi_enabled()):
+        try:
+            return init()
+        except (TimeoutError, PeerError):
+            raise
+        except DcollError as error:
+            # There is no MPI here, or not the launcher's, which each rank finds alone. Where only some do, the others
+            # wait for them by MPI: both sides say who is missing when the deadline has passed, these with `error` too.
+            if WORLD.lifecycle is not None:
+                raise
+            _LOG.info("dcoll: the ranks meet in the store of init_process_group(): %s", error)
+            return _through(store, rank, size)
+    _through(store, rank, size)
+
+
+def _through(store: Any, rank: int, size: int) -> None:
     if size == 1:
         return init_through(None)
 

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -44,16 +45,22 @@ def fill_in(environ: Any, timeout: timedelta) -> Any:
     return store
 
 
-def under_mpirun() -> bool:
-    """Whether this process is one of an MPI job, and nobody but fill_in() has told env:// about the others."""
+def _is_missing(name: str) -> bool:
+    return os.environ.get(name) in (None, _filled_in.get(name))
+
+
+def under_mpirun(url: str) -> bool:
+    """Whether this process is one of an MPI job, and nobody but fill_in() has told env:// about the others: neither the
+    environment nor the rank= and world_size= of init_process_group(), which torch writes into the url."""
     launcher = find_launcher(os.environ)
     of_mpi = WORLD.comm is not None or (launcher is not None and not launcher.through_store)
-    return of_mpi and any(os.environ.get(name) in (None, _filled_in.get(name)) for name in STORE_VARIABLES)
+    told = dict(parse_qsl(urlparse(url).query))
+    return of_mpi and any(name.lower() not in told and _is_missing(name) for name in STORE_VARIABLES)
 
 
 def from_environment(url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any) -> Iterator[Any]:
     """torch's handler of env://, which knows MPI's launchers."""
-    if not under_mpirun():
+    if not under_mpirun(url):
         yield from _torchs(url, timeout=timeout, **options)
         return
     store = fill_in(os.environ, timeout)

@@ -1,9 +1,5 @@
 """torch.distributed on the dcoll backend: every collective, groups, and what PyTorch builds on them."""
 
-import os
-import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -284,140 +280,9 @@ dist.destroy_process_group()  # at once: no rank may still look for the store
 print("ended")
 """
 
-A_PART_FIRST = """
-import sys
-import torch.distributed as dist
-import dcoll.torch
-
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=3)
-if dist.get_rank() < 2:
-    try:
-        dist.new_group([0, 1], backend="dcoll", use_local_synchronization=True)
-    except dcoll.DcollError as error:
-        assert "with all ranks" in str(error), error
-        print("ended")
-else:
-    print("ended")
-"""
-
-BESIDE_GLOO = """
-import sys
-import torch
-import torch.distributed as dist
-import dcoll.torch
-
-url = f"file://{sys.argv[1]}"
-rank, size = int(sys.argv[2]), 3
-dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
-whole = dist.new_group(backend="dcoll")
-part = dist.new_group([0, 2], backend="dcoll")
-tensor = torch.ones(3)
-dist.all_reduce(tensor, group=whole)
-if rank != 1:
-    dist.all_reduce(tensor, group=part)
-dist.all_reduce(tensor)
-assert tensor.tolist() == [15.0] * 3, tensor
-print("ended")
-"""
-
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
 def test_the_timeout_is_the_jobs(launcher: tuple[str, ...]) -> None:
     done = launch(2, "-c", WITH_A_TIMEOUT, launcher=launcher, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
-
-
-@pytest.mark.parametrize("script", [BESIDE_GLOO, A_PART_FIRST], ids=["", "a part first"])
-def test_groups_beside_gloo(tmp_path: Path, script: str) -> None:
-    command = [sys.executable, "-c", script, str(tmp_path / "store")]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(3)
-    ]
-    told = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(told)
-    assert all("ended" in text for text in told)
-
-
-WITH_A_FILE = """
-import sys
-import torch
-import torch.distributed as dist
-import dcoll.torch
-
-rank, size, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-store = dist.FileStore(file, size)
-for again in range(4):  # the same store, and another one each time
-    other = dist.FileStore(f"{file}{again}", size)
-    dist.init_process_group("dcoll", store=store if again % 2 else other, rank=rank, world_size=size)
-    tensor = torch.tensor([rank + 1.0])
-    dist.all_reduce(tensor)
-    assert tensor.item() == size * (size + 1) / 2
-    group = dist.new_group([0, size - 1])
-    if rank in (0, size - 1):
-        dist.all_reduce(tensor, group=group)
-        assert tensor.item() == size * (size + 1)
-    dist.destroy_process_group()
-print("ended", rank)
-"""
-
-
-@pytest.mark.parametrize("variable", ["", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
-def test_ranks_meet_in_a_file(tmp_path: Path, variable: str) -> None:
-    """Without MPI and without a launcher, as torch's own tests start theirs; in a shell of a job of one, too."""
-    environ = os.environ | ({variable: "1"} if variable else {})
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WITH_A_FILE, str(rank), "3", str(tmp_path / "store")],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ,
-        )
-        for rank in range(3)
-    ]  # fmt: skip
-    told = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(told)
-    assert all(f"ended {rank}" in text for rank, text in enumerate(told))
-
-
-WITHOUT_THE_LAST = """
-import glob, os, signal, sys, time
-import torch
-import torch.distributed as dist
-import dcoll.torch
-
-rank, size, file, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-store = dist.FileStore(file, size)
-dist.init_process_group("dcoll", store=store, rank=rank, world_size=size)
-dist.barrier()
-if rank == size - 1:
-    time.sleep(0.3)  # the others are there by then
-    if what == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
-    end = time.monotonic() + 30
-    while len(glob.glob(file + ".told*")) < size - 1 and time.monotonic() < end:
-        time.sleep(0.02)
-    os._exit(0)
-try:
-    dist.new_group(list(range(size)))
-except RuntimeError as error:
-    print(type(error).__name__, error, flush=True)
-    open(f"{file}.told{rank}", "w").close()
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("what", "error"),
-    [("dies", "PeerError .*rank 2 .*died"), ("sleeps", "TimeoutError .*waiting for rank 2 of 3")],
-)
-def test_a_member_that_does_not_come_to_a_group(tmp_path: Path, what: str, error: str) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WITHOUT_THE_LAST, str(rank), "3", str(tmp_path / "store"), what],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"DCOLL_TIMEOUT": "4"},
-        )
-        for rank in range(3)
-    ]  # fmt: skip
-    told = [rank.communicate(timeout=100)[0] for rank in ranks]
-    for text in told[:2]:
-        assert re.search(error, text), "\n".join(told)
