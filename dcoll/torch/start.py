@@ -30,7 +30,8 @@ def fill_in(environ: Any, timeout: timedelta) -> Any:
     address, port = "", 0
     if comm.rank == 0:
         store = TCPStore("localhost", 0, comm.size, is_master=True, wait_for_workers=False)
-        address = "localhost" if comm.num_nodes == 1 else socket.gethostname()
+        here = "localhost" if comm.num_nodes == 1 else socket.gethostname()
+        address = here if _is_missing("MASTER_ADDR", environ) else environ["MASTER_ADDR"]
         port = store.port
     address, port = broadcast_object(comm, (address, port), 0, "init_process_group")
     for name, value in (
@@ -41,12 +42,13 @@ def fill_in(environ: Any, timeout: timedelta) -> Any:
         ("MASTER_ADDR", address),
         ("MASTER_PORT", port),
     ):
-        environ[name] = _filled_in[name] = str(value)
+        if environ.get(name) != str(value):
+            environ[name] = _filled_in[name] = str(value)
     return store
 
 
-def _is_missing(name: str) -> bool:
-    return os.environ.get(name) in (None, _filled_in.get(name))
+def _is_missing(name: str, environ: Any = os.environ) -> bool:
+    return environ.get(name) in (None, _filled_in.get(name))
 
 
 def under_mpirun(url: str) -> bool:

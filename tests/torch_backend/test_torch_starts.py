@@ -138,6 +138,26 @@ def test_rank_and_size_in_the_call_and_the_address_in_the_environment(tmp_path: 
     expect_ended(run_ranks(3, WITH_AN_ADDRESS, str(tmp_path / "port"), SLURM_STEP_NUM_TASKS="3"))
 
 
+AT_AN_ADDRESS = """
+import os
+import torch.distributed as dist
+import dcoll.torch
+
+for _ in range(2):
+    dist.init_process_group("dcoll")
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1", os.environ["MASTER_ADDR"]
+    dist.destroy_process_group()
+print("ended")
+"""
+
+
+def test_the_users_address_stays() -> None:
+    """Of mpirun's hosts one may have several names, of which not all are known to the others."""
+    done = launch(2, "-c", AT_AN_ADDRESS, MASTER_ADDR="127.0.0.1")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
 WITHOUT_THE_LAST = """
 import glob, os, signal, sys, time
 import torch
