@@ -90,17 +90,16 @@ def _through(store: Any, rank: int, size: int) -> None:
     if size == 1:
         return init_through(None)
 
-    # Keys are written once, and torch gives every default group of a program the same store. Those that came about are
-    # counted, on each rank alike. One that failed to come about has left letters there, so another needs another store.
-    count = f"groups/{rank}"
-    prefix = f"{store.add(count, 0)}/"
+    # Keys are written once, and torch gives default groups of a program the same store: they are counted, those that do
+    # not come about too, which leave letters there. Where only some ranks have tried the others count differently, and
+    # need another store.
+    prefix = f"{store.add(f'groups/{rank}', 1)}/"
 
     def get(key: str) -> bytes | None:
         return bytes(store.get(prefix + key)) if store.check([prefix + key]) else None
 
     _C.make_ender()
     init_through(_C.open_store(rank, size, lambda key, value: store.set(prefix + key, value), get))
-    store.add(count, 1)
 
 
 def is_first(size: int) -> bool:

@@ -158,6 +158,36 @@ def test_the_users_address_stays() -> None:
     assert done.stdout.count("ended") == 2
 
 
+AFTER_A_FAILURE = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+store = dist.FileStore(sys.argv[3], size)
+os.environ["DCOLL_SLICE_KB"] = str(16 << rank % 2)
+try:
+    dist.init_process_group("dcoll", store=store, rank=rank, world_size=size)
+except dcoll.DcollError as error:
+    assert "DCOLL_SLICE_KB" in str(error), error
+    del os.environ["DCOLL_SLICE_KB"]
+for _ in range(2):
+    dist.init_process_group("dcoll", store=store, rank=rank, world_size=size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+    dist.destroy_process_group()
+print("ended")
+"""
+
+
+def test_again_after_an_init_that_failed_on_all_ranks(tmp_path: Path) -> None:
+    """In the same store: the next time in a part of its own, and the time after that in the first one's."""
+    expect_ended(run_ranks(3, AFTER_A_FAILURE, str(tmp_path / "store"), DCOLL_TIMEOUT="20"))
+
+
 WITHOUT_THE_LAST = """
 import glob, os, signal, sys, time
 import torch
