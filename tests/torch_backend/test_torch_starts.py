@@ -188,6 +188,32 @@ def test_again_after_an_init_that_failed_on_all_ranks(tmp_path: Path) -> None:
     expect_ended(run_ranks(3, AFTER_A_FAILURE, str(tmp_path / "store"), DCOLL_TIMEOUT="20"))
 
 
+DIES_ONCE = """
+import os, signal
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+dist.init_process_group("dcoll")
+dist.barrier()
+if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+assert tensor.item() == 2
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+def test_a_restarted_gang_begins_anew() -> None:
+    """The agent's store is that of the first attempt."""
+    launcher = (*TORCHRUN[:-1], "--max-restarts", "1", TORCHRUN[-1])
+    done = launch(2, "-c", DIES_ONCE, timeout=60, launcher=launcher)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2, done.text
+
+
 WITHOUT_THE_LAST = """
 import glob, os, signal, sys, time
 import torch
