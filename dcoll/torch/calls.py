@@ -47,6 +47,9 @@ OTHER_NAMES = {
 }
 """What torch called them before, and for some versions still."""
 
+NO_TIME = timedelta(0)
+"""Options whose timeout is not above it have none."""
+
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
 
@@ -61,22 +64,24 @@ def collective(name: str, call: Callable[..., Work]) -> Callable[..., Work]:
     def method(self: "Calls", *args: Any, **kwargs: Any) -> Work:
         try:
             if kwargs or (len(args) > at and type(args[at]) is not kind and args[at] is not None):
-                args, limit = _with_options(name, kind, slots, at, args, kwargs)
-                work = call(self, *args)
-                return work if limit is None else self._limited(work, limit)
-            return call(self, *args)
+                args = _with_options(name, kind, slots, at, args, kwargs)
+            work = call(self, *args)
         except Exception as error:
             if isinstance(error, ArgumentError) or not isinstance(error, DcollError):
                 self._comm.note_refused(f"{type(error).__name__}: {error}")
             raise
+        opts = args[at] if len(args) > at else None
+        if work is not DONE and opts is not None and opts.timeout > NO_TIME and not isinstance(work, Done):
+            work._limit_s = opts.timeout.total_seconds()
+        return work
 
     return method
 
 
 def _with_options(
     name: str, kind: Any, slots: list[list[str]], at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], timedelta | None]:
-    """The arguments of an overload as tensors and options, and what `timeout` was given."""
+) -> tuple[Any, ...]:
+    """The arguments of an overload as tensors and options."""
     given: dict[str, Any] = {}
     for slot, value in zip(slots, args, strict=False):
         plain = "opts" not in slot or value is None or type(value) is kind
@@ -91,12 +96,12 @@ def _with_options(
         )
     given.update({first[key]: value for key, value in kwargs.items()})
     opts = given.get("opts")
-    fields = {key: value for key, value in given.items() if key in _FIELDS and value is not None}
     if opts is None:
         opts = kind()
-        for key, value in fields.items():
-            setattr(opts, _FIELDS[key], value)
-    return (*(given.get(slot[0], ()) for slot in slots[:at]), opts), fields.get("timeout")
+        for key, value in given.items():
+            if key in _FIELDS and value is not None:
+                setattr(opts, _FIELDS[key], value)
+    return (*(given.get(slot[0], ()) for slot in slots[:at]), opts)
 
 
 class Calls:
@@ -114,8 +119,8 @@ class Calls:
         return self._comm if tensor.is_cpu and not _EMULATES else kind_of(tensor).on(self._comm, tensor)
 
     def _at_once(self, opts: Any) -> bool:
-        """Whether the call may run on this thread: async_op=False, and the core's deadline is the group's."""
-        return opts is not None and not opts.asyncOp and self._limit_s is None
+        """Whether the call may run on this thread: async_op=False, and the core's deadline is the call's."""
+        return opts is not None and not opts.asyncOp and self._limit_s is None and opts.timeout <= NO_TIME
 
     def _start(
         self,
@@ -133,35 +138,21 @@ class Calls:
             self._batch.append(work)
         return work
 
-    def _together(self, works: Sequence[Work], tensors: Sequence[torch.Tensor], opts: Any) -> Work:
+    def _together(self, works: Sequence[Work], tensors: Sequence[torch.Tensor]) -> Work:
         """Several operations as one."""
         begun = [work for work in works if not isinstance(work, Done)]
         if not begun:
             return Done(tensors)
-        work = Work(Handles([one._handle for one in begun]), tensors, self._limit_s)
-        if opts is not None and not opts.asyncOp:
-            work.wait()
-        return work
-
-    def _limited(self, work: Work, limit: timedelta) -> Work:
-        """The same, which may take so long."""
-        if limit > timedelta(0) and not isinstance(work, Done):
-            work._limit_s = limit.total_seconds()
-        return work
+        return Work(Handles([one._handle for one in begun]), tensors, self._limit_s)
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch = []  # what an exception has left there is nobody's: torch's manager does not end after one
 
     def _end_coalescing(self, device: torch.device | None = None) -> Work:
         batch, self._batch = self._batch or [], None
-        return self._together(batch, [tensor for work in batch for tensor in work._tensors], None)
+        return self._together(batch, [tensor for work in batch for tensor in work._tensors])
 
     def barrier(self, opts: Any = None) -> Work:
-        if opts is not None and opts.timeout > timedelta(0):
-            work = self._limited(self._start(self._comm.barrier(), None, ()), opts.timeout)
-            if not opts.asyncOp:
-                work.wait()
-            return work
         if self._at_once(opts):
             self._comm.barrier_sync()
             return DONE
@@ -171,6 +162,6 @@ class Calls:
         """barrier() within `timeout`; the error names all ranks that did not come, whatever wait_all_ranks is."""
         limit = getattr(timeout, "timeout", timeout)  # options, or a time
         work = self._start(self._comm.barrier("monitored_barrier"), None, ())
-        work.wait(limit if limit is not None and limit > timedelta(0) else None)
+        work.wait(limit if limit is not None and limit > NO_TIME else None)
 
     monitoredBarrier = monitored_barrier

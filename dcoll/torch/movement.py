@@ -68,7 +68,7 @@ class Movement(Calls):
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         # outputs[rank] has one tensor for each of the inputs.
         works = [self.allgather([list(rooms)], [input], opts) for input, *rooms in zip(inputs, *outputs, strict=True)]
-        return self._together(works, [tensor for rooms in outputs for tensor in rooms], opts)
+        return self._together(works, [tensor for rooms in outputs for tensor in rooms])
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.all_gather_single, outputs, inputs, opts)

@@ -64,14 +64,13 @@ class Reductions(Calls):
             with torch.no_grad():  # a detached tensor would get indices of its own
                 tensor.copy_(finish())
 
-        work = self._start(barrier, finish, [tensor], store)
-        return self._together([work], [tensor], opts)
+        return self._start(barrier, finish, [tensor], store)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         each = _c10d.AllreduceOptions()
         each.reduceOp = operator_of(opts)
         works = [self.allreduce([tensor], each) for tensor in tensors]
-        return self._together(works, tensors, opts)
+        return self._together(works, tensors)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = one("reduce", tensors)
@@ -84,7 +83,7 @@ class Reductions(Calls):
         places = source.data_ptr(), into.data_ptr()
         core = self._on(source).allreduce(*places, count, code, operator, name, factor)
         back = None if into is not source or source is tensor else lambda _: tensor.detach().copy_(source)
-        return self._together([self._start(core, (source, into), [tensor], back)], [tensor], opts)
+        return self._start(core, (source, into), [tensor], back)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         what = "reduce_scatter"
@@ -132,4 +131,4 @@ class Reductions(Calls):
 
     def _each(self, call: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
         works = [call(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return self._together(works, list(outputs), opts)
+        return self._together(works, list(outputs))

@@ -6,6 +6,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -223,6 +224,38 @@ def check_monitored_barrier() -> None:
     else:
         with pytest.raises(RuntimeError, match=r"barrier.*rank.*0"):
             group.monitored_barrier(timedelta(seconds=0.2))
+
+
+def check_a_calls_timeout() -> None:
+    """In its options, or in their place; whether async_op is given or not. The call goes on."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    group, limit = dist.new_group(list(range(n))), timedelta(seconds=0.1)
+    tensors = [torch.ones(3) for _ in range(6)]
+
+    def options(kind: Any, is_async: bool) -> Any:
+        opts = kind()
+        opts.timeout, opts.asyncOp = limit, is_async
+        return opts
+
+    if r == n - 1:
+        time.sleep(1.5)
+    works = [
+        group.allreduce([tensors[0]], options(dist.AllreduceOptions, True)),
+        group.allreduce([tensors[1]], options(dist.AllreduceOptions, False)),
+        group.allreduce(tensors[2], dist.ReduceOp.SUM, limit),
+        group.reduce([tensors[3]], options(dist.ReduceOptions, False)),
+        group.allreduce_coalesced([tensors[4]], options(dist.AllreduceCoalescedOptions, False)),
+        group.broadcast([tensors[5]], options(dist.BroadcastOptions, False)),
+        group.barrier(options(dist.BarrierOptions, False)),
+    ]
+    for work in works if r == 0 else ():
+        with pytest.raises(hvd.TimeoutError, match=r"not finished after 0\.1"):
+            work.wait()
+    for work in works:
+        work.wait(timedelta(seconds=60))
+    assert [tensor[0].item() for tensor in tensors] == [n, n, n, n if r == 0 else 1, n, 1]
 
 
 def check_groups_timeout() -> None:
