@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -47,6 +48,20 @@ def not_wrapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def monitored(call: Callable[..., None]) -> Callable[..., None]:
+    """torch.distributed.monitored_barrier() of a version that knows Gloo's alone."""
+
+    @functools.wraps(call)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        own = dist.group.WORLD if group is None else group
+        if not isinstance(own, DcollProcessGroup):
+            return call(group, timeout, wait_all_ranks)
+        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+        own.monitored_barrier(limit, wait_all_ranks)
+
+    return monitored_barrier
+
+
 def replace(place: Any, name: str, change: Callable[..., Any]) -> None:
     if hasattr(place, name):
         setattr(place, name, change(getattr(place, name)))
@@ -64,4 +79,7 @@ def register() -> None:
             for name in (*GIVE_WORK, "_end_coalescing"):
                 replace(dist.ProcessGroup, name, given_back)
             replace(dist.ProcessGroup, "split_group", split_by_members)
+        else:
+            for place in (dist, distributed_c10d):
+                replace(place, "monitored_barrier", monitored)
         left_alone(DcollBackend, DcollProcessGroup, Work, Done)

@@ -215,15 +215,18 @@ def check_wait_with_a_limit_names_who_is_missing() -> None:
 def check_monitored_barrier() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     group = dist.new_group(list(range(n)))
-    group.monitored_barrier(timedelta(seconds=30))
+    dist.monitored_barrier()
+    dist.monitored_barrier(group, 30.0, wait_all_ranks=True)
     if n == 1:
         return
     if r == 0:
         time.sleep(1.5)
+        dist.monitored_barrier(group, timedelta(seconds=30))
         group.monitored_barrier(timedelta(seconds=30))
-    else:
+        return
+    for call in (lambda limit: dist.monitored_barrier(group, limit), group.monitored_barrier):
         with pytest.raises(RuntimeError, match=r"barrier.*rank.*0"):
-            group.monitored_barrier(timedelta(seconds=0.2))
+            call(timedelta(seconds=0.2))
 
 
 def check_a_calls_timeout() -> None:
