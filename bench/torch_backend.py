@@ -10,6 +10,8 @@ calls   all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send and 
 steps   the GPT of examples/ (--layers, --width): no communication, DistributedOptimizer, DistributedDataParallel and
         fully_shard over either backend. Also the processor time of all threads of a rank, which other programs on the
         machine change less than they change the time, and the most memory that a rank had while the steps ran.
+groups  new_group() with all ranks, its first all_reduce and its end, on either backend; and the memory that a group
+        holds, with its part of what ranks share: of the slowest, or greatest, rank.
 
 A figure is the median over the turns of the time of the slowest rank; a ratio is the median of those within a turn.
 """  # fmt: skip
@@ -39,6 +41,9 @@ from gpt import GPT
 
 Call = Callable[[], object]
 Times = dict[str, list[float]]
+ONLY = ("calls", "steps", "groups")
+HELD_GROUPS = 20
+"""Whose memory is divided by their number."""
 OWN_MEMORY = "FSDP2 dcoll, allocate_tensor"  # as in examples/fsdp.py
 KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", OWN_MEMORY, "FSDP2 gloo")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
@@ -49,7 +54,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description="torch.distributed on dcoll beside Gloo.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--only", choices=("calls", "steps"), default=argparse.SUPPRESS, help="one of the two (default: both)")
+    add("--only", choices=ONLY, default=argparse.SUPPRESS, help="one of them (default: all)")
     add("--collective", choices=COLLECTIVES, action="append", default=argparse.SUPPRESS, help="default: all")
     add("--kind", choices=KINDS, action="append", default=argparse.SUPPRESS, help="of steps (default: all)")
     add("-b", "--minbytes", type=parse_size, default=4, metavar="SIZE", help="smallest message")
@@ -69,7 +74,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--width {args.width}: allowed is a multiple of 6, the number of heads")
     args.collective = getattr(args, "collective", list(COLLECTIVES))
     args.kind = getattr(args, "kind", list(KINDS))
-    args.only = [args.only] if hasattr(args, "only") else ["calls", "steps"]
+    args.only = [args.only] if hasattr(args, "only") else list(ONLY)
     return args
 
 
@@ -208,6 +213,45 @@ def steps(args: argparse.Namespace, gloo: Any) -> dict[str, Any]:
     return {"us": times, "cpu_us": cpu, "peak_mib": peak}
 
 
+def use_group(backend: str) -> Any:
+    group = dist.new_group(backend=backend)
+    dist.all_reduce(torch.zeros(1), group=group)
+    return group
+
+
+def held_kib() -> float:
+    """Of this process, with its part of the memory that ranks share."""
+    lines = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()]
+    return sum(float(line[1]) for line in lines if line[0] in ("Anonymous:", "Pss_Shmem:"))
+
+
+def kib_of_a_group(backend: str) -> float:
+    hvd.barrier()
+    before = held_kib()
+    hvd.barrier()
+    made = [use_group(backend) for _ in range(HELD_GROUPS)]
+    hvd.barrier()
+    each = torch.tensor((held_kib() - before) / HELD_GROUPS)
+    hvd.barrier()
+    for group in made:
+        dist.destroy_process_group(group)
+    return float(hvd.allreduce(each, op=hvd.Max))
+
+
+def groups(args: argparse.Namespace) -> dict[str, Any]:
+    kib = {name: kib_of_a_group(name) for name in ("dcoll", "gloo")}  # first: what was freed is used again
+    kinds: dict[str, Call] = {
+        name: lambda name=name: dist.destroy_process_group(use_group(name))  # type: ignore[misc]
+        for name in kib
+    }
+    times, _ = measure(kinds, args.turns, args.ms)
+    median = {kind: statistics.median(found) for kind, found in times.items()}
+    say("\n| a group | ms | KiB |\n| --- | ---: | ---: |")
+    for name, memory in kib.items():
+        say(f"| {name} | {median[name] / 1e3:.2f} | {memory:.0f} |")
+    return {"median_us": median, "ratio": ratio(times, "gloo", "dcoll"), "us": times, "kib": kib}
+
+
 def peak_mib() -> float:
     """Resident, with what it shares with other ranks."""
     status = Path("/proc/self/status").read_text().splitlines()
@@ -254,6 +298,8 @@ def main() -> None:
         found["calls"] = calls(args, gloo)
     if "steps" in args.only:
         found["steps"] = steps(args, gloo)
+    if "groups" in args.only:
+        found["groups"] = groups(args)
     if hvd.rank() == 0 and args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     if hvd.rank() == 0 and args.plot is not None and found.get("calls"):
