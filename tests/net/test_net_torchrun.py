@@ -1,5 +1,6 @@
 """torchrun on several hosts, without MPI: ranks meet in the store and send over UCX."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import checks_hosts
 import checks_torch_messages
 import netlab
 import pytest
-from mpirun import expect, names_of_checks, run_checks
+from mpirun import HERE, expect, launch, names_of_checks, run_checks
 
 from dcoll import _C
 
@@ -24,11 +25,24 @@ CASES = [
 ]
 
 
+def agents(lab: netlab.Lab) -> tuple[str, ...]:
+    """The launcher."""
+    if not UCX.exists():
+        pytest.skip("needs ucx: dcoll was built without it")
+    return (sys.executable, str(Path(__file__).parent / "agents.py"), lab.name)
+
+
 @pytest.mark.parametrize(("module", "check"), CASES)
 def test_torchrun_on_two_hosts(hosts: Hosts, module: ModuleType, check: str) -> None:
     """Two ranks on each, which share memory. The first module uses dcoll's calls, the second PyTorch's over dcoll."""
-    if not UCX.exists():
-        pytest.skip("needs ucx: dcoll was built without it")
-    launcher = (sys.executable, str(Path(__file__).parent / "agents.py"), hosts(2).name)
+    launcher = agents(hosts(2))
     environment = (("RANKS_PER_HOST", "2"), ("DCOLL_CALIBRATE", "off"), ("DCOLL_TCP_CONGESTION", "reno"))
     expect(run_checks(module.__name__, 4, environment, launcher), check)
+
+
+def test_a_killed_rank_of_another_host_is_named_at_once(hosts: Hosts, tmp_path: Path) -> None:
+    """Long before DCOLL_TIMEOUT. Its agent ends with it, the others when their ranks do, which have said it by then."""
+    script, settings = str(HERE / "fault.py"), {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(tmp_path)}
+    done = launch(3, script, "killed", timeout=60, launcher=agents(hosts(3)), **settings)
+    for rank in (0, 2):
+        assert re.search(rf"\[{rank}\] PeerError after [0-9.]+ s: .*rank 1 died: its conn", done.stdout), done.text
