@@ -15,15 +15,33 @@ import torch
 import torch.distributed as dist
 from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
 
+from dcoll import _C
 from dcoll.torch import registration
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 pytestmark = pytest.mark.mpi
 
+UCX = Path(_C.__file__).with_name("libdcoll_ucx.so")
 MODULES: dict[ModuleType, list[tuple[int, str]]] = {
-    checks_torch_collectives: [(2, "auto"), (3, "auto"), (4, "auto"), (2, "mpi"), (2, "emulated")],
-    checks_torch_methods: [(2, "auto"), (3, "auto"), (2, "torchrun"), (2, "emulated")],
-    checks_torch_groups: [(2, "auto"), (4, "auto"), (3, "mpi"), (2, "torchrun"), (2, "emulated")],
+    checks_torch_collectives: [
+        (2, "auto"),
+        (3, "auto"),
+        (4, "auto"),
+        (2, "mpi"),
+        (2, "emulated"),
+        (3, "nodes"),
+        (3, "torchrun nodes"),
+        (1, "torchrun"),
+    ],
+    checks_torch_methods: [(2, "auto"), (3, "auto"), (2, "torchrun"), (2, "emulated"), (3, "nodes")],
+    checks_torch_groups: [
+        (2, "auto"),
+        (4, "auto"),
+        (3, "mpi"),
+        (2, "torchrun"),
+        (2, "emulated"),
+        (3, "nodes"),
+    ],
     checks_torch_messages: [
         (2, "auto"),
         (4, "auto"),
@@ -32,11 +50,15 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (2, "emulated"),
         (3, "emulated mpi"),
     ],
-    checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun"), (2, "emulated")],
+    checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun"), (2, "emulated"), (2, "apart")],
     checks_torch_device: [(2, "emulated"), (3, "emulated mpi")],
 }
 ENVIRONMENTS = {
     "auto": (),
+    "torchrun": (),
+    "apart": (("DCOLL_NODES", "0,1"),),
+    "nodes": (("DCOLL_NODES", "0,0,1"),),
+    "torchrun nodes": (("DCOLL_NODES", "0,0,1"),),
     "mpi": (("DCOLL_TRANSPORT", "mpi"),),
     "emulated": (("DCOLL_DEVICE", "emulated"),),
     "emulated mpi": (("DCOLL_DEVICE", "emulated"), ("DCOLL_TRANSPORT", "mpi")),
@@ -51,10 +73,12 @@ CASES = [
 
 @pytest.mark.parametrize(("module", "n", "transport", "check"), CASES)
 def test_torch(module: str, n: int, transport: str, check: str) -> None:
-    if transport == "torchrun":
-        expect(run_checks(module, n, launcher=TORCHRUN), check)
-    else:
-        expect(run_checks(module, n, ENVIRONMENTS[transport]), check)
+    if transport == "torchrun nodes" and not UCX.exists():
+        pytest.skip("needs ucx: dcoll was built without it")
+    launcher, setting = (
+        (TORCHRUN, transport.removeprefix("torchrun").strip()) if transport.startswith("torchrun") else ((), transport)
+    )
+    expect(run_checks(module, n, ENVIRONMENTS[setting or "auto"], launcher), check)
 
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
