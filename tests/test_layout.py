@@ -249,6 +249,17 @@ def test_files_can_be_read_in_one_sitting() -> None:
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
+def test_comments_are_no_wider_than_code() -> None:
+    """clang-format leaves them alone, as it would break lists."""
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sources("csrc", "tests", suffixes=CPP)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120 and line.lstrip().startswith("//")
+    ]
+    assert wide == []
+
+
 def python_functions(text: str) -> dict[str, int]:
     """Lines of every function but for its docstring."""
     found = {}

@@ -1,8 +1,7 @@
 // What float32 is on its way between nodes: encoded forms, made and summed on the CPU.
 //
 //   kFloat16, kBFloat16  half the bytes, rounded to nearest even. float16 saturates: a finite value beyond 65504
-//   becomes
-//                        the greatest there is. Infinity and NaN stay what they are.
+//                        becomes the greatest there is. Infinity and NaN stay what they are.
 //   kInt8                blocks of 256 elements, each a float32 scale and the multiples of it, -127 to 127: about a
 //                        quarter of the bytes. The scale is the block's greatest magnitude / 127, so an element is off
 //                        by half a scale at most. A block with infinity or NaN in it arrives as NaN; one without a

@@ -1,10 +1,9 @@
 // The GPU twin of reduce_cpu.cc. One pass over memory, in three parts:
 //   1. Body: each thread takes 16 bytes from the same place of every source, combines them in registers in the order of
-//   the
-//      sources (16-bit floats in float32), scales, rounds once, and stores to every destination. All loads come before
-//      the first store, so a destination may be a source.
+//      the sources (16-bit floats in float32), scales, rounds once, and stores to every destination. All loads come
+//      before the first store, so a destination may be a source.
 //   2. Head and tail: the elements before the first 16-byte boundary and after the last, one per thread, in the same
-//   launch.
+//      launch.
 //   3. Pointers that are not aligned alike have no common boundary: then everything is tail, one element per thread.
 // The work is memory-bound, so what matters is wide coalesced accesses, and enough of them in flight; CUB's device-wide
 // algorithms have no form for n sources and m destinations in place.

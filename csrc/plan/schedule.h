@@ -4,11 +4,9 @@
 //
 // Vocabulary
 //   chunk    the algorithm's unit. Input and output are each cut into chunks by a layout the engine owns; chunks may
-//   have
-//            different lengths, zero included.
+//            have different lengths, zero included.
 //   round    pipelining: chunk lengths are cut into slices of at most slice_elems; round t runs the whole schedule on
-//   the
-//            t-th slice of every chunk. Hence one Step moves at most one slice = one message = one transport slot.
+//            the t-th slice of every chunk. Hence one Step moves at most one slice = one message = one transport slot.
 //            A slice of zero elements is not sent at all (both sides know it is empty).
 //   range    a Step may name several consecutive chunks (Step::count): the slices of all of them travel as one message,
 //            end to end, so that many small chunks cost one message. Ranges turn around: what follows the last chunk of
@@ -19,12 +17,10 @@
 //            advance independently of each other (channel 1 may be rounds ahead of channel 0). A builder must order
 //            conflicting accesses of two channels by messages; verify() checks that with vector clocks.
 //   FIFO     a message sent by rank s to rank d is posted on a channel number c (the sender's Channel::send_on, usually
-//   the
-//            channel's own number) and received by channel c of d; per (s, d, c) messages arrive in the order sent. At
-//            most one channel of s posts to each (s, d, c).
+//            the channel's own number) and received by channel c of d; per (s, d, c) messages arrive in the order sent.
+//            At most one channel of s posts to each (s, d, c).
 //   scratch  one slice of memory per channel, owned by the engine (Channel::scratch): a register, not an array. Only
-//   that
-//            channel touches it, it holds nothing when a round begins, and what is sent from it is copied into the
+//            that channel touches it, it holds nothing when a round begins, and what is sent from it is copied into the
 //            transport's memory (never pinned), so the channel may overwrite it at once. The chunk number beside
 //            kScratch selects no memory: it says that the slice is as long as that input chunk's.
 //   work     memory cut like the input, owned by the engine, for partial results that have no place in the output
@@ -46,9 +42,9 @@
 // Length: all slices a step names are of one length, and so is its message. A recv_send that neither reads nor stores
 // takes the length of output chunk `chunk`; a scratch slice that of the *input* chunk whose number it carries (see
 // scratch). What is of zero elements, a slice or all slices of a range, is skipped by every step on both sides: no
-// message, no copy, no wait. A fused step
-// may wait until its message has arrived *and* there is room for what it sends (so that the result can be composed
-// straight in the transport's memory); builders must not deadlock then, not even with one slot per FIFO.
+// message, no copy, no wait. A fused step may wait until its message has arrived *and* there is room for what it sends
+// (so that the result can be composed straight in the transport's memory); builders must not deadlock then, not even
+// with one slot per FIFO.
 //
 // `finalize` on a reducing step: after it the chunk is fully reduced, so the engine applies the post-scale (average)
 // there, once. Either one rank finalizes a chunk and the others get copies, or several compute the same expression: all

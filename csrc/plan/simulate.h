@@ -4,8 +4,7 @@
 //
 // Two ways, the same results where both apply (tests/plan/simulate_test.cc):
 //   every rank  all schedules are built and every step is an event. For few ranks, and for algorithms whose schedules
-//   are
-//               short (trees, recursive doubling): O(ranks log ranks) events.
+//               are short (trees, recursive doubling): O(ranks log ranks) events.
 //   one group   in rings, halving-doubling and pairwise exchange every rank does what its neighbours do, shifted by one
 //               place. Groups of ranks that sit alike (nodes; racks, where there are several) then act alike, and one
 //               of them is simulated: a message to the next group is one that the previous group sends us. One schedule

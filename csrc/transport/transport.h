@@ -5,17 +5,15 @@
 //   - Messages are FIFO per (sender, receiver, channel). Channels 0 .. kMaxChannels-1 carry schedules.
 //   - A message is at most max_message_bytes() long and never empty.
 //   - post_* never block. All calls of one Transport are made under the owner's lock: no implementation locks for
-//   itself.
+//     itself.
 //   - post_send: the transport may read `data` until sent(peer, channel) has counted that message; only then may the
 //     memory be written or freed. Sends on one (peer, channel) complete in order.
-//   - acquire_send/commit_send: the caller composes the message in the transport's own memory (one at a time per
-//     (peer, channel)); nothing of the caller's is pinned.
+//   - acquire_send/commit_send: the caller composes the message in the transport's own memory (one at a time per (peer,
+//     channel)); nothing of the caller's is pinned.
 //   - post_recv states the exact length of the next message; front() returns the oldest posted receive's bytes once
-//   they
-//     have all arrived, and pop() lets go of them. Bytes received into transport memory are valid until pop().
+//     they have all arrived, and pop() lets go of them. Bytes received into transport memory are valid until pop().
 //   - Memory order: whatever a rank wrote before post_send/commit_send is visible to the receiver after front()
-//   returned
-//     that message (release/acquire for mapped memory, MPI's own guarantee elsewhere).
+//     returned that message (release/acquire for mapped memory, MPI's own guarantee elsewhere).
 //   - Errors throw TransportError or PeerError naming the peer.
 #pragma once
 

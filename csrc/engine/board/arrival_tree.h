@@ -5,8 +5,7 @@
 //   1. A rank that has written its record counts itself in its group. The last one of the group reads the group's
 //      records, keeps the least and the greatest fingerprint, and counts the group at the root.
 //   2. The last group's last rank reads the groups' summaries and releases every group: one line each, which the
-//   group's
-//      members watch.
+//      group's members watch.
 //
 // Nobody waits on the way up, so a rank that posted may sleep or compute; only the last arriver wakes anybody.
 //
@@ -18,8 +17,8 @@
 //      2        4            1                         -             -             2
 //      8       64            7                         -             -             8 (the 7 reads overlap)
 //    128   16,384          127                       556            12             12 counts + 12 reads (overlapping)
-//                                                                                  + 11 counts + 11 reads + 11 stores +
-//                                                                                  1
+//                                                                                  + 11 counts + 11 reads
+//                                                                                  + 11 stores + 1
 //
 // The offsets of p operands still have to be read by all where a collective reads all operands (two-shot): p-1 misses
 // per rank, but each behind the barrier, on p different lines, and all under way at once.

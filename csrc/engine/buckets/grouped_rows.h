@@ -2,8 +2,7 @@
 // all of it has succeeded. Results are those of one operation per tensor.
 //
 //   all-gather       One operation for all dtypes: a rank's block is the number of rows of each of its tensors, in
-//   which
-//                    ranks may differ, and then their bytes.
+//                    which ranks may differ, and then their bytes.
 //   reduce-scatter   One operation per dtype: the block for rank r is the rows of all tensors that rank r gets.
 #pragma once
 

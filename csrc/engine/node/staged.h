@@ -1,7 +1,7 @@
 // All-reduce of memory that peers cannot read: two-shot over the slots, piece by piece. For piece k:
 //
 //   1. Fill: each rank copies the slices of its operand that others reduce into its slot. Its own slice stays where it
-//   is.
+//      is.
 //   2. Reduce: rank r reduces slice r of all operands, in rank order, and writes the sum to its own result and to all
 //      slots, over what it has just read.
 //   3. Collect: each rank copies the other slices of the result out of its slot.

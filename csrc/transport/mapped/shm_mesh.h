@@ -6,8 +6,7 @@
 //   0. Compare the other process's user (SO_PEERCRED) with ours; otherwise hang up before a byte was sent.
 //   1. Send Hello: who we are, our memory layout, a random nonce.
 //   2. On the other's Hello send Proof: a hash, keyed with the job's key, over both Hellos, the own one first. It
-//   cannot be
-//      replayed (nonces) nor reflected (each side's Hello names another rank).
+//      cannot be replayed (nonces) nor reflected (each side's Hello names another rank).
 //   3. On the other's Proof, and only then, send Segment with the descriptors of our memory and our bell.
 //   4. On the other's Segment check size and seals (sealed against shrinking: no SIGBUS later), and map it.
 // One event loop serves all connections, so a stranger that connects and stalls delays nobody.
