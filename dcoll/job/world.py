@@ -226,7 +226,8 @@ def mpi_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Always True: collectives take CUDA tensors, through host memory; CUDA's runtime is looked up when one comes."""
+    """Always True: collectives take CUDA tensors; CUDA's runtime is looked up when one comes. An all-reduce whose ranks
+    all share a node stays on the devices where they can reach each other; all else goes through host memory."""
     return True
 
 
