@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,15 +49,33 @@ Schedule chain_broadcast(uint32_t n, uint32_t rank, uint32_t root);     // broad
 Schedule pairwise_all_to_all(uint32_t n, uint32_t rank);  // pairwise.cc
 Schedule direct_all_to_all(uint32_t n, uint32_t rank);    // direct.cc
 
+// How an algorithm goes about it. Code asks for this; names are for texts.
+enum class Family : uint8_t {
+  kRing,
+  kTree,
+  kHalvingDoubling,
+  kRecursiveDoubling,
+  kRecursiveHalving,
+  kBruck,
+  kBinomial,
+  kChain,
+  kPairwise,
+  kDirect,
+};
+
 // The registry: what DCOLL_ALGO and algo= accept, with the reason each exists.
 struct Algorithm {
   Collective collective;
+  Family family;
   std::string_view name;                                        // "ring", "tree", "halving_doubling"
   std::string_view reason;                                      // one line
   Schedule (*build)(uint32_t n, uint32_t rank, uint32_t root);  // root is ignored where there is none
+  // Where all ranks act alike: one whose schedule says how (simulate.h).
+  std::optional<uint32_t> stand_in{};
 };
 std::span<const Algorithm> algorithms();
 const Algorithm* find_algorithm(Collective collective, std::string_view name);  // nullptr when unknown
+const Algorithm& algorithm_of(Collective collective, Family family);            // there must be one
 // The programs of all n ranks, in rank order: what verify() and predict_us() take.
 std::vector<Schedule> build_all(const Algorithm& algorithm, uint32_t n, uint32_t root = 0);
 // The names for a collective, "ring, tree, direct", for error messages.

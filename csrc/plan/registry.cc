@@ -9,6 +9,7 @@ namespace dcoll::plan {
 namespace {
 
 using enum Collective;
+using enum Family;
 
 constexpr auto kCollectives =
     std::to_array<std::string_view>({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"});
@@ -24,31 +25,40 @@ Schedule any_root(uint32_t n, uint32_t rank, uint32_t) {
   return kBuild(n, rank);
 }
 
+// The last number is of a rank that acts as all do: not the hole of the ring (ring.cc).
 constexpr std::array kAlgorithms = {
-    Algorithm{kAllReduce, "ring", "least bytes, one peer each way: large buffers, any network", ring_2},
-    Algorithm{kAllReduce, "tree", "double binary tree, O(log n) hops at full bandwidth: small and medium, many ranks",
+    Algorithm{kAllReduce, kRing, "ring", "least bytes, one peer each way: large buffers, any network", ring_2, 1},
+    Algorithm{kAllReduce, kTree, "tree",
+              "double binary tree, O(log n) hops at full bandwidth: small and medium, many ranks",
               any_root<tree_all_reduce>},
-    Algorithm{kAllReduce, "halving_doubling", "least bytes in 2 log n exchanges: medium and large buffers, many ranks",
-              halving_doubling_2},
-    Algorithm{kAllReduce, "recursive_doubling", "log n exchanges of the whole buffer, fewest hops: small buffers",
+    Algorithm{kAllReduce, kHalvingDoubling, "halving_doubling",
+              "least bytes in 2 log n exchanges: medium and large buffers, many ranks", halving_doubling_2, 0},
+    Algorithm{kAllReduce, kRecursiveDoubling, "recursive_doubling",
+              "log n exchanges of the whole buffer, fewest hops: small buffers",
               any_root<recursive_doubling_all_reduce>},
-    Algorithm{kAllReduce, "direct", "everyone to everyone, two hops, sums in rank order: few ranks, fast links",
-              any_root<direct_all_reduce>},
-    Algorithm{kReduceScatter, "ring", "least bytes, one peer each way: large buffers", any_root<ring_reduce_scatter>},
-    Algorithm{kReduceScatter, "recursive_halving", "least bytes in log n exchanges: medium buffers, many ranks",
-              any_root<recursive_halving_reduce_scatter>},
-    Algorithm{kReduceScatter, "direct", "everyone to everyone, one hop, sums in rank order: few ranks, fast links",
+    Algorithm{kAllReduce, kDirect, "direct",
+              "everyone to everyone, two hops, sums in rank order: few ranks, fast links", any_root<direct_all_reduce>},
+    Algorithm{kReduceScatter, kRing, "ring", "least bytes, one peer each way: large buffers",
+              any_root<ring_reduce_scatter>, 1},
+    Algorithm{kReduceScatter, kRecursiveHalving, "recursive_halving",
+              "least bytes in log n exchanges: medium buffers, many ranks", any_root<recursive_halving_reduce_scatter>,
+              0},
+    Algorithm{kReduceScatter, kDirect, "direct",
+              "everyone to everyone, one hop, sums in rank order: few ranks, fast links",
               any_root<direct_reduce_scatter>},
-    Algorithm{kAllGather, "ring", "least bytes, one peer each way: large buffers", any_root<ring_all_gather>},
-    Algorithm{kAllGather, "bruck", "least bytes in log n exchanges: small and medium buffers, many ranks",
-              any_root<bruck_all_gather>},
-    Algorithm{kAllGather, "direct", "everyone to everyone, one hop: few ranks, fast links",
-              any_root<direct_all_gather>},
-    Algorithm{kBroadcast, "tree", "binary tree, O(log n) hops, rounds pipelined down the tree", tree_broadcast},
-    Algorithm{kBroadcast, "binomial", "binomial tree, fewest hops: small buffers", binomial_broadcast},
-    Algorithm{kBroadcast, "chain", "slices down a chain, every rank sends once: large buffers", chain_broadcast},
-    Algorithm{kAllToAll, "pairwise", "one partner at a time each way, no hot spots", any_root<pairwise_all_to_all>},
-    Algorithm{kAllToAll, "direct", "everything at once, one hop: small blocks", any_root<direct_all_to_all>},
+    Algorithm{kAllGather, kRing, "ring", "least bytes, one peer each way: large buffers", any_root<ring_all_gather>, 1},
+    Algorithm{kAllGather, kBruck, "bruck", "least bytes in log n exchanges: small and medium buffers, many ranks",
+              any_root<bruck_all_gather>, 0},
+    Algorithm{kAllGather, kDirect, "direct", "everyone to everyone, one hop: few ranks, fast links",
+              any_root<direct_all_gather>, 0},
+    Algorithm{kBroadcast, kTree, "tree", "binary tree, O(log n) hops, rounds pipelined down the tree", tree_broadcast},
+    Algorithm{kBroadcast, kBinomial, "binomial", "binomial tree, fewest hops: small buffers", binomial_broadcast},
+    Algorithm{kBroadcast, kChain, "chain", "slices down a chain, every rank sends once: large buffers",
+              chain_broadcast},
+    Algorithm{kAllToAll, kPairwise, "pairwise", "one partner at a time each way, no hot spots",
+              any_root<pairwise_all_to_all>, 0},
+    Algorithm{kAllToAll, kDirect, "direct", "everything at once, one hop: small blocks", any_root<direct_all_to_all>,
+              0},
 };
 
 }  // namespace
@@ -78,6 +88,12 @@ std::string algorithm_names(Collective collective) {
     if (algorithm.collective == collective) names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
   }
   return names;
+}
+
+const Algorithm& algorithm_of(Collective collective, Family family) {
+  return *std::ranges::find_if(kAlgorithms, [&](const Algorithm& algorithm) {
+    return algorithm.collective == collective && algorithm.family == family;
+  });
 }
 
 const Algorithm& algorithm_named(Collective collective, std::string_view name) {

@@ -60,13 +60,13 @@ constexpr uint64_t kRingFromBytes = uint64_t{4} << 20;
 void prefer_ring(std::vector<Candidate>& candidates, uint64_t bytes, const Topology& topology) {
   if (!has_several_nodes(topology) || bytes < kRingFromBytes) return;
   const auto ring = std::find_if(candidates.begin(), candidates.end(),
-                                 [](const Candidate& one) { return one.algorithm->name == "ring"; });
+                                 [](const Candidate& one) { return one.algorithm->family == Family::kRing; });
   if (ring == candidates.end() || ring->predicted_us > kRingMayTake * candidates[0].predicted_us) return;
   std::rotate(candidates.begin(), ring, ring + 1);
 }
 
 bool rides(const Algorithm& algorithm, uint64_t bytes, const Topology& topology, uint64_t slice_bytes) {
-  return algorithm.collective == Collective::kAllReduce && algorithm.name == "direct" &&
+  return algorithm.collective == Collective::kAllReduce && algorithm.family == Family::kDirect &&
          rides_on_agreement(bytes, topology.num_ranks, slice_bytes);
 }
 
@@ -75,7 +75,7 @@ Choice choose(Collective collective, uint64_t bytes, const Topology& topology, u
   const double before_us = agreed ? 0.0 : agreement_us(topology, 0);
   const bool too_many = topology.num_ranks > kMaxDirectRanks;
   for (const Algorithm& algorithm : algorithms()) {
-    if (algorithm.collective != collective || (too_many && algorithm.name == "direct")) continue;
+    if (algorithm.collective != collective || (too_many && algorithm.family == Family::kDirect)) continue;
     if (!agreed && rides(algorithm, bytes, topology, slice_bytes)) {
       choice.candidates.push_back({&algorithm, agreement_us(topology, bytes), slice_bytes});
     } else {

@@ -24,16 +24,17 @@ struct Choice {
   std::vector<Candidate> candidates;  // the chosen one, then by time
 };
 
+inline constexpr uint32_t kMaxDirectRanks = 128;
+inline constexpr uint32_t kMaxTriedRanks = 16;
+
 // A pure function of its arguments, so ranks that call it with the same ones agree without talking. Simulates every
 // candidate: microseconds to milliseconds for tens of ranks, so keep the result for sizes of the same order. With more
 // than kMaxDirectRanks ranks, algorithms in which everybody talks to everybody are not considered if there is another.
 // slice_bytes: the longest message there may be. Between nodes, of up to kMaxTriedRanks ranks, halves and quarters of
 // it are tried as well: shorter messages fill the pipeline sooner, longer ones cost less each.
-inline constexpr uint32_t kMaxDirectRanks = 128;
-inline constexpr uint32_t kMaxTriedRanks = 16;
 //
 // Between nodes the handshake (plan/agreement.h) is part of the time, and a small all-reduce is one with it: that is
-// the candidate "direct" then.
+// the candidate of Family::kDirect then.
 Choice select(Collective collective, uint64_t bytes, const Topology& topology,
               uint64_t slice_bytes = kDefaultSliceBytes);
 

@@ -241,30 +241,6 @@ class Machine {
   std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> ready_;
 };
 
-// The algorithms in which all ranks act alike, and a rank whose schedule says how: not the hole of the ring (ring.cc).
-struct Alike {
-  Collective collective;
-  std::string_view name;
-  uint32_t stand_in;
-};
-constexpr Alike kAlike[] = {
-    {Collective::kAllReduce, "ring", 1},
-    {Collective::kReduceScatter, "ring", 1},
-    {Collective::kAllGather, "ring", 1},
-    {Collective::kAllReduce, "halving_doubling", 0},
-    {Collective::kReduceScatter, "recursive_halving", 0},
-    {Collective::kAllGather, "bruck", 0},
-    {Collective::kAllGather, "direct", 0},
-    {Collective::kAllToAll, "pairwise", 0},
-    {Collective::kAllToAll, "direct", 0},
-};
-const Alike* alike(const Algorithm& algorithm) {
-  for (const Alike& entry : kAlike) {
-    if (entry.collective == algorithm.collective && entry.name == algorithm.name) return &entry;
-  }
-  return nullptr;
-}
-
 size_t count_steps(const Schedule& schedule) {
   size_t steps = 0;
   for (const Channel& channel : schedule.channels) steps += channel.steps.size();
@@ -292,12 +268,12 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
   if (options.slice_bytes == 0) throw ArgumentError("slice_bytes is 0; messages must be at least one byte long");
   if (options.lanes == 0) throw ArgumentError("lanes is 0; a channel has at least one");
   const uint32_t n = cluster.num_ranks();
-  const Alike* alike_ranks = n > 2 ? alike(algorithm) : nullptr;
+  const std::optional<uint32_t> stand_in = n > 2 ? algorithm.stand_in : std::nullopt;
   const uint64_t all_steps =
       uint64_t{n} * std::max(count_steps(algorithm.build(n, 0, 0)), count_steps(algorithm.build(n, n / 2, 0)));
   const bool group = options.method == Method::kOneGroup ||
-                     (options.method == Method::kAuto && alike_ranks != nullptr && all_steps > options.few_steps);
-  if (group && alike_ranks == nullptr) {
+                     (options.method == Method::kAuto && stand_in && all_steps > options.few_steps);
+  if (group && !stand_in) {
     throw ArgumentError("the ranks of " + std::string(algorithm.name) +
                         " do not act alike: it is simulated rank by rank");
   }
@@ -307,8 +283,7 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
                         " are simulated: use fewer ranks, or another algorithm");
   }
   const uint32_t per_group = cluster.ranks_per_node * std::max(cluster.nodes_per_rack, 1u);
-  const Programs programs =
-      group ? Programs::stand_in(algorithm, n, alike_ranks->stand_in) : Programs::every_rank(algorithm, n);
+  const Programs programs = group ? Programs::stand_in(algorithm, n, *stand_in) : Programs::every_rank(algorithm, n);
   Simulated result{.us = 0, .method = group ? Method::kOneGroup : Method::kEveryRank, .events = 0};
   if (bytes <= 0) return result;
   const Schedule& any = programs.schedule(0);
@@ -330,8 +305,6 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
   result.us = std::max(result.us, wire_bytes * cluster.constants.network.beta_us_per_byte);
   return result;
 }
-
-const Algorithm& known(Collective collective, std::string_view name) { return *find_algorithm(collective, name); }
 
 }  // namespace
 
@@ -356,9 +329,9 @@ Simulated simulate_hierarchical(const Algorithm& inner, const Cluster& cluster, 
   const double all = static_cast<double>(bytes);
   const SimulateOptions whole{.slice_bytes = options.slice_bytes, .lanes = options.lanes};
   const Simulated phases[] = {
-      simulate_flows(known(Collective::kReduceScatter, "direct"), node, all, 1, whole),
+      simulate_flows(algorithm_of(Collective::kReduceScatter, Family::kDirect), node, all, 1, whole),
       simulate_flows(inner, between, all / cluster.ranks_per_node, flows, options),
-      simulate_flows(known(Collective::kAllGather, "direct"), node, all, 1, whole),
+      simulate_flows(algorithm_of(Collective::kAllGather, Family::kDirect), node, all, 1, whole),
   };
   Simulated sum{.us = 0, .method = phases[1].method, .events = 0};
   for (const Simulated& phase : phases) {

@@ -20,12 +20,13 @@ namespace dcoll {
 namespace {
 
 using plan::Collective;
+using plan::Family;
 
 // The algorithm of an all-reduce: as asked for, else as predicted. One rank on every node: the hierarchy's upper level
 // is all there is.
 Fabric::Fastest choose_algorithm(Fabric& f, const Request& r) {
   const plan::Algorithm* named = r.algo.or_else(f.algo).named();
-  if (named != nullptr) return {std::string(named->name), f.slice_bytes};
+  if (named != nullptr) return {named, f.slice_bytes};
   return f.fastest(Collective::kAllReduce, r.count * dtype_bytes(r.dtype));
 }
 
@@ -86,38 +87,37 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   Binding& b = phase.binding;
   b.input = static_cast<const std::byte*>(r.in);
   b.output = static_cast<std::byte*>(r.out);
-  auto use = [&](Collective collective, const Fabric::Fastest& choice, int root) {
-    phase.schedule = f.schedule(collective, choice.algorithm, root);
-    phase.algorithm = plan::find_algorithm(collective, choice.algorithm)->name;
+  auto use = [&](const Fabric::Fastest& choice, int root = 0) {
+    phase.schedule = f.schedule(*choice.algorithm, root);
+    phase.algorithm = choice.algorithm->name;
     phase.slice_bytes = choice.slice_bytes;
   };
   switch (r.kind) {
     case Kind::kAllReduce:
-      use(Collective::kAllReduce, choose_algorithm(f, r), 0);
+      use(choose_algorithm(f, r));
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kReduceScatter: {
-      use(Collective::kReduceScatter,
-          f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)), 0);
+      use(f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)));
       const std::vector<size_t> lengths = r.splits.empty() ? split_rows(r.count, f.size, r.row_elems) : r.splits;
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;
     }
     case Kind::kBroadcast:
-      use(Collective::kBroadcast, f.fastest(Collective::kBroadcast, r.count), r.root);
+      use(f.fastest(Collective::kBroadcast, r.count), r.root);
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kAllGather: {
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
-      use(Collective::kAllGather, f.fastest(Collective::kAllGather, std::reduce(lengths.begin(), lengths.end())), 0);
+      use(f.fastest(Collective::kAllGather, std::reduce(lengths.begin(), lengths.end())));
       b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
       b.input_layout = Layout::of({lengths[f.rank]});
       b.output_layout = Layout::of(lengths);
       break;
     }
     case Kind::kAllToAll: {
-      use(Collective::kAllToAll, {"pairwise", f.slice_bytes}, 0);
+      use({&plan::algorithm_of(Collective::kAllToAll, Family::kPairwise), f.slice_bytes});
       const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
       b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
       b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
@@ -148,8 +148,8 @@ Task exchange_counts(Fabric& f, Operation& op) {
   const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
   const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
   // Of 8 bytes to each, so one hop is better than many, as long as there is room for everybody's at once.
-  const char* const algorithm = f.size <= static_cast<int>(plan::kMaxDirectRanks) ? "direct" : "pairwise";
-  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, algorithm, 0),
+  const Family family = f.size <= static_cast<int>(plan::kMaxDirectRanks) ? Family::kDirect : Family::kPairwise;
+  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, family),
                  {.input = reinterpret_cast<const std::byte*>(mine.data()),
                   .output = reinterpret_cast<std::byte*>(op.counts.data()),
                   .input_layout = one_each,
@@ -239,8 +239,8 @@ Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
                           .by_owners = f.goes_by_owners(r.encoding, r.count),
                           .key = f.draws(r.encoding, r.name),
                           .cost = &cost,
-                          .to_owners = f.schedule(Collective::kAllToAll, "pairwise", 0),
-                          .to_everybody = f.schedule(Collective::kAllGather, "ring", 0),
+                          .to_owners = f.schedule(Collective::kAllToAll, Family::kPairwise),
+                          .to_everybody = f.schedule(Collective::kAllGather, Family::kRing),
                           .slice_bytes = f.slice_bytes});
   co_await messages;
 }

@@ -12,14 +12,13 @@ namespace dcoll {
 
 using plan::Collective;
 
-std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, const std::string& algorithm, int root) {
+std::shared_ptr<const plan::Schedule> Fabric::schedule(const plan::Algorithm& algorithm, int root) {
   for (const Cached& entry : cache_) {
-    if (entry.collective == collective && entry.algorithm == algorithm && entry.root == root) return entry.schedule;
+    if (entry.algorithm == &algorithm && entry.root == root) return entry.schedule;
   }
   auto built = std::make_shared<const plan::Schedule>(
-      plan::algorithm_named(collective, algorithm)
-          .build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
-  cache_.push_back({collective, algorithm, root, built});
+      algorithm.build(static_cast<uint32_t>(size), static_cast<uint32_t>(rank), static_cast<uint32_t>(root)));
+  cache_.push_back({&algorithm, root, built});
   return built;
 }
 
@@ -27,9 +26,9 @@ std::shared_ptr<const plan::Schedule> Fabric::schedule(Collective collective, co
 const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
   Fastest& known = fastest_[static_cast<size_t>(collective)][std::countr_zero(rounded)];
-  if (known.algorithm.empty()) {
+  if (known.algorithm == nullptr) {
     const plan::Choice choice = plan::select(collective, rounded, topology, slice_bytes);
-    known = {std::string(choice.algorithm->name), static_cast<size_t>(choice.slice_bytes)};
+    known = {choice.algorithm, static_cast<size_t>(choice.slice_bytes)};
   }
   return known;
 }

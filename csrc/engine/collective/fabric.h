@@ -5,7 +5,6 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -64,11 +63,14 @@ struct Fabric {
   bool ever_encodes() const { return size > 1 && (board == nullptr || compress_local); }
   bool shares_encoding() const { return hierarchy != nullptr; }
 
-  // The schedule of this rank, built once per (collective, algorithm, root).
-  std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, const std::string& algorithm, int root);
+  // The schedule of this rank, built once per algorithm and root.
+  std::shared_ptr<const plan::Schedule> schedule(const plan::Algorithm& algorithm, int root = 0);
+  std::shared_ptr<const plan::Schedule> schedule(plan::Collective collective, plan::Family family) {
+    return schedule(plan::algorithm_of(collective, family));
+  }
   // What the cost model predicts to be fastest, for a buffer of so many bytes (the larger of input and output).
   struct Fastest {
-    std::string algorithm;  // empty: not asked yet
+    const plan::Algorithm* algorithm = nullptr;  // null: not asked yet
     size_t slice_bytes = 0;
   };
   const Fastest& fastest(plan::Collective collective, size_t bytes);
@@ -92,8 +94,7 @@ struct Fabric {
 
  private:
   struct Cached {
-    plan::Collective collective;
-    std::string algorithm;
+    const plan::Algorithm* algorithm;
     int root;
     std::shared_ptr<const plan::Schedule> schedule;
   };

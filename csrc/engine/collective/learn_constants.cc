@@ -94,7 +94,7 @@ Task learn_links(Fabric& f, CalibrationSite site) {
 
 Task learn_constants(Fabric& f, Call call) {
   const CalibrationSite site{f.transport, &f.topology, f.slice_bytes,
-                             f.schedule(plan::Collective::kBroadcast, "binomial", 0)};
+                             f.schedule(plan::Collective::kBroadcast, plan::Family::kBinomial)};
   const bool coding = wants_coding(f, call);
   if (f.links.use != LinkConstants::Use::kBuiltIn && !f.links.learnt) co_await learn_links(f, site);
   if (coding) co_await learn_coding(f, site, call.encoding);

@@ -23,7 +23,7 @@ struct RecordExchange {
   RecordExchange(Fabric& f, const Record& mine)
       : own(mine),
         all(static_cast<size_t>(f.size)),
-        executor(*f.transport, f.schedule(plan::Collective::kAllGather, "bruck", 0),
+        executor(*f.transport, f.schedule(plan::Collective::kAllGather, plan::Family::kBruck),
                  {.input = reinterpret_cast<const std::byte*>(&own),
                   .output = reinterpret_cast<std::byte*>(all.data()),
                   .input_layout = Layout::even(sizeof(Record), 1),

@@ -97,16 +97,16 @@ const Hierarchy::Between& Hierarchy::between(size_t bytes, int carriers) {
 
 const Hierarchy::Encoded& Hierarchy::encoded() {
   if (encoded_.to_owners != nullptr) return encoded_;
-  const auto build = [this](plan::Collective collective, std::string_view algorithm) {
+  const auto build = [this](plan::Collective collective, plan::Family family) {
     std::vector<plan::Schedule> all =
-        plan::build_all(*plan::find_algorithm(collective, algorithm), static_cast<uint32_t>(map_.num_nodes()));
+        plan::build_all(plan::algorithm_of(collective, family), static_cast<uint32_t>(map_.num_nodes()));
     for (const plan::Schedule& one : all) {
       encoded_.channels = std::max(encoded_.channels, static_cast<int>(one.channels.size()));
     }
     return std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
   };
-  encoded_.to_owners = build(plan::Collective::kAllToAll, "pairwise");
-  encoded_.to_everybody = build(plan::Collective::kAllGather, "ring");
+  encoded_.to_owners = build(plan::Collective::kAllToAll, plan::Family::kPairwise);
+  encoded_.to_everybody = build(plan::Collective::kAllGather, plan::Family::kRing);
   return encoded_;
 }
 
