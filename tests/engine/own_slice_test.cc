@@ -44,7 +44,7 @@ struct Tensors {
     own = own_slice(comm.as_made(), call());
     kernels::pack_range(flat->data(), segments, 0, own.begin);
     kernels::pack_range(flat->data(), segments, own.end, bytes);
-    left_out = own.end - own.begin;
+    left_out = own.size();
   }
   float* data() const { return reinterpret_cast<float*>(flat->data()); }
   Call call() const {
@@ -73,7 +73,7 @@ struct Tensors {
   size_t count;
   double scale;
   bool into;
-  TwoShot::Slice own;
+  Span own;
   std::shared_ptr<Memory> flat;
   std::vector<float> values;
   std::vector<kernels::Segment> segments;
@@ -131,8 +131,8 @@ TEST(only_of_packed_and_mapped_memory) {
       const auto plain = Memory::plain(count * sizeof(float));
       Call call = mine.call();
       call.in = call.out = plain->data();
-      const TwoShot::Slice none = own_slice(comm.as_made(), call);
-      CHECK_EQ(none.begin, none.end);
+      const Span none = own_slice(comm.as_made(), call);
+      CHECK_EQ(none.size(), size_t{0});
       const bool other = comm.rank() == 1;
       call.packed = false;
       call.tensors = {};

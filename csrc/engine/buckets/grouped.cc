@@ -88,7 +88,7 @@ void GroupedAllReduce::pack_others(Part& part) {
   kernels::pack_range(part.memory->data(), part.inputs, part.own.end, part.bytes);
   // Of several dtypes, the second may still fail. And what is written must not be read once more.
   part.into_tensors =
-      part.own.begin < part.own.end && parts_.size() == 1 &&
+      part.own.size() > 0 && parts_.size() == 1 &&
       std::ranges::equal(part.inputs, part.outputs, {}, &kernels::Segment::tensor, &kernels::Segment::tensor) &&
       !overlap(part.inputs);
 }
@@ -107,7 +107,7 @@ Call GroupedAllReduce::call_of(const Part& part) const {
   call.dtype = part.dtype;
   call.name = name_;
   call.packed = true;
-  if (part.own.begin < part.own.end) call.tensors = part.inputs;
+  if (part.own.size() > 0) call.tensors = part.inputs;
   call.into_tensors = part.into_tensors;
   return call;
 }

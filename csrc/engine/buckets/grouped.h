@@ -63,7 +63,7 @@ class GroupedAllReduce {
     std::vector<kernels::Segment> inputs, outputs;
     size_t bytes = 0;
     std::shared_ptr<Memory> memory;
-    TwoShot::Slice own{};       // read from the tensors; empty: all is packed
+    Span own{};                 // read from the tensors; empty: all is packed
     bool into_tensors = false;  // written to them, too
     std::shared_ptr<Operation> operation;
   };

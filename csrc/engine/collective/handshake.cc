@@ -56,7 +56,7 @@ void enter_all_reduce(Fabric& fabric, const Call& call, uint64_t fingerprint, Ph
   phases.enter_at(Phase::kAgree, all_reduce.entered_ns());
 }
 
-TwoShot::Slice own_slice(const Fabric& fabric, const Call& call) {
+Span own_slice(const Fabric& fabric, const Call& call) {
   if (fabric.board == nullptr || choose_path(fabric, call) != Path::kNodeDirect) return {};
   return fabric.all_reduce->own_slice(call);
 }

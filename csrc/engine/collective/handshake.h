@@ -66,7 +66,7 @@ bool enters_inline(const Fabric& fabric, const Call& call);
 void enter_all_reduce(Fabric& fabric, const Call& call, uint64_t fingerprint, Phases& phases);
 
 // NodeAllReduce::own_slice, where the call takes that form; else empty.
-TwoShot::Slice own_slice(const Fabric& fabric, const Call& call);
+Span own_slice(const Fabric& fabric, const Call& call);
 
 // For the timeline: the all-reduce has moved on from the agreement.
 void note_agreement(const NodeAllReduce& all_reduce, Phases& phases);

@@ -64,7 +64,7 @@ class DeviceAllReduce {
   }
   // This rank's part of a slice, for all.
   void reduce_part(uint64_t ticket) {
-    const TwoShot::Slice part = TwoShot::slice(slice_, f_.rank, f_.size);
+    const Span part = TwoShot::slice(slice_, f_.rank, f_.size);
     std::vector<const void*> from;
     std::vector<void*> to;
     for (int rank = 0; rank < f_.size; ++rank) {
@@ -72,7 +72,7 @@ class DeviceAllReduce {
       from.push_back(place(rank, post.offset_in) + part.begin);
       to.push_back(place(rank, post.offset_out) + part.begin);
     }
-    reduce(to, from, (part.end - part.begin) / dtype_bytes(request_.dtype));
+    reduce(to, from, part.size() / dtype_bytes(request_.dtype));
   }
 
   // The slices of what is not in place everywhere; of what is, all at once.

@@ -1,4 +1,5 @@
-// How a buffer is cut into chunks (the unit of the algorithm) and chunks into slices (the unit of pipelining).
+// How a buffer is cut into chunks (the unit of the algorithm) and chunks into slices (the unit of pipelining); into
+// parts, one for each rank, and into pieces, which are worked on one after the other.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,33 @@
 #include <vector>
 
 namespace dcoll {
+
+// From begin to before end, in elements or bytes as its user counts.
+struct Span {
+  size_t begin = 0, end = 0;
+  size_t size() const { return end - begin; }
+};
+
+// The index-th of `parts` parts of `whole`. Parts begin on lines of so many units, so that no two ranks write to one.
+inline Span part_on_lines(size_t whole, size_t line, size_t index, size_t parts) {
+  const size_t lines = (whole + line - 1) / line;
+  return {std::min(whole, lines * index / parts * line), std::min(whole, lines * (index + 1) / parts * line)};
+}
+
+// As many pieces of at most `most` as must be, of equal length but for the last, which begin on lines too.
+struct EqualPieces {
+  EqualPieces() = default;
+  EqualPieces(size_t whole, size_t most, size_t line) : total(whole) {
+    const size_t lines = (whole + line - 1) / line, lines_per_piece = most / line;
+    if (lines == 0) return;
+    count = (lines + lines_per_piece - 1) / lines_per_piece;
+    length = (lines + count - 1) / count * line;
+    count = (whole + length - 1) / length;  // rounding up may have saved the last
+  }
+  Span piece(size_t k) const { return {k * length, std::min(total, (k + 1) * length)}; }
+
+  size_t total = 0, length = 0, count = 0;
+};
 
 struct ChunkRange {
   size_t begin = 0;  // element index

@@ -15,7 +15,11 @@ constexpr size_t kAhead = Hierarchy::kPieces;
 }  // namespace
 
 HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJob& job, uint64_t ticket)
-    : h_(hierarchy), job_(job), carriers_(h_.carriers_for(job.bytes())), base_(h_.pieces_begun) {
+    : h_(hierarchy),
+      job_(job),
+      carriers_(h_.carriers_for(job.bytes())),
+      base_(h_.pieces_begun),
+      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_), kLine) {
   h_.tell_missing({});
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
@@ -26,13 +30,7 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
     const uint64_t offset = board.at(carrier, ticket).offset_out;
     outs_.push_back(offset == Window::kUnmapped ? nullptr : board.place(carrier, offset, job.bytes()));
   }
-  // As many pieces as must be, of equal length.
-  const size_t lines = (job.bytes() + kLine - 1) / kLine,
-               lines_per_slot = h_.piece_bytes(job.bytes(), carriers_) / kLine;
-  pieces_ = (lines + lines_per_slot - 1) / lines_per_slot;
-  if (pieces_ > 0) piece_bytes_ = (lines + pieces_ - 1) / pieces_ * kLine;
-  if (piece_bytes_ > 0) pieces_ = (job.bytes() + piece_bytes_ - 1) / piece_bytes_;  // rounding may have saved the last
-  h_.pieces_begun += pieces_;
+  h_.pieces_begun += pieces_.count;
   if (carries()) {
     if (job.encoding) {
       channels_ = h_.encoded().channels;
@@ -44,26 +42,18 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
     banks_ = std::clamp<size_t>(kMaxChannels / channels_, 1, kAhead);
   }
   if (ins_[h_.local_rank()] != nullptr) {
-    fill_.piece = pieces_;
-    publish(&NodeShared::filled, pieces_);
+    fill_.piece = pieces_.count;
+    publish(&NodeShared::filled, pieces_.count);
   }
 }
 
-HierarchicalAllReduce::Span HierarchicalAllReduce::piece(size_t k) const {
-  const size_t begin = k * piece_bytes_;
-  return {begin, std::min(piece_bytes_, job_.bytes() - begin)};
-}
-
-// The index-th of `parts` parts, which begin on cache lines, so that no two ranks write to one.
-HierarchicalAllReduce::Span HierarchicalAllReduce::part(Span whole, size_t index, size_t parts) {
-  const size_t lines = (whole.size + kLine - 1) / kLine;
-  const size_t begin = std::min(whole.size, lines * index / parts * kLine);
-  const size_t end = std::min(whole.size, lines * (index + 1) / parts * kLine);
-  return {whole.begin + begin, end - begin};
+Span HierarchicalAllReduce::part(Span whole, size_t index, size_t parts) {
+  const Span part = part_on_lines(whole.size(), kLine, index, parts);
+  return {whole.begin + part.begin, whole.begin + part.end};
 }
 
 // What this rank adds up: a part of the slice whose team it is in.
-HierarchicalAllReduce::Span HierarchicalAllReduce::share(size_t k) const {
+Span HierarchicalAllReduce::share(size_t k) const {
   const int carrier = h_.local_rank() % carriers_;
   const int team = (h_.local_size() - carrier + carriers_ - 1) / carriers_;
   return part(slice(k, carrier), h_.local_rank() / carriers_, team);
@@ -83,9 +73,9 @@ std::byte* HierarchicalAllReduce::result(int carrier, size_t k, size_t at) const
 // Acquires what `local` has counted. Nobody can be further than the end of this all-reduce.
 uint64_t HierarchicalAllReduce::counted(Count count, int local) const {
   const uint64_t pieces = (h_.shared(local).*count).pieces.load(std::memory_order_acquire);
-  if (pieces > base_ + pieces_) [[unlikely]] {
+  if (pieces > base_ + pieces_.count) [[unlikely]] {
     h_.board().throw_damaged(local, " counts " + std::to_string(pieces) + " pieces of " +
-                                        std::to_string(base_ + pieces_) + " that there are");
+                                        std::to_string(base_ + pieces_.count) + " that there are");
   }
   return pieces;
 }
@@ -110,14 +100,14 @@ bool HierarchicalAllReduce::poll(bool& moved) {
 }
 
 bool HierarchicalAllReduce::finished() const {
-  if (take_.piece < pieces_) return false;
+  if (take_.piece < pieces_.count) return false;
   // A result of ours that peers read in place may be changed by the caller as soon as we return.
   const bool read_by_peers = carries() && outs_[h_.local_rank()] != nullptr;
-  return !read_by_peers || all_counted(&NodeShared::taken, base_ + pieces_);
+  return !read_by_peers || all_counted(&NodeShared::taken, base_ + pieces_.count);
 }
 
 bool HierarchicalAllReduce::may_launch(size_t k) const {
-  if (k >= pieces_ || k - arrived_ >= banks_) return false;
+  if (k >= pieces_.count || k - arrived_ >= banks_) return false;
   for (int local = h_.local_rank(); local < h_.local_size(); local += carriers_) {
     if (counted(&NodeShared::reduced, local) <= number(k)) return false;
   }
@@ -140,7 +130,7 @@ std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carrie
     return std::make_unique<Nested>(encoded_all_reduce(carriers, {.encoding = job_.encoding,
                                                                   .operand = reinterpret_cast<const float*>(data),
                                                                   .data = reinterpret_cast<float*>(data),
-                                                                  .count = mine.size / elem,
+                                                                  .count = mine.size() / elem,
                                                                   .scale = job_.postscale,
                                                                   .feedback = job_.feedback.from(mine.begin / elem),
                                                                   .by_owners = job_.by_owners,
@@ -150,7 +140,7 @@ std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carrie
                                                                   .to_everybody = encoded.to_everybody,
                                                                   .slice_bytes = h_.slice_bytes()}));
   }
-  const Layout layout = Layout::even(mine.size / elem, schedule_->input_chunks);
+  const Layout layout = Layout::even(mine.size() / elem, schedule_->input_chunks);
   return std::make_unique<Executor>(carriers, schedule_,
                                     Binding{.input = data,
                                             .output = data,
@@ -194,17 +184,17 @@ bool HierarchicalAllReduce::may_reduce(size_t k) const {
 
 // A portion of this rank's share of the next piece. False when there is nothing to do now.
 bool HierarchicalAllReduce::reduce_some() {
-  if (reduce_.piece == pieces_ || (reduce_.at == 0 && !may_reduce(reduce_.piece))) return false;
+  if (reduce_.piece == pieces_.count || (reduce_.at == 0 && !may_reduce(reduce_.piece))) return false;
   const size_t k = reduce_.piece, elem = dtype_bytes(job_.dtype);
   const Span mine = share(k);
-  const size_t at = mine.begin + reduce_.at, bytes = std::min(kBytesPerPoll, mine.size - reduce_.at);
+  const size_t at = mine.begin + reduce_.at, bytes = std::min(kBytesPerPoll, mine.size() - reduce_.at);
   if (bytes > 0) {
     sources_.clear();
     for (int local = 0; local < h_.local_size(); ++local) sources_.push_back(operand(local, k, at));
     kernels::reduce_n(result(h_.local_rank() % carriers_, k, at), sources_, bytes / elem, job_.dtype, job_.op);
   }
   reduce_.at += bytes;
-  if (reduce_.at == mine.size) {
+  if (reduce_.at == mine.size()) {
     reduce_ = {k + 1, 0};
     publish(&NodeShared::reduced, reduce_.piece);
   }
@@ -216,20 +206,20 @@ bool HierarchicalAllReduce::may_fill(size_t k) const {
 }
 
 bool HierarchicalAllReduce::fill_some() {
-  if (fill_.piece == pieces_ || (fill_.at == 0 && !may_fill(fill_.piece))) return false;
+  if (fill_.piece == pieces_.count || (fill_.at == 0 && !may_fill(fill_.piece))) return false;
   const size_t k = fill_.piece;
   const Span whole = piece(k);
   // Nobody but this rank reads its share, and this rank where it is, unless that has to be scaled first.
-  const Span own = job_.prescale == 1.0 ? share(k) : Span{whole.begin + whole.size, 0};
+  const Span own = job_.prescale == 1.0 ? share(k) : Span{whole.end, whole.end};
   const size_t own_at = own.begin - whole.begin;
-  if (fill_.at == own_at) fill_.at += own.size;
-  const size_t end = fill_.at < own_at ? own_at : whole.size;
+  if (fill_.at == own_at) fill_.at += own.size();
+  const size_t end = fill_.at < own_at ? own_at : whole.size();
   const size_t bytes = std::min(kBytesPerPoll, end - fill_.at);
   std::byte* to = h_.operand_slot(h_.local_rank(), number(k)) + fill_.at;
   const std::byte* from = job_.in + whole.begin + fill_.at;
   kernels::scale(to, from, bytes / dtype_bytes(job_.dtype), job_.dtype, job_.prescale);
   fill_.at += bytes;
-  if (fill_.at == whole.size) {
+  if (fill_.at == whole.size()) {
     fill_ = {k + 1, 0};
     publish(&NodeShared::filled, fill_.piece);
   }
@@ -237,7 +227,7 @@ bool HierarchicalAllReduce::fill_some() {
 }
 
 bool HierarchicalAllReduce::take_some() {
-  if (take_.piece == pieces_) return false;
+  if (take_.piece == pieces_.count) return false;
   const size_t k = take_.piece;
   if (take_.at == 0) {
     for (int carrier = 0; carrier < carriers_; ++carrier) {
@@ -249,7 +239,7 @@ bool HierarchicalAllReduce::take_some() {
   for (int i = 0; i < carriers_ && room > 0; ++i) {
     const int carrier = (h_.local_rank() + i) % carriers_;
     const Span theirs = slice(k, carrier);
-    const size_t before = std::min(skip, theirs.size), bytes = std::min(room, theirs.size - before);
+    const size_t before = std::min(skip, theirs.size()), bytes = std::min(room, theirs.size() - before);
     skip -= before;
     const size_t at = theirs.begin + before;
     const std::byte* from = result(carrier, k, at);
@@ -257,7 +247,7 @@ bool HierarchicalAllReduce::take_some() {
     take_.at += bytes;
     room -= bytes;
   }
-  if (take_.at == piece(k).size) {
+  if (take_.at == piece(k).size()) {
     take_ = {k + 1, 0};
     publish(&NodeShared::taken, take_.piece);
   }
@@ -285,8 +275,8 @@ void HierarchicalAllReduce::waiting_for(std::vector<int>& ranks) const {
   h_.tell_missing(missing);
   ranks.insert(ranks.end(), missing.begin(), missing.end());
   if (!missing.empty()) return;
-  if (take_.piece == pieces_) return add_uncounted(&NodeShared::taken, base_ + pieces_, ranks);
-  if (reduce_.piece < pieces_) add_uncounted(&NodeShared::filled, number(reduce_.piece) + 1, ranks);
+  if (take_.piece == pieces_.count) return add_uncounted(&NodeShared::taken, base_ + pieces_.count, ranks);
+  if (reduce_.piece < pieces_.count) add_uncounted(&NodeShared::filled, number(reduce_.piece) + 1, ranks);
   if (!ranks.empty()) return;
   for (int carrier = 0; carrier < carriers_; ++carrier) {
     if (h_.shared(carrier).arrived.pieces.load(std::memory_order_acquire) > number(take_.piece)) continue;

@@ -48,17 +48,13 @@ class HierarchicalAllReduce final : public Pollable {
   HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJob& job, uint64_t ticket);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
-  bool waits_indirectly() const override { return take_.piece < pieces_ && reduce_.piece > take_.piece; }
+  bool waits_indirectly() const override { return take_.piece < pieces_.count && reduce_.piece > take_.piece; }
 
  private:
   // Worked on per poll, so that messages are moved along in between.
   static constexpr size_t kBytesPerPoll = size_t{128} << 10;
   using Count = NodeShared::Count NodeShared::*;
 
-  struct Span {
-    size_t begin, size;  // bytes
-    size_t end() const { return begin + size; }
-  };
   // Of this rank's work on a piece, in order: what is done of piece `piece`, in bytes.
   struct Cursor {
     size_t piece = 0;
@@ -69,7 +65,7 @@ class HierarchicalAllReduce final : public Pollable {
     std::unique_ptr<Pollable> exchange;  // null: done
   };
 
-  Span piece(size_t k) const;
+  Span piece(size_t k) const { return pieces_.piece(k); }
   static Span part(Span whole, size_t index, size_t parts);
   Span slice(size_t k, int carrier) const { return part(piece(k), carrier, carriers_); }
   Span share(size_t k) const;
@@ -100,8 +96,7 @@ class HierarchicalAllReduce final : public Pollable {
   const uint64_t base_;                // number of piece 0
   std::vector<const std::byte*> ins_;  // per local rank: its operand, where it can be read in place; else null
   std::vector<std::byte*> outs_;       // per carrier: its result, where peers can reach it; else null
-  size_t piece_bytes_ = 0;             // of all pieces but the last
-  size_t pieces_ = 0;
+  const EqualPieces pieces_;           // of the bytes
 
   Cursor fill_, reduce_, take_;
   size_t launched_ = 0, arrived_ = 0;

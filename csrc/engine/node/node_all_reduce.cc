@@ -6,7 +6,7 @@
 #include "kernels/reduce.h"
 
 namespace dcoll {
-TwoShot::Slice NodeAllReduce::own_slice(const Call& call) const {
+Span NodeAllReduce::own_slice(const Call& call) const {
   const size_t bytes = call.count * dtype_bytes(call.dtype);
   const bool mapped = bytes > kInPlaceBytes && board_.window().offset_of(call.out, bytes) != Window::kUnmapped;
   if (!mapped || !call.packed || call.in != call.out || call.prescale != 1.0) return {};

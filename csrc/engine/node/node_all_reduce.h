@@ -43,7 +43,7 @@ class NodeAllReduce final : public Pollable {
   NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board), staged_(board, slots) {}
 
   // Of an operand that is packed everywhere: the slice that no peer reads, for which Call::tensors may stand.
-  TwoShot::Slice own_slice(const Call& call) const;
+  Span own_slice(const Call& call) const;
 
   // What enter() begins, to be set before it, here where it is read: copying what has just been written field by field
   // waits for those writes (docs/notebook/small-calls.md), which a call of a few bytes feels.

@@ -6,44 +6,40 @@
 #include "kernels/reduce.h"
 
 namespace dcoll {
+namespace {
 
-// As many pieces as must be, of equal length.
-Staged::Pieces::Pieces(const ReduceJob& job, const Slots& slots) : total(job.count) {
-  const size_t line = Memory::kAlignment / dtype_bytes(job.dtype);
-  const size_t lines = (total + line - 1) / line;
-  const size_t lines_per_slot = slots.piece_bytes(job.bytes()) / Memory::kAlignment;
-  count = std::max<size_t>(1, (lines + lines_per_slot - 1) / lines_per_slot);
-  elems = (lines + count - 1) / count * line;
-  if (elems > 0) count = (total + elems - 1) / elems;  // rounding up may have saved the last
+// Elements of a cache line of the slots.
+size_t line_of(const ReduceJob& job) { return Memory::kAlignment / dtype_bytes(job.dtype); }
+
+}  // namespace
+
+// At least one, which is empty where there are no elements.
+EqualPieces Staged::cut(const ReduceJob& job, const Slots& slots) {
+  EqualPieces pieces(job.count, slots.piece_bytes(job.bytes()) / dtype_bytes(job.dtype), line_of(job));
+  pieces.count = std::max<size_t>(1, pieces.count);
+  return pieces;
 }
 
-Staged::Span Staged::slice(size_t piece_elems, size_t elem_bytes, int rank, int ranks) {
-  const size_t line = Memory::kAlignment / elem_bytes;
-  const size_t lines = (piece_elems + line - 1) / line;
-  const size_t begin = std::min(piece_elems, lines * rank / ranks * line);
-  const size_t end = std::min(piece_elems, lines * (rank + 1) / ranks * line);
-  return {begin, end - begin};
-}
-
-void Staged::fill(Board& board, Slots& slots, const ReduceJob& job, const Pieces& pieces, size_t piece) {
+void Staged::fill(Board& board, Slots& slots, const ReduceJob& job, const EqualPieces& pieces, size_t piece) {
   const size_t elem = dtype_bytes(job.dtype);
   const int self = board.window().local_rank();
-  const std::byte* from = job.in + pieces.begin(piece) * elem;
+  const Span whole = pieces.piece(piece);
+  const std::byte* from = job.in + whole.begin * elem;
   std::byte* slot = slots.piece(self, piece);
   if (job.prescale != 1.0) {
-    kernels::scale(slot, from, pieces.size(piece), job.dtype, job.prescale);  // own slice too: it is needed scaled
+    kernels::scale(slot, from, whole.size(), job.dtype, job.prescale);  // own slice too: it is needed scaled
     return;
   }
   const auto copy = [&](size_t begin, size_t end) {
     if (begin < end) std::memcpy(slot + begin * elem, from + begin * elem, (end - begin) * elem);
   };
-  const Span own = slice(pieces.size(piece), elem, self, board.size());
+  const Span own = part_on_lines(whole.size(), line_of(job), self, board.size());
   copy(0, own.begin);
-  copy(own.begin + own.size, pieces.size(piece));
+  copy(own.end, whole.size());
 }
 
 void Staged::fill_first(Board& board, Slots& slots, const ReduceJob& job) {
-  fill(board, slots, job, Pieces(job, slots), 0);
+  fill(board, slots, job, cut(job, slots), 0);
 }
 
 Staged::Staged(Board& board, Slots& slots)
@@ -56,7 +52,7 @@ Staged::Staged(Board& board, Slots& slots)
 
 void Staged::begin(uint64_t ticket, const ReduceJob& job) {
   job_ = job;
-  pieces_ = Pieces(job, slots_);
+  pieces_ = cut(job, slots_);
   step_ = 0;
   ticket_ = ticket;
   for (int rank = 0; rank < board_.size(); ++rank) {
@@ -71,8 +67,8 @@ void Staged::begin(uint64_t ticket, const ReduceJob& job) {
 void Staged::reduce(size_t piece) {
   const size_t elem = dtype_bytes(job_.dtype);
   const int self = board_.window().local_rank();
-  const Span own = slice(pieces_.size(piece), elem, self, board_.size());
-  const size_t at = (pieces_.begin(piece) + own.begin) * elem;
+  const Span whole = pieces_.piece(piece), own = part_on_lines(whole.size(), line_of(job_), self, board_.size());
+  const size_t at = (whole.begin + own.begin) * elem;
   for (int rank = 0; rank < board_.size(); ++rank) {
     std::byte* slot = slots_.piece(rank, piece) + own.begin * elem;
     const bool mapped = ins_[rank] != nullptr;
@@ -81,24 +77,25 @@ void Staged::reduce(size_t piece) {
   }
   if (job_.prescale == 1.0) sources_[self] = job_.in + at;
   results_[self] = job_.out + at;
-  kernels::reduce_n_to_n(results_, sources_, own.size, job_.dtype, job_.op, job_.postscale);
+  kernels::reduce_n_to_n(results_, sources_, own.size(), job_.dtype, job_.op, job_.postscale);
 }
 
 void Staged::collect(size_t piece) {
   const size_t elem = dtype_bytes(job_.dtype);
   const int self = board_.window().local_rank(), ranks = board_.size();
   const std::byte* slot = slots_.piece(self, piece);
-  std::byte* to = job_.out + pieces_.begin(piece) * elem;
+  const Span whole = pieces_.piece(piece);
+  std::byte* to = job_.out + whole.begin * elem;
   // Beginning behind the own slice, so that not all ranks are after the slice of the same one.
   for (int i = 1; i < ranks; ++i) {
-    const Span theirs = slice(pieces_.size(piece), elem, (self + i) % ranks, ranks);
-    if (theirs.size > 0) std::memcpy(to + theirs.begin * elem, slot + theirs.begin * elem, theirs.size * elem);
+    const Span theirs = part_on_lines(whole.size(), line_of(job_), (self + i) % ranks, ranks);
+    if (theirs.size() > 0) std::memcpy(to + theirs.begin * elem, slot + theirs.begin * elem, theirs.size() * elem);
   }
 }
 
 bool Staged::poll(bool& moved) {
   const bool in_slots = ins_[board_.window().local_rank()] == nullptr;
-  const size_t piece_bytes = pieces_.elems * dtype_bytes(job_.dtype);
+  const size_t piece_bytes = pieces_.length * dtype_bytes(job_.dtype);
   for (size_t moved_bytes = 0; step_ <= pieces_.count; moved_bytes += piece_bytes) {
     if (moved_bytes >= kBytesPerPoll || !board_.complete(ticket_)) return false;
     if (step_ < pieces_.count) {

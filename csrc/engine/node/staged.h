@@ -18,12 +18,12 @@
 // 2(p-1)n/p.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "engine/board/agreement.h"
+#include "engine/core/layout.h"
 #include "engine/core/task.h"
 #include "engine/node/slots.h"
 
@@ -44,30 +44,15 @@ class Staged final : public Pollable {
  private:
   static constexpr size_t kBytesPerPoll = size_t{1} << 20;  // a fraction of a millisecond; then the driver looks around
 
-  // How the elements are divided. Pieces and slices begin on cache lines of the slots, so that no two ranks write to
-  // one.
-  struct Pieces {
-    Pieces() = default;
-    Pieces(const ReduceJob& job, const Slots& slots);
-    size_t begin(size_t piece) const { return piece * elems; }
-    size_t size(size_t piece) const { return std::min(elems, total - begin(piece)); }
-
-    size_t total = 0;
-    size_t elems = 0;  // of each piece but the last
-    size_t count = 0;
-  };
-  struct Span {
-    size_t begin, size;  // elements, from the start of the piece
-  };
-  static Span slice(size_t piece_elems, size_t elem_bytes, int rank, int ranks);
-  static void fill(Board& board, Slots& slots, const ReduceJob& job, const Pieces& pieces, size_t piece);
+  static EqualPieces cut(const ReduceJob& job, const Slots& slots);
+  static void fill(Board& board, Slots& slots, const ReduceJob& job, const EqualPieces& pieces, size_t piece);
   void reduce(size_t piece);
   void collect(size_t piece);
 
   Board& board_;
   Slots& slots_;
   ReduceJob job_;
-  Pieces pieces_;
+  EqualPieces pieces_;                 // of the elements
   std::vector<const std::byte*> ins_;  // per rank: its operand, where mapped; else null
   std::vector<std::byte*> outs_;
   std::vector<const void*> sources_;  // reused by every reduce

@@ -24,14 +24,8 @@ void TwoShot::begin(uint64_t ticket, const ReduceJob& job) {
   end_ = job.bytes();
 }
 
-TwoShot::Slice TwoShot::slice(size_t bytes, int rank, int ranks) {
-  constexpr size_t kLine = Memory::kAlignment;
-  const size_t lines = (bytes + kLine - 1) / kLine, r = rank, size = ranks;
-  return {std::min(bytes, lines * r / size * kLine), std::min(bytes, lines * (r + 1) / size * kLine)};
-}
-
 void TwoShot::begin_reducing() {
-  const Slice own = slice(job_.bytes(), board_.rank(), board_.size());
+  const Span own = slice(job_.bytes(), board_.rank(), board_.size());
   at_ = own.begin;
   end_ = own.end;
   for (size_t r = 0; r < ins_.size(); ++r) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/board/agreement.h"
+#include "engine/core/layout.h"
 #include "engine/core/task.h"
 #include "engine/node/slots.h"
 
@@ -22,12 +23,8 @@ class TwoShot final : public Pollable {
  public:
   explicit TwoShot(Board& board);
 
-  // Of an operand of so many bytes, what this rank reduces. Slices begin on cache lines, so that no two ranks write to
-  // one line.
-  struct Slice {
-    size_t begin = 0, end = 0;
-  };
-  static Slice slice(size_t bytes, int rank, int ranks);
+  // Of an operand of so many bytes, what this rank reduces.
+  static Span slice(size_t bytes, int rank, int ranks) { return part_on_lines(bytes, Memory::kAlignment, rank, ranks); }
 
   // All ranks posted `ticket`, with the offsets of their operand and result.
   void begin(uint64_t ticket, const ReduceJob& job);
