@@ -7,7 +7,6 @@ others. Results of synchronous calls on tensors that require a gradient carry on
 place and what a handle returns does not.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
@@ -16,6 +15,7 @@ from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.inline import inline
+from dcoll.collectives.tensors import has_gradient
 from dcoll.compression.codecs import Compression, codec_of, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.job import objects
@@ -49,11 +49,6 @@ def _lane(process_set: ProcessSet, name: str | None) -> on_communicator.Lane:
     return comm.by_name if name else comm
 
 
-def _has_gradient(tensor: Any) -> bool:
-    """Whether the result has to carry a gradient: then the call goes through autograd.py."""
-    return getattr(tensor, "requires_grad", False) and bool(sys.modules["torch"].is_grad_enabled())
-
-
 @inline("allreduce")
 def allreduce(
     tensor: T,
@@ -76,7 +71,7 @@ def allreduce(
         op = _op(average, op)
     sent, context, codec = encode(compression, tensor, op)
     options = (op, name or "", prescale_factor, postscale_factor, algo, codec)
-    if _has_gradient(sent):
+    if has_gradient(sent):
         from dcoll.collectives import autograd
 
         out = autograd.allreduce(sent, process_set, *options)
@@ -164,13 +159,20 @@ def grouped_allreduce(
 
 
 def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
-    comm = _comm(process_set)
-    results = grouped.reduce_plain(comm, tensors, *options)
-    if results is None and any(map(_has_gradient, tensors)):
+    carrying = _by_autograd("grouped_allreduce", process_set, *options)
+    return grouped.allreduce_sync(_comm(process_set), tensors, *options, carrying=carrying)
+
+
+def _by_autograd(name: str, process_set: ProcessSet, *options: Any) -> Callable[[list[Any]], list[Any]]:
+    """That function of autograd.py, which is imported when a gradient needs it, as it imports torch."""
+
+    def run(tensors: list[Any]) -> list[Any]:
         from dcoll.collectives import autograd
 
-        return autograd.grouped_allreduce(list(tensors), process_set, *options)
-    return grouped.allreduce_sync(comm, tensors, *options) if results is None else results
+        results: list[Any] = getattr(autograd, name)(tensors, process_set, *options)
+        return results
+
+    return run
 
 
 @inline("allreduce", in_place=True, grouped=True)
@@ -236,7 +238,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     Differentiable: the root's gradient is the average of all ranks', that of the others zero.
     """
     comm, root = _comm(process_set), root_in(process_set, root_rank)
-    if _has_gradient(tensor):
+    if has_gradient(tensor):
         from dcoll.collectives import autograd
 
         carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
@@ -275,7 +277,7 @@ def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = glob
 
     Differentiable: the gradient is this rank's rows of the average of all ranks' gradients.
     """
-    if _has_gradient(tensor):
+    if has_gradient(tensor):
         from dcoll.collectives import autograd
 
         carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
@@ -295,13 +297,8 @@ def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
     """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
-    comm = _comm(process_set)
-    results = grouped.gather_plain(comm, tensors, name or "")
-    if results is None and any(map(_has_gradient, tensors)):
-        from dcoll.collectives import autograd
-
-        return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
-    return grouped.allgather_sync(comm, tensors, name or "") if results is None else results
+    carrying = _by_autograd("grouped_allgather", process_set, name or "")
+    return grouped.allgather_sync(_comm(process_set), tensors, name or "", carrying=carrying)
 
 
 @inline("allgather", starts=True, grouped=True)
@@ -329,7 +326,7 @@ def reducescatter(
     """
     options = (op, name or "", prescale_factor, postscale_factor)
     sent, context = narrow(compression, tensor)
-    if _has_gradient(sent):
+    if has_gradient(sent):
         from dcoll.collectives import autograd
 
         out = autograd.reducescatter(sent, process_set, *options)
@@ -370,13 +367,8 @@ def grouped_reducescatter(
 
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
-    comm = _comm(process_set)
-    results = grouped.scatter_plain(comm, tensors, *options)
-    if results is None and any(map(_has_gradient, tensors)):
-        from dcoll.collectives import autograd
-
-        return autograd.grouped_reducescatter(list(tensors), process_set, *options)
-    return grouped.reducescatter_sync(comm, tensors, *options) if results is None else results
+    carrying = _by_autograd("grouped_reducescatter", process_set, *options)
+    return grouped.reducescatter_sync(_comm(process_set), tensors, *options, carrying=carrying)
 
 
 @inline("reducescatter", starts=True, grouped=True)
@@ -406,7 +398,7 @@ def alltoall(
     the number of rows from each rank, int32. Differentiable: the gradient goes back the way the rows came.
     """
     comm = _comm(process_set)
-    if not _has_gradient(tensor):
+    if not has_gradient(tensor):
         return on_communicator.alltoall_sync(comm, tensor, splits, name or "")
     from dcoll.collectives import autograd
 

@@ -9,7 +9,7 @@ from typing import Any
 from dcoll import _C
 from dcoll.collectives import on_communicator
 from dcoll.collectives.handle import Handle
-from dcoll.collectives.tensors import CODES, KINDS, code_of, kind_of
+from dcoll.collectives.tensors import CODES, KINDS, code_of, has_gradient, kind_of
 from dcoll.compression.codecs import Compression, narrow
 from dcoll.errors import ArgumentError
 from dcoll.ops import Adasum, ReduceOp, wrong_op
@@ -82,22 +82,15 @@ def compressed(tensors: Sequence[Any], compression: Any, run: Callable[[Sequence
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
 
 
-def reduce_plain(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float, codec: str = ""
-) -> list[Any] | None:
-    """allreduce_sync() of tensors that the core can read and that require no gradient; else None, and nothing is done.
-
-    This comes first, because asking a hundred tensors from Python takes a quarter of the time that reducing them does.
-    """
-    _checked(op)
-    listed = list_of(tensors, "grouped_allreduce")
-    return _C.grouped_allreduce_sync(comm, listed, False, op, name, prescale, postscale, _graded(), codec)
+# Makes results that carry a gradient.
+Carrying = Callable[[list[Any]], list[Any]]
 
 
-def _graded() -> bool:
-    """Whether results of tensors that require a gradient have to carry one."""
+def _graded(carrying: Carrying | None) -> bool:
+    """Whether the core has to leave alone what requires a gradient. It is asked to look before Python does: for a
+    hundred tensors that takes a quarter of the time that reducing them does."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.is_grad_enabled()
+    return carrying is not None and torch is not None and torch.is_grad_enabled()
 
 
 def allreduce_sync(
@@ -109,16 +102,20 @@ def allreduce_sync(
     postscale: float,
     codec: str = "",
     in_place: bool = False,
+    *,
+    carrying: Carrying | None = None,
 ) -> list[Any]:
-    """All tensors reduced as one."""
+    """All tensors reduced as one; by `carrying`, if given, where one of them requires a gradient."""
     _checked(op)
     listed = list_of(tensors, "grouped_allreduce")
     out: list[Any] | None = _C.grouped_allreduce_sync(
-        comm, listed, in_place, op, name, prescale, postscale, False, codec
+        comm, listed, in_place, op, name, prescale, postscale, _graded(carrying), codec
     )
-    if out is None:
-        return start_allreduce(comm, listed, op, name, prescale, postscale, in_place, codec).wait()  # type: ignore[no-any-return]
-    return out
+    if out is not None:
+        return out
+    if carrying is not None and any(map(has_gradient, listed)):
+        return carrying(listed)
+    return start_allreduce(comm, listed, op, name, prescale, postscale, in_place, codec).wait()  # type: ignore[no-any-return]
 
 
 def start_allreduce(
@@ -230,20 +227,29 @@ def _handle_of(started: tuple[list[Any], Any]) -> Handle:
     return Handle(core, None, lambda _: _unpacked(dense, core), None)
 
 
-def gather_plain(comm: _C.Communicator, tensors: Any, name: str) -> list[Any] | None:
-    """allgather_sync() as reduce_plain() is allreduce_sync()."""
-    listed = list_of(tensors, "grouped_allgather")
-    core = _C.grouped_allgather_sync(comm, listed, name, _graded())
-    return None if core is None else _unpacked(listed, core)
+def _rows_sync(
+    run: Callable[..., Any],
+    start: Callable[..., Handle],
+    what: str,
+    comm: _C.Communicator,
+    tensors: Any,
+    options: tuple[Any, ...],
+    carrying: Carrying | None,
+) -> list[Any]:
+    listed = list_of(tensors, what)
+    core = run(comm, listed, *options, graded=_graded(carrying))
+    if core is not None:
+        return _unpacked(listed, core)
+    if carrying is not None and any(map(has_gradient, listed)):
+        return carrying(listed)
+    done = _run_rows(lambda given: run(comm, given, *options), listed, what)
+    return start(comm, listed, *options).wait() if done is None else _unpacked(*done)
 
 
-def allgather_sync(comm: _C.Communicator, tensors: Any, name: str) -> list[Any]:
-    """Each of the tensors gathered, by one operation."""
-    listed = list_of(tensors, "grouped_allgather")
-    done = _run_rows(lambda given: _C.grouped_allgather_sync(comm, given, name), listed, "grouped_allgather")
-    if done is None:
-        return start_allgather(comm, listed, name).wait()  # type: ignore[no-any-return]
-    return _unpacked(*done)
+def allgather_sync(comm: _C.Communicator, tensors: Any, name: str, *, carrying: Carrying | None = None) -> list[Any]:
+    """Each of the tensors gathered, by one operation. carrying: as allreduce_sync() takes it."""
+    what, options = "grouped_allgather", (name,)
+    return _rows_sync(_C.grouped_allgather_sync, start_allgather, what, comm, tensors, options, carrying)
 
 
 def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Handle:
@@ -255,29 +261,20 @@ def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Hand
     return _handle_of(started)
 
 
-def scatter_plain(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
-) -> list[Any] | None:
-    """reducescatter_sync() as reduce_plain() is allreduce_sync()."""
-    _checked(op)
-    listed = list_of(tensors, "grouped_reducescatter")
-    core = _C.grouped_reducescatter_sync(comm, listed, op, name, prescale, postscale, _graded())
-    return None if core is None else _unpacked(listed, core)
-
-
 def reducescatter_sync(
-    comm: _C.Communicator, tensors: Any, op: ReduceOp, name: str, prescale: float, postscale: float
+    comm: _C.Communicator,
+    tensors: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    *,
+    carrying: Carrying | None = None,
 ) -> list[Any]:
-    """This rank's shares of each of the tensors, by one operation per dtype."""
+    """This rank's shares of each of the tensors, by one operation per dtype. carrying: as allreduce_sync() takes it."""
     _checked(op)
-    listed = list_of(tensors, "grouped_reducescatter")
-    options = (op, name, prescale, postscale)
-    done = _run_rows(
-        lambda given: _C.grouped_reducescatter_sync(comm, given, *options), listed, "grouped_reducescatter"
-    )
-    if done is None:
-        return start_reducescatter(comm, listed, *options).wait()  # type: ignore[no-any-return]
-    return _unpacked(*done)
+    what, options = "grouped_reducescatter", (op, name, prescale, postscale)
+    return _rows_sync(_C.grouped_reducescatter_sync, start_reducescatter, what, comm, tensors, options, carrying)
 
 
 def start_reducescatter(

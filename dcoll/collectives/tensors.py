@@ -240,3 +240,8 @@ def code_of(dtype: Any) -> int:
         return _C.BFLOAT16
     allowed = ", ".join(DTYPE_NAMES)
     raise ArgumentError(f"got dtype {dtype}, but the allowed ones are {allowed}: convert the tensor to one of them")
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Whether the result has to carry a gradient: then the call goes through autograd.py."""
+    return getattr(tensor, "requires_grad", False) and bool(sys.modules["torch"].is_grad_enabled())

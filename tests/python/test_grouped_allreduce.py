@@ -40,6 +40,11 @@ def group_of(rank: int, kind: str) -> list[Any]:
 KINDS = ("tiny", "usual", "mixed", "large", "arrays", "both")
 
 
+def plainly(comm: _C.Communicator, tensors: list[Any], *options: Any) -> list[Any] | None:
+    """What the core does by itself; None: nothing."""
+    return _C.grouped_allreduce_sync(comm, tensors, False, *options, graded=torch.is_grad_enabled())
+
+
 def same(got: list[Any], want: list[Any]) -> None:
     assert [type(one) for one in got] == [type(one) for one in want]
     for one, other in zip(map(torch.as_tensor, got), map(torch.as_tensor, want), strict=True):
@@ -56,7 +61,7 @@ def test_results_are_those_of_single_operations(n: int) -> None:
             on_communicator.allreduce_sync(comm, tensor, op, "", scale, 2.0 if scale != 1 else 1.0) for tensor in mine
         ]
         options: Any = (op, "g", scale, 2.0 if scale != 1 else 1.0)
-        plain = grouped.reduce_plain(comm, mine, *options)
+        plain = plainly(comm, mine, *options)
         assert plain is not None
         same(plain, want)
         same(mine, group_of(comm.rank, kind))  # as they were
@@ -112,18 +117,18 @@ def test_what_the_core_leaves_to_python() -> None:
     def body(comm: _C.Communicator) -> None:
         parameter = torch.nn.Parameter(torch.ones(700))
         group = [torch.ones(700), parameter]
-        assert grouped.reduce_plain(comm, group, Sum, "", 1.0, 1.0) is None  # the result carries a gradient
+        assert plainly(comm, group, Sum, "", 1.0, 1.0) is None  # the result carries a gradient
         with torch.no_grad():
-            results = grouped.reduce_plain(comm, group, Sum, "", 1.0, 1.0)
+            results = plainly(comm, group, Sum, "", 1.0, 1.0)
         assert results is not None
         same(results, [torch.full((700,), 2.0)] * 2)
         assert not results[1].requires_grad
-        assert grouped.reduce_plain(comm, [torch.ones(4, 4).t()], Sum, "", 1.0, 1.0) is None
+        assert plainly(comm, [torch.ones(4, 4).t()], Sum, "", 1.0, 1.0) is None
         group = [torch.ones(700), torch.ones(5)]
         grouped.allreduce_sync(comm, group, Sum, "", 1.0, 1.0, in_place=True)
         assert [tensor._version for tensor in group] == [1, 1]
         nine = torch.ones((1,) * 8 + (600,))  # more dimensions than are read
-        assert grouped.reduce_plain(comm, [nine], Sum, "", 1.0, 1.0) is None
+        assert plainly(comm, [nine], Sum, "", 1.0, 1.0) is None
         assert torch.equal(grouped.allreduce_sync(comm, [nine], Sum, "", 1.0, 1.0)[0], 2 * nine)
 
     run_ranks(2, body)
