@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "base/ranks_text.h"
+#include "transport/bell.h"
+#include "transport/os/futex.h"
 
 namespace dcoll {
 
@@ -160,6 +162,34 @@ void MessageTransport::pop(int peer, int channel) {
                         std::to_string(channel) + " that has not arrived; call front() first");
   }
   if (Room room = link(peer, channel).receives.pop()) rooms_.push_back(std::move(room));
+}
+
+void MessageTransport::wait(uint32_t ticket, std::chrono::microseconds limit) {
+  if (wakes_.load(std::memory_order_acquire) == ticket) sleep(limit, /*bell=*/-1);
+}
+
+bool MessageTransport::wait_beside(Bell& bell, uint32_t ticket, std::chrono::microseconds limit) {
+  if (!bell.begin_wait(ticket)) return true;
+  sleep(limit, bell.descriptor());
+  bell.end_wait();
+  return true;
+}
+
+void MessageTransport::wake() {
+  wakes_.fetch_add(1, std::memory_order_release);
+  ring();
+  futex_wake_all(wakes_);
+}
+
+void MessageTransport::doze(uint32_t ticket, std::chrono::microseconds limit) { futex_wait(wakes_, ticket, limit); }
+
+void MessageTransport::listen(uint32_t ticket, std::chrono::microseconds limit) {
+  futex_wait(listener_wakes_, ticket, limit);
+}
+
+void MessageTransport::wake_listener() {
+  listener_wakes_.fetch_add(1, std::memory_order_release);
+  futex_wake_all(listener_wakes_);
 }
 
 void MessageTransport::finish_send(Transfer& op) {

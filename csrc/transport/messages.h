@@ -2,6 +2,8 @@
 // channel, the transport's own rooms for messages, and the texts that ranks tell each other beside the data.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -105,11 +107,25 @@ class MessageTransport : public Transport {
   size_t front_bytes(int peer, int channel) const override;
   void pop(int peer, int channel) override;
 
+  uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
+  void wait(uint32_t ticket, std::chrono::microseconds limit) override;
+  bool wait_beside(Bell& bell, uint32_t ticket, std::chrono::microseconds limit) override;
+  void wake() override;
+  void doze(uint32_t ticket, std::chrono::microseconds limit) override;
+  bool alert(bool) override { return false; }
+  uint32_t prepare_listen() override { return listener_wakes_.load(std::memory_order_acquire); }
+  void listen(uint32_t ticket, std::chrono::microseconds limit) override;
+  void wake_listener() override;
+
  protected:
   // medium: as messages name it, "MPI".
   MessageTransport(const char* medium, int rank, int size, size_t max_message_bytes, int slots);
   // Hands a send or a receive to the medium; what it throws, nothing was started. It may be done at once.
   virtual void start(Transfer& transfer) = 0;
+  // Until the medium has news, ring() was called, `bell` was rung (-1: there is none) or `limit` has passed. Without the
+  // owner's lock.
+  virtual void sleep(std::chrono::microseconds limit, int bell) = 0;
+  virtual void ring() = 0;
   // Books what the medium has done. bytes: the length of what was received.
   void finish_send(Transfer& transfer);
   void finish_receive(Transfer& transfer, size_t bytes) const;
@@ -138,6 +154,8 @@ class MessageTransport : public Transport {
 
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Room> rooms_;  // free ones
+  std::atomic<uint32_t> wakes_{0};
+  std::atomic<uint32_t> listener_wakes_{0};  // release and acquire: what was done before wake_listener() is seen after
 };
 
 // What ranks tell each other beside the data: that one failed, that one waits in vain and for whom, and notes. The part

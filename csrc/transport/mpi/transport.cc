@@ -16,7 +16,6 @@
 #include "transport/mpi/notices.h"
 #include "transport/mpi/requests.h"
 #include "transport/mpi_events.h"
-#include "transport/os/futex.h"
 #include "transport/os/tcp_congestion.h"
 
 namespace dcoll::mpi {
@@ -44,13 +43,7 @@ class MpiTransport final : public MessageTransport {
 
   const char* name() const override { return "mpi"; }
   void progress() override;
-  uint32_t prepare_wait() override { return wakes_.load(std::memory_order_acquire); }
-  void wait(uint32_t ticket, microseconds limit) override;
-  bool wait_beside(Bell& bell, uint32_t ticket, microseconds limit) override;
   bool sleeps_well() const override { return events_.any() && trust_.earned(); }
-  void wake() override;
-  void doze(uint32_t ticket, std::chrono::microseconds limit) override;
-  bool alert(bool) override { return false; }
   // Plain MPI tells nothing about a peer until an operation with it fails, which progress() reports.
   void check_peers() override { ended_.check(); }
   void post_failure(const std::string& text) override;
@@ -69,19 +62,14 @@ class MpiTransport final : public MessageTransport {
     progress();
     return notices_->take_notes();
   }
-  uint32_t prepare_listen() override { return listener_wakes_.load(std::memory_order_acquire); }
-  void listen(uint32_t ticket, microseconds limit) override { futex_wait(listener_wakes_, ticket, limit); }
-  void wake_listener() override {
-    listener_wakes_.fetch_add(1, std::memory_order_release);
-    futex_wake_all(listener_wakes_);
-  }
 
   // Ends everything outstanding without waiting for peers longer than kCloseLimit.
   void close() noexcept;
 
  private:
   void start(Transfer& operation) override;
-  void sleep(microseconds limit, int bell);
+  void sleep(microseconds limit, int bell) override;
+  void ring() override { events_.wake(); }
   void finish(const RequestSet::Completed& completed);
   bool may_have_connected(const Transfer& operation);
 
@@ -94,9 +82,7 @@ class MpiTransport final : public MessageTransport {
 
   const MpiEvents events_;
   EventTrust trust_;
-  std::atomic<uint32_t> wakes_{0};
-  std::atomic<uint32_t> listener_wakes_{0};  // release and acquire: what was done before wake_listener() is seen after
-  std::atomic<uint32_t> naps_{0};            // waits since something last completed
+  std::atomic<uint32_t> naps_{0};  // waits since something last completed
 
   const TcpCongestion congestion_;
   struct Met {
@@ -196,17 +182,6 @@ void MpiTransport::finish(const RequestSet::Completed& completed) {
 // MPI offers nothing to sleep on. This sleeps on the sockets it listens to where messages come that way (mpi_events.h),
 // and otherwise gives time away in small portions; the caller polls again after each. It runs without the owner's lock
 // and therefore calls no MPI.
-void MpiTransport::wait(uint32_t ticket, microseconds limit) {
-  if (wakes_.load(std::memory_order_acquire) == ticket) sleep(limit, /*bell=*/-1);
-}
-
-bool MpiTransport::wait_beside(Bell& bell, uint32_t ticket, microseconds limit) {
-  if (!bell.begin_wait(ticket)) return true;
-  sleep(limit, bell.descriptor());
-  bell.end_wait();
-  return true;
-}
-
 void MpiTransport::sleep(microseconds limit, int bell) {
   if (limit.count() <= 0) return;
   microseconds most = kLongestSleep;
@@ -216,14 +191,6 @@ void MpiTransport::sleep(microseconds limit, int bell) {
   }
   trust_.waited(events_.wait(std::min(limit, most), bell));
 }
-
-void MpiTransport::wake() {
-  wakes_.fetch_add(1, std::memory_order_release);
-  events_.wake();
-  futex_wake_all(wakes_);
-}
-
-void MpiTransport::doze(uint32_t ticket, microseconds limit) { futex_wait(wakes_, ticket, limit); }
 
 void MpiTransport::post_failure(const std::string& text) {
   if (closed_) return;

@@ -16,7 +16,6 @@
 #include "base/fork.h"
 #include "transport/messages.h"
 #include "transport/mpi_events.h"
-#include "transport/os/futex.h"
 #include "transport/os/tcp_congestion.h"
 #include "transport/ucx/transport.h"
 
@@ -38,25 +37,9 @@ class UcxTransport final : public MessageTransport {
   bool connecting() const override { return connecting_.load(std::memory_order_relaxed) > 0; }
   uint32_t prepare_wait() override {
     arms_.store(true, std::memory_order_relaxed);  // the next look, which has the lock
-    return wakes_.load(std::memory_order_acquire);
-  }
-  void wait(uint32_t ticket, microseconds limit) override {
-    if (wakes_.load(std::memory_order_acquire) == ticket) sleep(limit, /*bell=*/-1);
-  }
-  bool wait_beside(Bell& bell, uint32_t ticket, microseconds limit) override {
-    if (!bell.begin_wait(ticket)) return true;
-    sleep(limit, bell.descriptor());
-    bell.end_wait();
-    return true;
+    return MessageTransport::prepare_wait();
   }
   bool sleeps_well() const override { return over_sockets_; }
-  void wake() override {
-    wakes_.fetch_add(1, std::memory_order_release);
-    events_->wake();
-    futex_wake_all(wakes_);
-  }
-  void doze(uint32_t ticket, microseconds limit) override { futex_wait(wakes_, ticket, limit); }
-  bool alert(bool) override { return false; }
   void check_peers() override;
   void post_failure(const std::string& text) override;
   bool let_go(std::chrono::milliseconds limit) override;
@@ -72,12 +55,6 @@ class UcxTransport final : public MessageTransport {
     if (closed_) return {};
     progress();
     return notices_.take_notes();
-  }
-  uint32_t prepare_listen() override { return listener_wakes_.load(std::memory_order_acquire); }
-  void listen(uint32_t ticket, microseconds limit) override { futex_wait(listener_wakes_, ticket, limit); }
-  void wake_listener() override {
-    listener_wakes_.fetch_add(1, std::memory_order_release);
-    futex_wake_all(listener_wakes_);
   }
 
  private:
@@ -114,7 +91,8 @@ class UcxTransport final : public MessageTransport {
   void see_to_connections();
   void drop_lost_peers();
   void arm();
-  void sleep(microseconds limit, int bell);
+  void sleep(microseconds limit, int bell) override;
+  void ring() override { events_->wake(); }
   void cancel_receives(bool only_others_memory);
   bool progress_until(std::chrono::milliseconds limit, const std::function<bool()>& done) noexcept;
   bool any_outstanding(bool only_others_memory);
@@ -139,8 +117,6 @@ class UcxTransport final : public MessageTransport {
   std::unique_ptr<MpiEvents> events_;  // of the worker's own descriptor
   std::atomic<bool> arms_{false};
   std::atomic<bool> busy_{false};  // there was news that no descriptor will announce
-  std::atomic<uint32_t> wakes_{0};
-  std::atomic<uint32_t> listener_wakes_{0};
   const TcpCongestion congestion_;
   bool connected_ = false;  // since the congestion control was last seen to
 };
