@@ -343,8 +343,9 @@ PyObject* start_call(PyObject* communicator, const Call& call) {
   try {
     const auto comm = py::cast<CommPtr>(py::handle(communicator));
     Request request = Request::of(call, comm->size());
-    auto handle = call.name.empty() ? start(comm, std::move(request)) : start(OnDevice{comm, true}, std::move(request));
-    return py::cast(std::move(handle)).release().ptr();
+    auto operation = call.name.empty() ? comm->submit(std::move(request), Communicator::Start::kSoon)
+                                       : comm->submit_by_name(std::move(request));
+    return py::cast(std::make_unique<Handle>(comm, std::move(operation))).release().ptr();
   } catch (...) {
     set_error(std::current_exception());
     return nullptr;
