@@ -249,13 +249,17 @@ void bind_points(py::class_<Communicator, CommPtr>& comm, py::class_<OnDevice>& 
 
 // The last rank to join.
 int64_t join(const CommPtr& comm, const std::string& note) {
-  for (const auto& operation : comm->named_in_flight()) {
+  const auto unlocked = [](auto&& work) {
+    const py::gil_scoped_release release;
+    return work();
+  };
+  for (const auto& operation : unlocked([&] { return comm->named_in_flight(); })) {
     try {
       wait_interruptibly(*comm, *operation, -1);
     } catch (const Error&) {  // its handle says so to whoever waits for it
     }
   }
-  const auto operation = comm->submit_join(note);
+  const auto operation = unlocked([&] { return comm->submit_join(note); });
   wait_interruptibly(*comm, *operation, -1);
   return operation->counts.front();
 }
@@ -308,6 +312,12 @@ void bind_collectives(py::class_<Communicator, CommPtr>& comm, py::class_<OnDevi
 
 std::shared_ptr<Memory> alloc(Communicator& comm, size_t bytes) {
   return with_lock_as_pays(bytes, [&] { return comm.alloc(bytes); });  // it is zeroed
+}
+
+// Whoever drives holds the lock that this needs for as long as a step takes.
+Communicator::Constants constants_of(Communicator& comm) {
+  const py::gil_scoped_release unlocked;
+  return comm.constants();
 }
 
 py::dict encoded_costs(const Communicator& comm) {
@@ -371,16 +381,16 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("nodes", [](const Communicator& self) { return self.members().node_of_rank; })
       .def_property_readonly("transports", [](const Communicator& self) { return self.members().transport_of_rank; })
       .def_property_readonly("job_ranks", [](const Communicator& self) { return self.members().all_job_ranks(); })
-      .def("constants", [](Communicator& self) { return bind::to_dict(self.constants().topology); })
-      .def("constants_source", [](Communicator& self) { return self.constants().source; })
+      .def("constants", [](Communicator& self) { return bind::to_dict(constants_of(self).topology); })
+      .def("constants_source", [](Communicator& self) { return constants_of(self).source; })
       .def("coding",
            [](Communicator& self, const std::string& codec) -> std::optional<std::pair<double, double>> {
-             const auto coding = self.constants().codings[static_cast<size_t>(kernels::encoding_named(codec).codec)];
+             const auto coding = constants_of(self).codings[static_cast<size_t>(kernels::encoding_named(codec).codec)];
              if (!coding) return std::nullopt;
              return std::pair(coding->encode_us_per_byte, coding->decode_us_per_byte);
            })
       .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),
-           py::arg("memory"))
+           py::arg("memory"), py::call_guard<py::gil_scoped_release>())
       .def("alloc", &alloc, py::arg("nbytes"))
       .def("scratch", &Communicator::scratch, py::arg("nbytes"))
       .def("fail", &Communicator::fail, py::arg("text"), py::call_guard<py::gil_scoped_release>())
