@@ -122,8 +122,8 @@ class MessageTransport : public Transport {
   MessageTransport(const char* medium, int rank, int size, size_t max_message_bytes, int slots);
   // Hands a send or a receive to the medium; what it throws, nothing was started. It may be done at once.
   virtual void start(Transfer& transfer) = 0;
-  // Until the medium has news, ring() was called, `bell` was rung (-1: there is none) or `limit` has passed. Without the
-  // owner's lock.
+  // Until the medium has news, ring() was called, `bell` was rung (-1: there is none) or `limit` has passed. Runs
+  // without the owner's lock.
   virtual void sleep(std::chrono::microseconds limit, int bell) = 0;
   virtual void ring() = 0;
   // Books what the medium has done. bytes: the length of what was received.
