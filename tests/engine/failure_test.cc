@@ -1,9 +1,14 @@
 // What happens when things go wrong: every rank learns the same, nothing hangs, and what can go on does.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/error.h"
 #include "rank_threads.h"
 #include "support/check.h"
+#include "transport/mapped/local.h"
+#include "transport/os/processes.h"
 
 using namespace dcoll;
 using namespace dcoll::test;
@@ -254,6 +259,26 @@ TEST(early_shutdown_is_a_mismatch) {
   world[0]->close();
   leaver.join();
   for (const auto& comm : world) CHECK_EQ(comm->failure(), std::string());
+}
+
+// The process of rank 1 has ended, and rank 2 has closed its memory because of it.
+TEST(a_death_is_told_and_not_the_closing_that_it_caused) {
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  std::vector<Endpoint> endpoints = connect_local(3, {.arena_bytes = size_t{16} << 20});
+  std::vector<ProcessId> processes(3, own_process());
+  processes[1].pid = dead;
+  Members members;
+  members.size = 3;
+  members.node_of_rank.assign(3, 0);
+  members.transport_of_rank.assign(3, "local");
+  members.transport = std::move(endpoints[0].transport);
+  members.window = std::move(endpoints[0].window);
+  members.processes = std::make_shared<Processes>(processes, 0);
+  const auto comm = Communicator::make(std::move(members), test_settings());
+  endpoints[2] = {};
+  CHECK_THROWS(run(*comm, {.kind = Kind::kBarrier}), PeerError, "rank 1 died");
+  waitpid(dead, nullptr, 0);
 }
 
 TEST_MAIN

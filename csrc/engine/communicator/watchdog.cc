@@ -45,9 +45,9 @@ void Watchdog::watch(Clock::time_point now) {
 }
 
 void Watchdog::check_peers() const {
+  // A death is the cause, and a closing of another rank may be its consequence: so processes are looked at first.
+  if (setup_.members.processes != nullptr) setup_.members.processes->check(job_ranks());
   setup_.transport().check_peers();
-  if (setup_.members.processes == nullptr) return;
-  setup_.members.processes->check(job_ranks());
 }
 
 void Watchdog::watch_operation(Operation& running, Clock::time_point now) {

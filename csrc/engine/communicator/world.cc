@@ -19,6 +19,7 @@
 #include "base/number.h"
 #include "base/ranks_text.h"
 #include "engine/communicator/cores.h"
+#include "engine/watch/failure.h"
 #include "kernels/reduce.h"
 #include "transport/mapped/local.h"
 #include "transport/mapped/shm.h"
@@ -251,8 +252,9 @@ Endpoint connect_node(Bootstrap& job, const StartUp& start, const std::vector<in
   return {};
 }
 
-// More than one rank; all have met.
-std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start, const Settings& given) {
+// More than one rank; all have met. node: what this rank has for those of its node, and keeps where this fails.
+std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start, const Settings& given,
+                                            Endpoint& node) {
   Members members;
   check_same_settings(job, given);
   members.rank = job.rank();
@@ -265,7 +267,7 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
   members.timeline =
       std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(job, machines), log);
   const std::vector<int> local_ranks = ranks_like(members.node_of_rank, members.rank);
-  Endpoint node = connect_node(job, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
+  node = connect_node(job, start, members.node_of_rank, local_ranks, settings, log, members.memory_of_rank);
   const bool mapped = node.transport != nullptr;
   const bool all_local = static_cast<int>(local_ranks.size()) == members.size;
   members.transport_of_rank.assign(members.size, job.medium());
@@ -342,9 +344,12 @@ std::shared_ptr<Communicator> connect_world(Bootstrap* job, const Settings& give
   const StartUp start = start_up(given, job->rank(), std::move(look_around));
   job->meet(start);
   const std::string who = "rank " + std::to_string(job->rank()) + " left dcoll.init(): ";
+  Endpoint node;
   try {
-    return connect_ranks(*job, start, given);
+    return connect_ranks(*job, start, given, node);
   } catch (const std::exception& error) {
+    // Those that have begun without this rank, which is late to fail, will see its memory closed.
+    if (node.transport != nullptr) node.transport->post_failure(encode_failure(std::current_exception(), job->rank()));
     job->leave(who + error.what());
     throw;
   } catch (...) {
