@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpirun import TORCHRUN, launch
+from mpirun import TIMEOUT_S, TORCHRUN, launch
 
 
 def run_ranks(n: int, script: str, *args: str, **env: str) -> list[str]:
@@ -19,7 +19,7 @@ def run_ranks(n: int, script: str, *args: str, **env: str) -> list[str]:
         )
         for rank in range(n)
     ]  # fmt: skip
-    return [f"{rank.communicate(timeout=100)[0]}status {rank.returncode}" for rank in ranks]
+    return [f"{rank.communicate(timeout=TIMEOUT_S)[0]}status {rank.returncode}" for rank in ranks]
 
 
 def expect_ended(told: list[str]) -> None:
@@ -209,7 +209,7 @@ print("ended")
 def test_a_restarted_gang_begins_anew() -> None:
     """The agent's store is that of the first attempt."""
     launcher = (*TORCHRUN[:-1], "--max-restarts", "1", TORCHRUN[-1])
-    done = launch(2, "-c", DIES_ONCE, timeout=60, launcher=launcher)
+    done = launch(2, "-c", DIES_ONCE, launcher=launcher)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2, done.text
 
