@@ -283,7 +283,8 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
                         " are simulated: use fewer ranks, or another algorithm");
   }
   const uint32_t per_group = cluster.ranks_per_node * std::max(cluster.nodes_per_rack, 1u);
-  const Programs programs = group ? Programs::stand_in(algorithm, n, *stand_in) : Programs::every_rank(algorithm, n);
+  const Programs programs =
+      group ? Programs::stand_in(algorithm, n, stand_in.value_or(0)) : Programs::every_rank(algorithm, n);
   Simulated result{.us = 0, .method = group ? Method::kOneGroup : Method::kEveryRank, .events = 0};
   if (bytes <= 0) return result;
   const Schedule& any = programs.schedule(0);

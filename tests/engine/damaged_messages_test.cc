@@ -81,11 +81,12 @@ TEST(messages_that_make_no_sense) {
   constexpr uint64_t kKey = point_key(PointSpace::kUser, 5);
   const auto offset_of = [](uint64_t offset) {
     return [offset](PointMessage& head) {
+      auto* const follows = reinterpret_cast<std::byte*>(&head) + sizeof head;
       PointOffer offer;
-      std::memcpy(&offer, &head + 1, sizeof offer);
+      std::memcpy(&offer, follows, sizeof offer);
       CHECK(offer.offset != kUnmappedOffset);
       offer.offset = offset;
-      std::memcpy(&head + 1, &offer, sizeof offer);
+      std::memcpy(follows, &offer, sizeof offer);
     };
   };
   struct Damage {

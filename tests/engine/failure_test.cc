@@ -265,6 +265,8 @@ TEST(early_shutdown_is_a_mismatch) {
 TEST(a_death_is_told_and_not_the_closing_that_it_caused) {
   const pid_t dead = fork();
   if (dead == 0) _exit(0);
+  siginfo_t info;
+  CHECK_EQ(waitid(P_PID, static_cast<id_t>(dead), &info, WEXITED | WNOWAIT), 0);
   std::vector<Endpoint> endpoints = connect_local(3, {.arena_bytes = size_t{16} << 20});
   std::vector<ProcessId> processes(3, own_process());
   processes[1].pid = dead;
