@@ -268,12 +268,12 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
   if (options.slice_bytes == 0) throw ArgumentError("slice_bytes is 0; messages must be at least one byte long");
   if (options.lanes == 0) throw ArgumentError("lanes is 0; a channel has at least one");
   const uint32_t n = cluster.num_ranks();
-  const std::optional<uint32_t> stand_in = n > 2 ? algorithm.stand_in : std::nullopt;
+  const bool alike = n > 2 && algorithm.stand_in.has_value();
   const uint64_t all_steps =
       uint64_t{n} * std::max(count_steps(algorithm.build(n, 0, 0)), count_steps(algorithm.build(n, n / 2, 0)));
   const bool group = options.method == Method::kOneGroup ||
-                     (options.method == Method::kAuto && stand_in && all_steps > options.few_steps);
-  if (group && !stand_in) {
+                     (options.method == Method::kAuto && alike && all_steps > options.few_steps);
+  if (group && !alike) {
     throw ArgumentError("the ranks of " + std::string(algorithm.name) +
                         " do not act alike: it is simulated rank by rank");
   }
@@ -284,7 +284,7 @@ Simulated simulate_flows(const Algorithm& algorithm, const Cluster& cluster, dou
   }
   const uint32_t per_group = cluster.ranks_per_node * std::max(cluster.nodes_per_rack, 1u);
   const Programs programs =
-      group ? Programs::stand_in(algorithm, n, stand_in.value_or(0)) : Programs::every_rank(algorithm, n);
+      group ? Programs::stand_in(algorithm, n, algorithm.stand_in.value_or(0)) : Programs::every_rank(algorithm, n);
   Simulated result{.us = 0, .method = group ? Method::kOneGroup : Method::kEveryRank, .events = 0};
   if (bytes <= 0) return result;
   const Schedule& any = programs.schedule(0);
