@@ -15,7 +15,7 @@ if(DCOLL_FUZZ)
   file(GLOB fuzzed CONFIGURE_DEPENDS csrc/base/*.cc)
   foreach(parsed engine/links/calibration_cache engine/watch/failure engine/watch/stall_report transport/bell
                  transport/mapped/region transport/mapped/shm_mesh transport/mapped/shm_socket transport/meeting
-                 transport/messages transport/presence transport/start_up)
+                 transport/messages transport/os/lifelines transport/os/processes transport/presence transport/start_up)
     list(APPEND fuzzed csrc/${parsed}.cc)
   endforeach()
   add_library(dcoll_fuzzed STATIC ${fuzzed})

@@ -226,7 +226,7 @@ void HeardNotices::hear(Topic topic, int from, const std::byte* notice, size_t b
   if (topic == kStall) {
     StallNote note{.rank = from, .waits_for = {}, .heard = Clock::now()};
     note.waits_for.resize(bytes / sizeof(int));
-    std::memcpy(note.waits_for.data(), notice, note.waits_for.size() * sizeof(int));
+    if (!note.waits_for.empty()) std::memcpy(note.waits_for.data(), notice, note.waits_for.size() * sizeof(int));
     std::erase_if(stalls_, [&](const StallNote& old) { return old.rank == from; });
     stalls_.push_back(std::move(note));
     return;
