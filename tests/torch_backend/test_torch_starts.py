@@ -110,7 +110,7 @@ def test_ranks_of_a_launcher_whose_mpi_is_not_here_meet_in_a_file(tmp_path: Path
 
 
 WITH_AN_ADDRESS = """
-import os, socket, sys
+import os, socket, sys, time
 import torch
 import torch.distributed as dist
 import dcoll.torch
@@ -122,7 +122,7 @@ if sys.argv[1] == "0":
     open(sys.argv[3] + ".part", "w").write(str(port))
     os.rename(sys.argv[3] + ".part", sys.argv[3])
 while not os.path.exists(sys.argv[3]):
-    pass
+    time.sleep(0.02)
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=open(sys.argv[3]).read())
 dist.init_process_group("dcoll", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
 tensor = torch.ones(1)
