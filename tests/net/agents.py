@@ -15,6 +15,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 import netlab
 
 GRACE_S = 20.0
+# Ranks do not see the processes of other hosts, as it is where hosts are machines.
+OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=TERM")
 PORT = 29511
 
 
@@ -25,7 +27,9 @@ def main(name: str, _n: str, ranks: str, *command: str) -> int:
     place = ("--nnodes", str(hosts), "--nproc-per-node", str(int(ranks) // hosts))
     meeting = ("--master-addr", lab.address(0), "--master-port", str(PORT))
     agents = [
-        subprocess.Popen(lab.enter(host, [*torchrun, *place, "--node-rank", str(host), *meeting, *command]))
+        subprocess.Popen(
+            lab.enter(host, [*OWN_PROCESSES, *torchrun, *place, "--node-rank", str(host), *meeting, *command])
+        )
         for host in range(hosts)
     ]
 
