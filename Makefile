@@ -90,7 +90,8 @@ test-cpp: build
 	cd $(PACKAGE_BUILD) && $(CTEST)
 
 # Tests wait more than they compute. Those of a file share a job, and so a process.
-PYTEST = $(BIN)/python -m pytest -n $(shell echo $$(( ($(JOBS) * 3 + 1) / 2 ))) --dist loadfile
+PYTEST_JOBS = -n $(shell echo $$(( ($(JOBS) * 3 + 1) / 2 ))) --dist loadfile
+PYTEST = $(BIN)/python -m pytest $(PYTEST_JOBS)
 
 test-python: build
 	$(PYTEST) tests
@@ -185,7 +186,7 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 		-DDCOLL_UCX_ROOT="$(UCX_ROOT)"
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
-	$(BIN)/python tests/built.py build/asan -q $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
+	$(BIN)/python tests/built.py build/asan -q $(PYTEST_JOBS) $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
 	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
