@@ -61,7 +61,8 @@ def test_all_of_horovods_modules_are_dcolls(horovod: Path) -> None:
 import sys
 sys.path.insert(0, sys.argv[1])
 import horovod.torch as hvd
-import horovod.common.exceptions, horovod.common.process_sets, horovod.torch.elastic.sampler, horovod.torch.mpi_ops
+import horovod.common.exceptions, horovod.common.process_sets, horovod.common.util, horovod.torch.elastic.sampler
+import horovod.torch.mpi_ops
 from horovod import run
 from horovod.common.elastic import ObjectState
 from horovod.torch.elastic.state import TorchState

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dcoll as hvd
+from dcoll.common import util
 
 NO = hvd.Compression.none
 ALL = hvd.global_process_set
@@ -177,6 +180,8 @@ MODULES = {
     "common.exceptions": {"HorovodInternalError", "HostsUpdatedInterrupt"},
     "common.elastic": {"ObjectState", "State"},
     "common.process_sets": {"ProcessSet", "global_process_set", "add_process_set", "remove_process_set"},
+    "common.util": {"check_extension", "cuda_built", "env", "extension_available", "gloo_built", "gpu_available",
+                    "mpi_built", "nccl_built", "num_rank_is_power_2", "split_list"},
 }  # fmt: skip
 
 
@@ -268,3 +273,30 @@ def test_horovods_scripts_use_nothing_that_horovod_has_not(script: str) -> None:
     calls = {ast.unparse(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     given = {word.arg for word in calls["hvd.DistributedOptimizer"].keywords}
     assert given - set(OPTIMIZER) == set()
+
+
+def test_horovods_small_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [util.split_list(range(5), parts) for parts in (1, 2, 7)] == [
+        [range(5)],
+        [range(3), range(3, 5)],
+        [*(range(i, i + 1) for i in range(5)), range(5, 5), range(5, 5)],
+    ]
+    assert [n for n in range(-1, 9) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib", "_mpi_lib")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet is not available"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+    assert util.gpu_available("torch") is torch.cuda.is_available()
+    assert not util.gpu_available("tensorflow")
+    monkeypatch.setenv("ONE", "1")
+    monkeypatch.delenv("TWO", raising=False)
+    seen = []
+
+    def body() -> None:
+        with util.env(ONE="x", TWO="y", THREE=None):
+            seen.append((os.environ["ONE"], os.environ["TWO"], "THREE" in os.environ))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        body()
+    assert seen == [("x", "y", False)]
+    assert (os.environ["ONE"], "TWO" in os.environ) == ("1", False)
