@@ -50,12 +50,14 @@ def draw(dice: random.Random) -> Cell:
 
 NOT_STARTED = "The PMIx server's listener thread failed to start"
 """What mpirun says, once in some hundred jobs, when it has started none of the ranks."""
+NOT_STRUCK = "before the fault: "
+"""Of a job that went wrong by itself: on a busy machine MPI's start-up may take longer than DCOLL_TIMEOUT."""
 
 
 def run(cell: Cell) -> str:
-    """What is wrong with how the job ended; empty: nothing. A job that mpirun itself did not start is started again."""
+    """What is wrong with how the job ended; empty: nothing. A job that went wrong before its fault is started again."""
     found = _run(cell)
-    return _run(cell) if NOT_STARTED in found else found
+    return _run(cell) if NOT_STARTED in found or found.startswith(NOT_STRUCK) else found
 
 
 def _run(cell: Cell) -> str:
@@ -82,7 +84,8 @@ def _run(cell: Cell) -> str:
         if cell.fault == "STOP":
             problems.append(f"exit status {status}" if status != 0 else "")
         found = "; ".join(problem for problem in problems if problem)
-        return f"{cell}: {found}\n{words}" if found else ""
+        struck = "" if (folder / "struck").exists() else NOT_STRUCK
+        return f"{struck}{cell}: {found}\n{words}" if found else ""
 
 
 def _wait(job: subprocess.Popen[bytes], told: list[Path]) -> int | None:

@@ -27,7 +27,8 @@ BEGIN = [time.monotonic()]
 
 
 def strike() -> None:
-    """The fault, now. Only the victim calls this, from any thread."""
+    """The fault, now. Only the victim calls this, from any thread. It leaves a file, for cells.py."""
+    (FOLDER / "struck").touch()
     if FAULT == "STOP":
         subprocess.Popen(["sh", "-c", f"sleep {STOPPED_S}; kill -CONT {os.getpid()}"])
     if FAULT == "exit":

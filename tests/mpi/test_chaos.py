@@ -12,6 +12,7 @@ from mpirun import find_launcher
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))
 
+import cells
 from cells import Cell, draw, run
 
 pytestmark = pytest.mark.mpi
@@ -57,3 +58,12 @@ def test_a_fault_drawn_anew(number: int, capsys: pytest.CaptureFixture[str]) -> 
         print(f"[chaos: {MOVING[number]}, seed {SEED}]", end=" ", flush=True)
     problem = jobs()[MOVING[number]].result()
     assert not problem, f"seed {SEED}: {problem}"
+
+
+@pytest.mark.parametrize(("first", "runs"), [("", 1), ("KILL-small: rank 0 hung", 1), (cells.NOT_STRUCK + "rank 0", 2)])
+def test_a_job_that_fails_before_its_fault_is_started_again(
+    first: str, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([first, "again"])
+    monkeypatch.setattr(cells, "_run", lambda _: next(found))
+    assert run(FIXED[0]) == (first if runs == 1 else "again")
