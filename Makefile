@@ -200,7 +200,7 @@ TSAN_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,gradients grouped i
 tsan-python: build  ## tests of the bindings and of jobs under mpirun, under ThreadSanitizer (ARGS="-k NAME")
 	$(CMAKE) -B build/tsan-python $(call WITH_PYTHON,tsan-python) -DDCOLL_TESTS=OFF -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan-python
-	$(BIN)/python tests/built.py build/tsan-python -q $(TSAN_TESTS) $(or $(ARGS),-k 'not test_mpi or 2-')
+	$(BIN)/python tests/built.py build/tsan-python -q $(PYTEST_JOBS) $(TSAN_TESTS) $(or $(ARGS),-k 'not test_mpi or 2-')
 
 # What else users build with: clang, and MPICH beside the Open MPI of the other targets.
 OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names optimizer process_sets startup))

@@ -33,6 +33,7 @@ def sanitized(kind: str, reports: Path) -> dict[str, str]:
         return slow | {
             "TSAN_OPTIONS": f"{options}:suppressions={ROOT}/cmake/tsan.supp:log_path={reports}/tsan",
             "LD_PRELOAD": f"{library('libtsan.so')} {library('libstdc++.so')}",
+            "DCOLL_ARENA_MB": "4096",  # it leaves a program little address space, and ranks of tests are threads of one
             "PMIX_MCA_gds": "hash",  # not memory at an address that mpirun chooses: it may be ThreadSanitizer's
             "UCX_MEM_MMAP_HOOK_MODE": "none",  # hooks that take locks in threads of which it has seen the end
         }
