@@ -43,7 +43,7 @@ def test_torchrun_on_two_hosts(hosts: Hosts, module: ModuleType, check: str) -> 
 def test_a_killed_rank_of_another_host_is_named_at_once(hosts: Hosts, tmp_path: Path) -> None:
     """Long before DCOLL_TIMEOUT, by its lifeline or by UCX. Its agent ends with it, the others when their ranks do."""
     script, settings = str(HERE / "fault.py"), {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(tmp_path)}
-    done = launch(3, script, "killed", timeout=60, launcher=agents(hosts(3)), **settings)
+    done = launch(3, script, "killed", timeout=150, launcher=agents(hosts(3)), **settings)
     for rank in (0, 2):
         said = rf"\[{rank}\] PeerError after [0-9.]+ s: .*rank 1 died: its (process|connection) ended"
         assert re.search(said, done.stdout), done.text
