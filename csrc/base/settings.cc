@@ -45,7 +45,7 @@ constexpr std::array kTable = {
                 "where GPU tensors are reduced. host: in host memory. auto: in GPU memory if all ranks of a node can "
                 "open each other's (tested at the first GPU tensor), else in host memory"},
     SettingInfo{"DCOLL_DEVICE", "auto", "auto, emulated",
-                "emulated: torch's CPU tensors are taken for those of a GPU, which a program imitates. For tests"},
+                "emulated: torch's CPU tensors are taken for those of an imitated GPU. For tests"},
     SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512vnni, avx512, avx2, generic", "instruction set of the CPU kernels"},
     SettingInfo{"DCOLL_STALL_CHECK_TIME", "60", "seconds > 0",
                 "an operation that some ranks did not submit for this long is reported, naming them"},
