@@ -70,6 +70,7 @@ class Runtime {
   Status (*priorities)(int*, int*) = find("cudaDeviceGetStreamPriorityRange");
   Status (*stream_create)(Stream*, unsigned, int) = find("cudaStreamCreateWithPriority");
   Status (*stream_destroy)(Stream) = find("cudaStreamDestroy");
+  Status (*stream_synchronize)(Stream) = find("cudaStreamSynchronize");
   Status (*stream_capture)(Stream, int*) = find("cudaStreamIsCapturing");
   Status (*stream_wait)(Stream, CudaEvent, unsigned) = find("cudaStreamWaitEvent");
   Status (*event_create)(CudaEvent*, unsigned) = find("cudaEventCreateWithFlags");
@@ -219,6 +220,9 @@ class Cuda final : public Device {
   void wait_for_all() override {
     const Current current(number_);
     check(number_, runtime().synchronize(), "what was put into a stream");
+  }
+  void drain(Stream stream) noexcept override {
+    if (runtime().stream_synchronize(stream) != kSuccess) runtime().last_error();  // a device that failed does nothing
   }
   void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
                      ReduceOp op, double scale, Stream stream) override {

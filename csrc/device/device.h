@@ -1,5 +1,5 @@
 // A device with memory of its own: what the engine needs of one. Work is put into streams, which do it later and in
-// order; events tell how far they are. Nothing but Event::wait() waits.
+// order; events tell how far they are. Only what says so below waits.
 //
 // Two devices exist: CUDA's (cuda.cc), and an emulated one on the CPU for tests (emulated.cc). Device 0 of the emulated
 // one has the CPU's memory, works late, and overwrites the target of a copy with kPoison before it copies: whoever
@@ -70,6 +70,8 @@ class Device {
   virtual void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) = 0;
   // The calling thread waits for all that is in streams of this device.
   virtual void wait_for_all() = 0;
+  // The calling thread waits until nothing in the stream touches memory any more, whether or not the device has failed.
+  virtual void drain(Stream stream) noexcept = 0;
 };
 
 // What tensors lie on is a number: of a GPU as CUDA numbers them, or one of these.

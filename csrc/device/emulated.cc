@@ -69,6 +69,25 @@ void check() {
   if (work_left.load() == 0) throw DeviceError("emulated:0: a copy or a kernel failed, as a test has asked for");
 }
 
+struct Counter {
+  void reach(uint64_t place) {
+    const MutexLock lock(mutex);
+    reached = std::max(reached, place);
+    moved.notify_all();
+  }
+  bool has(uint64_t place) {
+    const MutexLock lock(mutex);
+    return reached >= place;
+  }
+  void wait_for(uint64_t place) {
+    const MutexLock lock(mutex);
+    while (reached < place) moved.wait(mutex);
+  }
+  Mutex mutex;
+  Condition moved;
+  uint64_t reached DCOLL_GUARDED_BY(mutex) = 0;
+};
+
 class EmulatedEvent final : public Event {
  public:
   void record(Stream stream) override {
@@ -90,24 +109,6 @@ class EmulatedEvent final : public Event {
   }
 
  private:
-  struct Counter {
-    void reach(uint64_t place) {
-      const MutexLock lock(mutex);
-      reached = std::max(reached, place);
-      moved.notify_all();
-    }
-    bool has(uint64_t place) {
-      const MutexLock lock(mutex);
-      return reached >= place;
-    }
-    void wait_for(uint64_t place) {
-      const MutexLock lock(mutex);
-      while (reached < place) moved.wait(mutex);
-    }
-    Mutex mutex;
-    Condition moved;
-    uint64_t reached DCOLL_GUARDED_BY(mutex) = 0;
-  };
   uint64_t recorded_ = 0;  // one thread at a time uses an event, as with CUDA's
   std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
 };
@@ -221,6 +222,11 @@ class Emulated final : public Device {
       }
     }
     for (const auto& end : ends) end->wait();
+  }
+  void drain(Stream stream) noexcept override {
+    const auto drained = std::make_shared<Counter>();
+    put(stream, [drained] { drained->reach(1); });
+    drained->wait_for(1);
   }
 
  private:

@@ -147,32 +147,34 @@ def grouped_allreduce(
 ) -> list[T]:
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
     op = _op(average, op)
-    options = (op, name or "", prescale_factor, postscale_factor)
+    options = (process_set, op, name or "", prescale_factor, postscale_factor)
     if compression is Compression.none:
-        return cast(list[T], _reduce_group(tensors, process_set, *options, ""))
+        return cast(list[T], _reduce_group(tensors, *options))
     listed = grouped.list_of(tensors, "grouped_allreduce")
     codecs = {codec_of(compression, tensor, op) for tensor in listed}
     codec = codecs.pop() if len(codecs) == 1 else ""
     if codec:
-        return cast(list[T], _reduce_group(listed, process_set, *options, codec))
-    return grouped.compressed(listed, compression, lambda sent: _reduce_group(sent, process_set, *options, ""))
+        return cast(list[T], _reduce_group(listed, *options, codec))
+    return grouped.compressed(listed, compression, lambda sent: _reduce_group(sent, *options))
 
 
-def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
-    carrying = _by_autograd("grouped_allreduce", process_set, *options)
-    return grouped.allreduce_sync(_comm(process_set), tensors, *options, carrying=carrying)
+# Spelled out: a group of one is as long as two of Python's calls with `*options`.
+def _reduce_group(
+    tensors: Sequence[Any],
+    process_set: ProcessSet,
+    op: ReduceOp,
+    name: str,
+    prescale: float,
+    postscale: float,
+    codec: str = "",
+) -> Any:
+    comm = _comm(process_set)
+    out = grouped.allreduce_sync(comm, tensors, op, name, prescale, postscale, codec, False, True)
+    if out is not None:
+        return out
+    from dcoll.collectives import autograd
 
-
-def _by_autograd(name: str, process_set: ProcessSet, *options: Any) -> Callable[[list[Any]], list[Any]]:
-    """That function of autograd.py, which is imported when a gradient needs it, as it imports torch."""
-
-    def run(tensors: list[Any]) -> list[Any]:
-        from dcoll.collectives import autograd
-
-        results: list[Any] = getattr(autograd, name)(tensors, process_set, *options)
-        return results
-
-    return run
+    return autograd.grouped_allreduce(list(tensors), process_set, op, name, prescale, postscale, codec)
 
 
 @inline("allreduce", in_place=True, grouped=True)
@@ -186,8 +188,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[T]:
     """As grouped_allreduce(), overwriting the tensors, which are returned."""
-    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
-    return grouped.allreduce_sync(_comm(process_set), tensors, *options, in_place=True)
+    op, comm = _op(average, op), _comm(process_set)
+    out: list[T] = grouped.allreduce_sync(comm, tensors, op, name or "", prescale_factor, postscale_factor, "", True)
+    return out
 
 
 @inline("allreduce", starts=True, grouped=True)
@@ -297,8 +300,12 @@ def grouped_allgather(
     tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
     """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
-    carrying = _by_autograd("grouped_allgather", process_set, name or "")
-    return grouped.allgather_sync(_comm(process_set), tensors, name or "", carrying=carrying)
+    out: list[T] | None = grouped.allgather_sync(_comm(process_set), tensors, name or "", carries=True)
+    if out is not None:
+        return out
+    from dcoll.collectives import autograd
+
+    return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
 
 
 @inline("allgather", starts=True, grouped=True)
@@ -367,8 +374,12 @@ def grouped_reducescatter(
 
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
-    carrying = _by_autograd("grouped_reducescatter", process_set, *options)
-    return grouped.reducescatter_sync(_comm(process_set), tensors, *options, carrying=carrying)
+    out = grouped.reducescatter_sync(_comm(process_set), tensors, *options, carries=True)
+    if out is not None:
+        return out
+    from dcoll.collectives import autograd
+
+    return autograd.grouped_reducescatter(list(tensors), process_set, *options)
 
 
 @inline("reducescatter", starts=True, grouped=True)

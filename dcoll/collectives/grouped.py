@@ -82,15 +82,11 @@ def compressed(tensors: Sequence[Any], compression: Any, run: Callable[[Sequence
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
 
 
-# Makes results that carry a gradient.
-Carrying = Callable[[list[Any]], list[Any]]
-
-
-def _graded(carrying: Carrying | None) -> bool:
+def _graded() -> bool:
     """Whether the core has to leave alone what requires a gradient. It is asked to look before Python does: for a
     hundred tensors that takes a quarter of the time that reducing them does."""
     torch = sys.modules.get("torch")
-    return carrying is not None and torch is not None and torch.is_grad_enabled()
+    return torch is not None and torch.is_grad_enabled()
 
 
 def allreduce_sync(
@@ -102,20 +98,17 @@ def allreduce_sync(
     postscale: float,
     codec: str = "",
     in_place: bool = False,
-    *,
-    carrying: Carrying | None = None,
-) -> list[Any]:
-    """All tensors reduced as one; by `carrying`, if given, where one of them requires a gradient."""
-    _checked(op)
+    carries: bool = False,
+) -> Any:
+    """All tensors reduced as one. carries: None where one of them requires a gradient, and nothing is done."""
+    if type(op) is not ReduceOp:
+        raise wrong_op(op)
     listed = list_of(tensors, "grouped_allreduce")
-    out: list[Any] | None = _C.grouped_allreduce_sync(
-        comm, listed, in_place, op, name, prescale, postscale, _graded(carrying), codec
-    )
-    if out is not None:
+    graded = carries and _graded()
+    out = _C.grouped_allreduce_sync(comm, listed, in_place, op, name, prescale, postscale, graded, codec)
+    if out is not None or (carries and any(map(has_gradient, listed))):
         return out
-    if carrying is not None and any(map(has_gradient, listed)):
-        return carrying(listed)
-    return start_allreduce(comm, listed, op, name, prescale, postscale, in_place, codec).wait()  # type: ignore[no-any-return]
+    return start_allreduce(comm, listed, op, name, prescale, postscale, in_place, codec).wait()
 
 
 def start_allreduce(
@@ -234,22 +227,22 @@ def _rows_sync(
     comm: _C.Communicator,
     tensors: Any,
     options: tuple[Any, ...],
-    carrying: Carrying | None,
-) -> list[Any]:
+    carries: bool,
+) -> Any:
     listed = list_of(tensors, what)
-    core = run(comm, listed, *options, graded=_graded(carrying))
+    core = run(comm, listed, *options, graded=carries and _graded())
     if core is not None:
         return _unpacked(listed, core)
-    if carrying is not None and any(map(has_gradient, listed)):
-        return carrying(listed)
+    if carries and any(map(has_gradient, listed)):
+        return None
     done = _run_rows(lambda given: run(comm, given, *options), listed, what)
     return start(comm, listed, *options).wait() if done is None else _unpacked(*done)
 
 
-def allgather_sync(comm: _C.Communicator, tensors: Any, name: str, *, carrying: Carrying | None = None) -> list[Any]:
-    """Each of the tensors gathered, by one operation. carrying: as allreduce_sync() takes it."""
+def allgather_sync(comm: _C.Communicator, tensors: Any, name: str, carries: bool = False) -> Any:
+    """Each of the tensors gathered, by one operation. carries: as allreduce_sync() takes it."""
     what, options = "grouped_allgather", (name,)
-    return _rows_sync(_C.grouped_allgather_sync, start_allgather, what, comm, tensors, options, carrying)
+    return _rows_sync(_C.grouped_allgather_sync, start_allgather, what, comm, tensors, options, carries)
 
 
 def start_allgather(comm: on_communicator.Lane, tensors: Any, name: str) -> Handle:
@@ -269,12 +262,12 @@ def reducescatter_sync(
     prescale: float,
     postscale: float,
     *,
-    carrying: Carrying | None = None,
-) -> list[Any]:
-    """This rank's shares of each of the tensors, by one operation per dtype. carrying: as allreduce_sync() takes it."""
+    carries: bool = False,
+) -> Any:
+    """This rank's shares of each of the tensors, by one operation per dtype. carries: as allreduce_sync() takes it."""
     _checked(op)
     what, options = "grouped_reducescatter", (op, name, prescale, postscale)
-    return _rows_sync(_C.grouped_reducescatter_sync, start_reducescatter, what, comm, tensors, options, carrying)
+    return _rows_sync(_C.grouped_reducescatter_sync, start_reducescatter, what, comm, tensors, options, carries)
 
 
 def start_reducescatter(

@@ -109,6 +109,19 @@ TEST(an_error_stays) {
   CHECK(to == from);
 }
 
+TEST(a_stream_is_drained_though_the_device_has_failed) {
+  auto from = filled(7), between = filled(0), to = filled(0);
+  Streams s;
+  s.device.copy(between.data(), from.data(), kBytes, s.one);
+  s.device.copy(to.data(), between.data(), kBytes, s.one);
+  fail_emulated_after(0);  // what was begun still writes kPoison
+  s.device.drain(s.one);
+  const auto begun = to;
+  s.device.drain(nullptr);
+  fail_emulated_after(-1);
+  CHECK(begun == filled(kPoison));
+}
+
 TEST(memory_that_is_opened_is_the_same) {
   Streams s;
   auto* own = static_cast<unsigned char*>(s.device.allocate(kBytes));

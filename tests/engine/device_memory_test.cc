@@ -3,7 +3,9 @@
 #include "engine/node/device_memory.h"
 
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -89,6 +91,24 @@ TEST(it_begins_after_what_is_in_the_callers_stream) {
     }
     device.destroy_stream(stream);
   });
+}
+
+// The device fails between the work and the event behind it, so that no event tells when the work is over.
+TEST(nothing_is_written_once_a_failure_is_told) {
+  auto lane = std::make_shared<StagingLane>(device::device_of(device::kEmulated), &Memory::uninitialized);
+  const Operand from(1), between(2), to(3);
+  Request request = to.request();
+  Staging staging(lane, request, {0, 1, 0}, request.bytes(), /*may_stay=*/true);
+  const auto work = [&](device::Device& device, device::Stream stream) {
+    device.copy(between.data(), from.data(), request.bytes(), stream);
+    device.copy(to.data(), between.data(), request.bytes(), stream);
+    device::fail_emulated_after(0);
+  };
+  CHECK_THROWS(staging.put(work), device::DeviceError, "(on rank 0)");
+  for (size_t i = 0; i < kCount; ++i) to.data()[i] = 4;
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK(to.is(4));
+  device::fail_emulated_after(-1);
 }
 
 TEST(all_go_by_the_host_where_one_is_told_to) {

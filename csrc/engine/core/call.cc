@@ -194,8 +194,11 @@ uint64_t Arguments<Held>::fingerprint() const {
   if (stands_for != 0) return stands_for;
   if (!refusal.empty()) return kRefusal;
   if (kind == Kind::kAllReduce) return reduction_fingerprint();
-  Fingerprint print;
-  print.add(static_cast<uint64_t>(kind) | device_bit()).add(static_cast<uint64_t>(dtype)).add(row_elems).add(name);
+  Fingerprint print;  // of a barrier, one word
+  print.add(static_cast<uint64_t>(kind) | device_bit() | static_cast<uint64_t>(dtype) << 8 |
+                uint64_t{name.size()} << 16,
+            row_elems);
+  if (!name.empty()) print.add(name);
   if (kind == Kind::kBroadcast) print.add(count).add(static_cast<uint64_t>(root));
   if (kind == Kind::kReduceScatter) {
     print.add(count).add(static_cast<uint64_t>(op));

@@ -114,6 +114,7 @@ void Staging::go_by_host(Request& r) {
     arrived_ = r.kind == Kind::kReceive;  // a peer waits for nothing of this rank's
   } catch (const device::DeviceError&) {
     refused_ = std::current_exception();
+    drain();
   }
   if (result_bytes > 0) result_ = out;
   source_ = r.out;
@@ -146,11 +147,17 @@ Staging::~Staging() {
     device::Event* const last = by_host_ ? (there_.empty() ? nullptr : there_.back().get()) : back_.get();
     if (last != nullptr && !held_) last->wait();  // the caller's memory is still used
   } catch (const device::DeviceError&) {          // whoever waited for the operation has heard of it
+    drain();
   }
   lane_->retire(std::move(blocks_));
 }
 
-void Staging::rethrow_with_rank(const std::exception& e) const {
+void Staging::drain() noexcept {
+  for (const device::Stream stream : {lane_->there(), lane_->back(), lane_->stay()}) lane_->device().drain(stream);
+}
+
+void Staging::rethrow_with_rank(const std::exception& e) {
+  drain();
   throw device::DeviceError(std::string(e.what()) + " (on rank " + std::to_string(ranks_.job_rank) + ")");
 }
 

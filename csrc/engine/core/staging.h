@@ -118,7 +118,9 @@ class Staging {
  private:
   void* take(size_t bytes);
   void begin(const Request& request, const void* from);
-  [[noreturn]] void rethrow_with_rank(const std::exception& e) const;
+  // Where the device has failed an event may be missing behind what was begun, and the caller lets go of its memory.
+  void drain() noexcept;
+  [[noreturn]] void rethrow_with_rank(const std::exception& e);
 
   std::shared_ptr<StagingLane> lane_;
   device::Stream caller_;

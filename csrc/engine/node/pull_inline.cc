@@ -12,10 +12,11 @@ constexpr uint64_t kMostBytes = uint64_t{8} << 20;
 }  // namespace
 
 void PullNow::enter(const Call& call) {
-  call_ = call;
   if (call.kind == Kind::kBarrier) {
+    call_.kind = call.kind;  // all that is asked of one
     ticket_ = board_.post({call.fingerprint()});
   } else {
+    call_ = call;
     ticket_ = Pull::enter(board_, slots_, call);
     mine_.emplace(call, board_.rank(), board_.size());
   }
