@@ -20,7 +20,7 @@ inline constexpr int kRanks = 3, kCulprit = 1;
 using World = std::vector<std::shared_ptr<Communicator>>;
 
 struct Fault {
-  int64_t at = 0;  // which call, from 1; 0: none
+  std::atomic<int64_t> at{0};  // which call, from 1; 0: none
   bool refuses = false;
   std::atomic<int64_t> calls{0};
   std::atomic<int> connecting{0};                    // a first message needs so many looks
@@ -39,10 +39,13 @@ class FaultyTransport final : public Transport {
   size_t max_message_bytes() const override { return real_->max_message_bytes(); }
   bool post_send(int peer, int channel, const void* data, size_t bytes) override {
     if (fault_.damage) fault_.damage(static_cast<std::byte*>(const_cast<void*>(data)), bytes);
-    return !strikes("post_send") && real_->post_send(peer, channel, data, bytes);
+    return !strikes("post_send") && counts(real_->post_send(peer, channel, data, bytes));
   }
   std::byte* acquire_send(int peer, int channel, size_t bytes) override {
-    room_ = {strikes("acquire_send") ? nullptr : real_->acquire_send(peer, channel, bytes), bytes};
+    room_ = {nullptr, bytes};
+    if (strikes("acquire_send")) return nullptr;
+    room_.first = real_->acquire_send(peer, channel, bytes);
+    counts(room_.first != nullptr);
     return room_.first;
   }
   void commit_send(int peer, int channel) override {
@@ -53,10 +56,10 @@ class FaultyTransport final : public Transport {
   uint64_t posted(int peer, int channel) const override { return real_->posted(peer, channel); }
   uint64_t sent(int peer, int channel) override { return real_->sent(peer, channel); }
   bool post_recv(int peer, int channel, void* dst, size_t bytes) override {
-    return !strikes("post_recv") && real_->post_recv(peer, channel, dst, bytes);
+    return !strikes("post_recv") && counts(real_->post_recv(peer, channel, dst, bytes));
   }
   bool post_recv_up_to(int peer, int channel, size_t bytes) override {
-    return !strikes("post_recv_up_to") && real_->post_recv_up_to(peer, channel, bytes);
+    return !strikes("post_recv_up_to") && counts(real_->post_recv_up_to(peer, channel, bytes));
   }
   // Looks in vain are as many as time has it: only what came counts.
   const std::byte* front(int peer, int channel) override {
@@ -100,6 +103,11 @@ class FaultyTransport final : public Transport {
     if (fault_.calls.fetch_add(1) + 1 != fault_.at) return false;
     if (fault_.refuses) return true;
     throw TransportError(std::string("injected into ") + call);
+  }
+  // A call in vain is made again, as often as time has it.
+  bool counts(bool had_effect) {
+    if (!had_effect) --fault_.calls;
+    return had_effect;
   }
 
   const std::unique_ptr<Transport> real_;

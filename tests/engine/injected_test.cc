@@ -224,21 +224,6 @@ void play(World& world, const std::function<void()>& arm) {
   });
 }
 
-void fail_calls_of_the_transport(bool refuses) {
-  int64_t at = 1 + seed() % kStride;
-  for (bool fired = true; fired; at += kStride) {
-    Fault fault;
-    fault.at = at;
-    fault.refuses = refuses;
-    {
-      World world = faulty_world(fault, quiet_settings().on_nodes(false));
-      play(world, [] {});
-    }
-    fired = fault.fired();
-  }
-  CHECK(at > 50);
-}
-
 void fail_allocations(const Settings& settings, bool lasts) {
   int64_t at = 1 + seed() % kStride;
   do {
@@ -257,6 +242,7 @@ class ThreadsJob final : public Bootstrap {
     std::mutex mutex;
     std::vector<std::vector<Mailbox::Letter>> letters{kRanks};  // by whom they are for
     std::vector<Endpoint> endpoints = connect_local(kRanks, {.arena_bytes = size_t{16} << 20});
+    Fault* fault = nullptr;  // of the culprit's transport
   };
   ThreadsJob(Job& job, int rank) : job_(job) {
     rank_ = rank;
@@ -272,7 +258,9 @@ class ThreadsJob final : public Bootstrap {
   std::vector<int> node_of_ranks() override { return std::vector<int>(kRanks, 0); }
   std::unique_ptr<Bootstrap> subset(const std::vector<int>&) override { return nullptr; }
   std::unique_ptr<Transport> make_transport(size_t, int, const std::string&) override {
-    return std::move(job_.endpoints[static_cast<size_t>(rank_)].transport);
+    std::unique_ptr<Transport> real = std::move(job_.endpoints[static_cast<size_t>(rank_)].transport);
+    if (rank_ != kCulprit || job_.fault == nullptr) return real;
+    return std::make_unique<FaultyTransport>(std::move(real), *job_.fault);
   }
   void finalize() override {}
   [[noreturn]] void abort(int exit_code) override { std::_Exit(exit_code); }
@@ -330,14 +318,45 @@ Injection& of_letters() { return letters; }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-Settings on_nodes(Settings settings) {
-  settings.nodes = {0, 0, 1};
+Settings on_nodes(Settings settings, std::vector<int> nodes = {0, 0, 1}) {
+  settings.nodes = std::move(nodes);
   return settings;
 }
 
 Settings by_messages(Settings settings) {
   settings.transport = "mpi";
   return settings;
+}
+
+World by_messages_alone(Fault& fault) { return faulty_world(fault, quiet_settings().on_nodes(false)); }
+
+// The culprit is the first of a node of two, and carries what they send to the other node.
+World on_two_levels(Fault& fault) {
+  ThreadsJob::Job job;
+  job.fault = &fault;
+  World world(kRanks);
+  on_threads(kRanks, [&](int rank) {
+    ThreadsJob mine(job, rank);
+    world[static_cast<size_t>(rank)] = connect_world(&mine, on_nodes(quiet_settings(), {0, 1, 1}));
+  });
+  return world;
+}
+
+void fail_calls_of_the_transport(World (*connect)(Fault&), bool refuses) {
+  int64_t at = 1 + seed() % kStride;
+  for (bool fired = true; fired; at += kStride) {
+    Fault fault;
+    fault.refuses = refuses;
+    {
+      World world = connect(fault);
+      play(world, [&] {
+        fault.calls = 0;
+        fault.at = at;
+      });
+    }
+    fired = fault.fired();
+  }
+  CHECK(at > 50);
 }
 
 // What a rank says in its start-up, once all have met: that it is here was the first.
@@ -441,7 +460,9 @@ TEST(a_message_that_waits_for_its_connection_is_seen_to) {
   on_threads(kRanks, [&](int rank) { world[static_cast<size_t>(rank)]->close(); });
 }
 
-TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(false); }
-TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(true); }
+TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(by_messages_alone, false); }
+TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(by_messages_alone, true); }
+TEST(every_call_of_a_transport_fails_on_two_levels) { fail_calls_of_the_transport(on_two_levels, false); }
+TEST(every_call_of_a_transport_is_refused_once_on_two_levels) { fail_calls_of_the_transport(on_two_levels, true); }
 
 TEST_MAIN
