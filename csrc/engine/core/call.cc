@@ -195,9 +195,9 @@ uint64_t Arguments<Held>::fingerprint() const {
   if (!refusal.empty()) return kRefusal;
   if (kind == Kind::kAllReduce) return reduction_fingerprint();
   Fingerprint print;  // of a barrier, one word
-  print.add(static_cast<uint64_t>(kind) | device_bit() | static_cast<uint64_t>(dtype) << 8 |
-                uint64_t{name.size()} << 16,
-            row_elems);
+  print.add(
+      static_cast<uint64_t>(kind) | device_bit() | static_cast<uint64_t>(dtype) << 8 | uint64_t{name.size()} << 16,
+      row_elems);
   if (!name.empty()) print.add(name);
   if (kind == Kind::kBroadcast) print.add(count).add(static_cast<uint64_t>(root));
   if (kind == Kind::kReduceScatter) {
