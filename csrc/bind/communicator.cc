@@ -398,7 +398,7 @@ void bind_communicator(py::module_& m) {
       .def("encoded_costs", &encoded_costs)
       .def("refuse", &Communicator::refuse, py::arg("why"), py::call_guard<py::gil_scoped_release>())
       .def("note_refused", &Communicator::note_refused, py::arg("why"), py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("timeout_s", [](const Communicator& self) { return self.settings().timeout_s; })
+      .def_property("timeout_s", &Communicator::timeout_s, &Communicator::set_timeout)
       .def(
           "log",
           [](const Communicator& self, const std::string& level, const std::string& text) {

@@ -108,8 +108,6 @@ class Calls:
     """The communicator of a group, and what all its collectives share."""
 
     _comm: _C.Communicator
-    _limit_s: float | None = None
-    """How long an operation may take, where that is less than the core's own deadline."""
     _batch: list[Work] | None = None
     """The operations between _start_coalescing() and _end_coalescing()."""
     _sequence = 0
@@ -119,8 +117,8 @@ class Calls:
         return self._comm if tensor.is_cpu and not _EMULATES else kind_of(tensor).on(self._comm, tensor)
 
     def _at_once(self, opts: Any) -> bool:
-        """Whether the call may run on this thread: async_op=False, and the core's deadline is the call's."""
-        return opts is not None and not opts.asyncOp and self._limit_s is None and opts.timeout <= NO_TIME
+        """Whether the call may run on this thread: async_op=False, and the group's deadline is the call's."""
+        return opts is not None and not opts.asyncOp and opts.timeout <= NO_TIME
 
     def _start(
         self,
@@ -133,7 +131,7 @@ class Calls:
         """core: what was started. memory: what it reads and writes, beside `tensors`. messages: between two ranks."""
         self._sequence += 1
         order = None if messages else self._comm
-        work = Work(Started(core, (memory, tensors), finish), tensors, self._limit_s, order)
+        work = Work(Started(core, (memory, tensors), finish), tensors, order)
         if self._batch is not None:
             self._batch.append(work)
         return work
@@ -143,7 +141,7 @@ class Calls:
         begun = [work for work in works if not isinstance(work, Done)]
         if not begun:
             return Done(tensors)
-        return Work(Handles([one._handle for one in begun]), tensors, self._limit_s)
+        return Work(Handles([one._handle for one in begun]), tensors)
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch = []  # what an exception has left there is nobody's: torch's manager does not end after one

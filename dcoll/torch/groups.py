@@ -21,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 LEAVING: list[_C.Communicator] = []
 """Of groups that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
 
+LEAST_TIMEOUT_S = 0.001
+
 _JOINED: list[_C.Communicator] = []
 """The job, where torch has joined it."""
 
@@ -64,6 +66,14 @@ def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Comm
             f"{comm.size}: leave rank= and world_size= (and RANK and WORLD_SIZE) out, or pass the launcher's"
         )
     return comm, joined
+
+
+def is_limited_by(timeout: timedelta, comm: _C.Communicator) -> bool:
+    """Whether a new group takes torch's timeout: not where it is torch's default, which says nothing. The job's is
+    DCOLL_TIMEOUT where that is set and less."""
+    if timeout == dist.default_pg_timeout:
+        return False
+    return comm in GROUPS or "DCOLL_TIMEOUT" not in os.environ or timeout.total_seconds() < comm.timeout_s
 
 
 def _begin(store: Any, rank: int, size: int) -> None:

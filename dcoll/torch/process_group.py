@@ -40,12 +40,14 @@ class Collectives(Reductions, Movement, Messages):
         else:
             self._comm, self._leaves_job = groups.world(store, rank, size, timeout)
         self._store = store
-        self.set_timeout(timeout)
+        self._options = TorchBackend.Options(NAME, timeout)
+        if groups.is_limited_by(timeout, self._comm):
+            self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """How long an operation may make no progress, on every rank of the group."""
         self._options = TorchBackend.Options(NAME, timeout)
-        seconds = timeout.total_seconds()
-        self._limit_s = seconds if seconds < self._comm.timeout_s else None
+        self._comm.timeout_s = max(timeout.total_seconds(), groups.LEAST_TIMEOUT_S)
 
     _set_default_timeout = set_timeout
 

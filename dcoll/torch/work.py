@@ -76,17 +76,15 @@ def _copied(tensors: Sequence[torch.Tensor]) -> Any:
 class Work(dist.Work):
     """A collective under way."""
 
-    def __init__(
-        self, handle: Any, tensors: Sequence[torch.Tensor], limit_s: float | None, order: object = None
-    ) -> None:
-        """handle: of one (Started) or of several (Handles). limit_s: how long wait() may take if it is not told.
+    def __init__(self, handle: Any, tensors: Sequence[torch.Tensor], order: object = None) -> None:
+        """handle: of one (Started) or of several (Handles).
 
         order: those that have the same one end in the order in which they were started; None: nothing is known.
         """
         super().__init__()
         self._handle: Any = handle
         self._tensors = tensors
-        self._limit_s = limit_s
+        self._limit_s: float | None = None  # of a wait() that is not told how long it may take
         self._order = order
         self.number = next(_NUMBERS)
         self._future: Any = None
@@ -179,7 +177,7 @@ class Done(Work):
     """What ended before it was returned."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__(Handles(()), tensors, None)
+        super().__init__(Handles(()), tensors)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True

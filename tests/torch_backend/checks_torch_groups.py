@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcoll as hvd
+from dcoll.job.world import WORLD
 from dcoll.torch import groups
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
@@ -262,14 +263,32 @@ def check_a_calls_timeout() -> None:
 
 
 def check_groups_timeout() -> None:
-    """A group's timeout is the limit of its operations, where it is less than the core's."""
+    """A group's timeout is that of its operations, less than the job's or more, and may be changed. PyTorch's default
+    is the job's."""
     r, n = dist.get_rank(), dist.get_world_size()
     if n == 1:
         return
-    group = dist.new_group(list(range(n)), timeout=timedelta(seconds=0.5))
-    sum_in(group, 1)
+    ranks, soon, late = list(range(n)), timedelta(seconds=0.5), timedelta(hours=5)
+
+    def backend(group: Any) -> Any:
+        return group._get_backend(torch.device("cpu"))
+
+    def seconds(group: Any) -> float:
+        return float(backend(group)._comm.timeout_s)
+
+    job = WORLD.comm
+    assert job is not None
+    assert seconds(dist.new_group(ranks)) == job.timeout_s != 18000
+    assert seconds(dist.new_group(ranks, timeout=late)) == pytest.approx(18000, abs=1)  # PyTorch rounds it
+
+    group = dist.new_group(ranks, timeout=soon)
+    backend(group).set_timeout(late)
     if r == 0:
-        with pytest.raises(hvd.TimeoutError, match="waiting for rank"):  # one of those that are
+        time.sleep(1.5)
+    sum_in(group, 1)
+    backend(group).set_timeout(soon)
+    if r == 0:
+        with pytest.raises(hvd.TimeoutError, match=r"waiting for rank.*the group's timeout \(seconds, now 0\.5\)"):
             sum_in(group, 1)
     dist.barrier()
 

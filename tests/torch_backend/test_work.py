@@ -87,7 +87,7 @@ def test_where_there_is_no_thread_a_future_is_refused_and_the_next_one_comes(mon
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
     handle: Any = Unfinished()
-    work = works.Work(handle, [], None)
+    work = works.Work(handle, [])
     with pytest.raises(RuntimeError, match="new thread"):
         work.get_future()
     assert refused == ["dcoll futures"]

@@ -73,6 +73,10 @@ class Communicator final {
     return watchdog_.unfinished_text(operation, timeout_s);
   }
 
+  // How long an operation may make no progress, in seconds: DCOLL_TIMEOUT until it is set, alike on all ranks.
+  double timeout_s() const { return watchdog_.timeout_s(); }
+  void set_timeout(double seconds) { watchdog_.set_timeout(seconds); }
+
   void fail(const std::string& text);
   std::string failure() const;
   // Waits for what is queued, meets the other ranks (so that nobody leaves while another still needs it), stops.

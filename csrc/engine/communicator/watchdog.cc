@@ -59,13 +59,13 @@ void Watchdog::watch_operation(Operation& running, Clock::time_point now) {
   const double idle = seconds_between(running.last_moved, now);
   watch_stall(running, idle, missing);
   tell_of_waiting(running, now, missing);
-  if (idle > setup_.settings.timeout_s + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
+  if (idle > timeout_s() + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
 }
 
 // Rank 0 knows who is missing; the others leave it a second to say so.
 void Watchdog::watch_names(Clock::time_point now) {
   const NamedLane& names = *all().names;
-  const double limit = setup_.settings.timeout_s + (setup_.members.rank == 0 ? 0 : 1);
+  const double limit = timeout_s() + (setup_.members.rank == 0 ? 0 : 1);
   for (const auto& [id, operation] : names.waiting()) {
     const double idle = seconds_between(operation->last_moved, now);
     watch_stall(*operation, idle, names.waits_for(id));
@@ -76,8 +76,7 @@ void Watchdog::watch_names(Clock::time_point now) {
 // Shortly before it gives up.
 void Watchdog::tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing) {
   const double idle = seconds_between(operation.last_moved, now);
-  if (idle <= setup_.settings.timeout_s - grace(setup_.settings.timeout_s) || stall_told_ >= operation.last_moved)
-    return;
+  if (idle <= timeout_s() - grace(timeout_s()) || stall_told_ >= operation.last_moved) return;
   stall_told_ = now;
   setup_.transport().post_stall(missing);
 }
@@ -93,8 +92,7 @@ void Watchdog::watch_points(Clock::time_point now) {
       if (limit > 0 && idle > limit) throw_stall(wait_text(operation, idle, missing));
     }
     tell_of_waiting(operation, now, missing);
-    if (idle > setup_.settings.timeout_s + patience(operation))
-      throw TimeoutError(timeout_text(operation, idle, missing));
+    if (idle > timeout_s() + patience(operation)) throw TimeoutError(timeout_text(operation, idle, missing));
   };
   all().points->for_each([&](Operation& operation)
                              DCOLL_REQUIRES(progress_.drive_mutex) { look(operation, sources_of(operation.request)); });
@@ -117,11 +115,11 @@ double Watchdog::patience(const Operation& operation) const {
   const bool makes_group = is_point(r.kind) && static_cast<PointSpace>(r.tag >> 32) == PointSpace::kGroups;
   const bool indirectly =
       makes_group ? r.root < setup_.members.rank : operation.started && operation.task.waits_indirectly();
-  return indirectly ? std::min(kMostGraceSeconds, setup_.settings.timeout_s / 4) : 0;
+  return indirectly ? std::min(kMostGraceSeconds, timeout_s() / 4) : 0;
 }
 
 std::string Watchdog::wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const {
-  const double recent = 2 * grace(setup_.settings.timeout_s) + patience(operation);
+  const double recent = 2 * grace(timeout_s()) + patience(operation);
   const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
   std::vector<int> missing = culprits(setup_.members.rank, waited_for, setup_.transport().stall_notes(), since);
   // What a rank noted came as bytes.
@@ -136,9 +134,9 @@ std::string Watchdog::wait_text(const Operation& operation, double seconds, cons
 
 std::string Watchdog::timeout_text(const Operation& operation, double seconds,
                                    const std::vector<int>& waited_for) const {
-  return wait_text(operation, seconds, waited_for) +
-         " Look there for the cause; if it was only slow, raise DCOLL_TIMEOUT (seconds, now " +
-         text_of(setup_.settings.timeout_s, 10) + ").";
+  const std::string limit = timeout_s() == setup_.settings.timeout_s ? "DCOLL_TIMEOUT" : "the group's timeout";
+  return wait_text(operation, seconds, waited_for) + " Look there for the cause; if it was only slow, raise " + limit +
+         " (seconds, now " + text_of(timeout_s(), 10) + ").";
 }
 
 }  // namespace dcoll

@@ -2,6 +2,7 @@
 // with the other ranks (diagnosis.h).
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,7 +18,12 @@ namespace dcoll {
 
 class Watchdog final : public Watched, public Notes {
  public:
-  Watchdog(const Setup& setup, Progress& progress) : setup_(setup), progress_(progress) {}
+  Watchdog(const Setup& setup, Progress& progress)
+      : setup_(setup), progress_(progress), timeout_s_(setup.settings.timeout_s) {}
+
+  // How long an operation may make no progress: DCOLL_TIMEOUT, or what was set since. Alike on all ranks.
+  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }
+  void set_timeout(double seconds) { timeout_s_.store(seconds, std::memory_order_relaxed); }
 
   // Answers the questions of other ranks from now on. of_the_process: what does so; made where it is null.
   void begin_listening(std::shared_ptr<Diagnosis>& of_the_process);
@@ -66,6 +72,7 @@ class Watchdog final : public Watched, public Notes {
 
   const Setup& setup_;
   Progress& progress_;
+  std::atomic<double> timeout_s_;
   Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   // When the others were last told that this rank waits in vain.
   Clock::time_point stall_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);
