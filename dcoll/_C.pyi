@@ -433,7 +433,7 @@ def connect_local(n: int) -> list[Communicator]:
 def make_group(whole: Communicator, ranks: Sequence[int], job: Bootstrap | None) -> Communicator:
     """A communicator of some of another's ranks. Collective over them alone (csrc/engine/communicator/subset.h).
 
-    ranks: ascending, this one among them. job: of the whole.
+    ranks: this one among them, counted as they come. job: of the whole.
     """
 
 @final

@@ -126,11 +126,6 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
             f"new_group got the ranks {list(ranks)}, but there is no group of dcoll's with all ranks yet that they "
             'could be a part of: call init_process_group("dcoll"), dcoll.init(), or new_group() with all ranks before'
         )
-    if list(ranks) != sorted(ranks):
-        raise ArgumentError(
-            f"new_group got the ranks {list(ranks)} with sort_ranks=False, but dcoll's groups count their ranks in "
-            "ascending order: leave sort_ranks out"
-        )
     close_those_left()
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
     if not GROUPS and not LEAVING:

@@ -132,11 +132,47 @@ def check_groups_that_are_under_way_at_once() -> None:
             assert tensors[at].eq(sum(set([ranks for ranks in sets if ranks][at]))).all()
 
 
-def check_order_of_ranks_is_refused() -> None:
-    n = dist.get_world_size()
-    if n > 1:
-        with pytest.raises(RuntimeError, match="ascending"):
-            dist.new_group(list(range(n))[::-1], sort_ranks=False)
+def check_order_of_ranks() -> None:
+    """Ranks of a group are counted as they are given."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    for order in (list(range(n))[::-1], [*range(1, n), 0], [n - 1, 0]):
+        if n == 1 or r not in order:
+            continue
+        group = dist.new_group(order, sort_ranks=False, use_local_synchronization=True)
+        size, own = len(order), order.index(r)
+        assert dist.get_rank(group) == own
+        for count in (1, 7, 40_000):  # in one piece, and in more
+            mine = torch.full((count,), float(r))
+            gathered = torch.empty(size * count)
+            dist.all_gather_into_tensor(gathered, mine, group=group)
+            assert gathered.eq(torch.tensor(order, dtype=torch.float32).repeat_interleave(count)).all()
+            parts = torch.arange(size, dtype=torch.float32).repeat_interleave(count) + r
+            share = torch.empty(count)
+            dist.reduce_scatter_tensor(share, parts, group=group)
+            assert share.eq(own * size + sum(order)).all()
+            turned = torch.empty(size * count)
+            dist.all_to_all_single(turned, parts, group=group)
+            assert turned.eq(torch.tensor(order, dtype=torch.float32).repeat_interleave(count) + own).all()
+            summed = mine.clone()
+            dist.all_reduce(summed, group=group)
+            assert summed.eq(sum(order)).all()
+            dist.broadcast(mine, order[0], group=group)
+            assert mine.eq(order[0]).all()
+        told, heard = torch.tensor([r]), torch.empty(1, dtype=torch.int64)
+        works = [dist.isend(told, order[(own + 1) % size], group), dist.irecv(heard, order[own - 1], group)]
+        for work in works:
+            work.wait()
+        assert heard.item() == order[own - 1]
+    dist.barrier()
+
+
+def check_members_that_differ_in_the_order() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    order = list(range(n))
+    with pytest.raises(RuntimeError, match=r"makes a group of ranks .* where rank 0 makes one of ranks 0, 1"):
+        dist.new_group(order if r == 0 else order[::-1], sort_ranks=False)
     dist.barrier()
 
 

@@ -31,8 +31,8 @@ struct Members {
   std::unique_ptr<Transport> transport;
   std::shared_ptr<Window> window;  // the node's memory; null when it could not be mapped
   LinkConstants links{};           // how the constants of the cost model are found
-  // Ranks with equal numbers have mapped each other, in ascending order; empty where that is not known of all ranks.
-  // With several numbers, collectives work on two levels, and every rank needs a window, if only its own.
+  // Ranks with equal numbers have mapped each other; empty where that is not known of all ranks. With several numbers,
+  // collectives work on two levels, and every rank needs a window, if only its own.
   std::vector<int> memory_of_rank{};
   std::vector<int> job_ranks{};                  // what messages call the ranks; empty: by their numbers here
   std::shared_ptr<const Processes> processes{};  // of the job, where the transport does not see that one ends

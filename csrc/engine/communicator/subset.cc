@@ -24,11 +24,13 @@ MappedOptions options_of(const Settings& settings) {
 }
 
 void check_ranks(const std::vector<int>& ranks, const Communicator& whole) {
-  const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
-  if (!ascending || ranks.empty() || ranks.front() < 0 || ranks.back() >= whole.size() ||
-      !std::binary_search(ranks.begin(), ranks.end(), whole.rank())) {
+  std::vector<int> sorted = ranks;
+  std::ranges::sort(sorted);
+  const bool differ = std::ranges::adjacent_find(sorted) == sorted.end();
+  if (!differ || sorted.empty() || sorted.front() < 0 || sorted.back() >= whole.size() ||
+      !std::ranges::binary_search(sorted, whole.rank())) {
     throw ArgumentError("the ranks of a subset must be different ranks below " + std::to_string(whole.size()) +
-                        ", in ascending order, rank " + std::to_string(whole.rank()) + " among them");
+                        ", rank " + std::to_string(whole.rank()) + " among them");
   }
 }
 
@@ -39,14 +41,11 @@ Subset::Subset(std::shared_ptr<Communicator> whole, std::vector<int> ranks)
   check_ranks(ranks_, *whole_);
   const Members& all = whole_->members();
   std::vector<int> local_ranks;  // as the window counts
-  for (int rank = 0, local = 0; rank < whole_->size(); ++rank) {
-    if (all.node_of_rank[rank] != all.node()) continue;
-    const auto found = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
-    if (found != ranks_.end() && *found == rank) {
-      local_.push_back(static_cast<int>(found - ranks_.begin()));
-      local_ranks.push_back(local);
-    }
-    ++local;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (all.node_of_rank[ranks_[i]] != all.node()) continue;
+    local_.push_back(static_cast<int>(i));
+    const auto begin = all.node_of_rank.begin();
+    local_ranks.push_back(static_cast<int>(std::count(begin, begin + ranks_[i], all.node())));
   }
   const bool mapped = all.window != nullptr && all.window->local_size() == all.local_size();
   if (mapped) region_ = std::make_unique<SubsetRegion>(all.window, local_ranks, options_of(whole_->settings()));
@@ -67,7 +66,7 @@ Members Subset::describe() const {
   members.may_listen = all.may_listen;
   for (const int rank : ranks_) members.job_ranks.push_back(all.job_rank(rank));
   members.processes = all.processes;
-  std::map<int, int> nodes;  // of the whole -> of the subset, numbered by lowest rank
+  std::map<int, int> nodes;  // of the whole -> of the subset, numbered by first rank
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const int rank = ranks_[i];
     if (rank == whole_->rank()) members.rank = static_cast<int>(i);
@@ -134,7 +133,7 @@ constexpr size_t kMostTextBytes = size_t{64} << 10;
 
 std::string cut(const std::string& text) { return text.substr(0, whole_characters(text, kMostTextBytes)); }
 
-// What a member tells the lowest one: this, its ranks (int each), and why it cannot take part.
+// What a member tells the lowest rank among them: this, its ranks (int each), and why it cannot take part.
 struct Joining {
   uint64_t offset = 0;
   uint32_t members = 0;
@@ -194,7 +193,7 @@ struct Joint {
   std::string wrong;
 };
 
-// Of the lowest member: what the others have to say.
+// Of the lowest rank: what the others have to say.
 void hear(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, size_t member, Joint& joint) {
   const auto name = [&](int rank) { return "rank " + std::to_string(whole.members().job_rank(rank)); };
   const int from = ranks[member];
@@ -220,23 +219,25 @@ void hear(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, 
 
 Joint gather(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, uint64_t offset,
              const std::string& refusal) {
-  Joint joint{{}, std::vector<uint64_t>(ranks.size()), refusal};
-  joint.offsets[0] = offset;
+  Joint joint{{}, std::vector<uint64_t>(ranks.size(), offset), refusal};
   if (!refusal.empty()) joint.head.outcome = Joined::Outcome::kRefused;
-  for (size_t member = 1; member < ranks.size(); ++member) hear(talk, whole, ranks, member, joint);
+  for (size_t member = 0; member < ranks.size(); ++member) {
+    if (ranks[member] != whole.rank()) hear(talk, whole, ranks, member, joint);
+  }
   joint.wrong = cut(joint.wrong);
   const bool fine = joint.head.outcome == Joined::Outcome::kMade;
   const size_t bytes = fine ? joint.offsets.size() * sizeof(uint64_t) : joint.wrong.size();
   joint.head.bytes = static_cast<uint32_t>(bytes);
-  for (size_t member = 1; member < ranks.size(); ++member) {
-    talk.send(ranks[member], &joint.head, sizeof joint.head);
-    talk.send(ranks[member], fine ? static_cast<const void*>(joint.offsets.data()) : joint.wrong.data(), bytes);
+  for (const int rank : ranks) {
+    if (rank == whole.rank()) continue;
+    talk.send(rank, &joint.head, sizeof joint.head);
+    talk.send(rank, fine ? static_cast<const void*>(joint.offsets.data()) : joint.wrong.data(), bytes);
   }
   return joint;
 }
 
 Joint join(Talk& talk, const std::vector<int>& ranks, uint64_t offset, const std::string& refusal) {
-  const int lowest = ranks.front();
+  const int lowest = std::ranges::min(ranks);
   const Joining joining{offset, static_cast<uint32_t>(ranks.size()), static_cast<uint32_t>(refusal.size())};
   talk.send(lowest, &joining, sizeof joining);
   talk.send(lowest, ranks.data(), ranks.size() * sizeof(int));
@@ -270,7 +271,7 @@ std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> whole, st
   }
   const uint64_t offset = subset ? subset->offset() : kUnmappedOffset;
   Talk talk(*whole, look_around);
-  const bool lowest = ranks.front() == whole->rank();
+  const bool lowest = std::ranges::min(ranks) == whole->rank();
   const Joint joint = lowest ? gather(talk, *whole, ranks, offset, refusal) : join(talk, ranks, offset, refusal);
   if (joint.head.outcome == Joined::Outcome::kMismatch) throw MismatchError(joint.wrong);
   if (joint.head.outcome == Joined::Outcome::kRefused) throw TransportError(joint.wrong);

@@ -18,15 +18,16 @@ namespace dcoll {
 // name different ranks, and the deadline is that of the whole. What a group was made of is used again for the next ones
 // once all members' communicators are gone.
 //
-// ranks: of `whole`, ascending, this one among them. job: of whole's job; null where there is none, which members that
-// cannot all map each other need. look_around is called now and then; what it throws breaks off, and fails the whole.
+// ranks: of `whole`, this one among them; the group counts them as they come. job: of whole's job, which members that
+// cannot all map each other need; null where there is none. look_around is called now and then; what it throws breaks
+// off, and fails the whole.
 std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> whole, std::vector<int> ranks, Bootstrap* job,
                                          const std::function<void()>& look_around = {});
 
 // One member's part in that: made, its offset told to the others, and connected once theirs are known.
 class Subset {
  public:
-  // ranks: of `whole`, ascending, this one among them.
+  // ranks: of `whole`, this one among them.
   Subset(std::shared_ptr<Communicator> whole, std::vector<int> ranks);
 
   // What the other members have to know.
