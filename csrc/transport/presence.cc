@@ -36,13 +36,9 @@ std::optional<int> first_number(std::initializer_list<const char*> variables) {
   return std::nullopt;
 }
 
-// 'T' while stopped.
-char state_of(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const size_t name_end = line.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < line.size() ? line[name_end + 2] : ' ';
+bool is_stopped(pid_t pid) {
+  const std::vector<std::string> stat = process_stat(pid);
+  return !stat.empty() && stat.front() == "T";
 }
 
 }  // namespace
@@ -139,8 +135,7 @@ std::string Presence::missing() {
   std::string stopped;
   for (int rank = 0; rank < who_->size; ++rank) (now.contains(rank) ? here : absent).push_back(rank);
   for (const auto& [rank, pid] : now) {
-    if (state_of(pid) == 'T')
-      stopped += ", rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ") is stopped";
+    if (is_stopped(pid)) stopped += ", rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ") is stopped";
   }
   if (absent.empty()) {
     return stopped.empty() ? "all ranks have called dcoll.init(), but MPI's start-up does not return"

@@ -191,6 +191,13 @@ def exit_hangs() -> None:
         atexit.register(hang)  # runs before dcoll's own
 
 
+def works_on() -> None:
+    """All end, but one computes for longer than the timeout."""
+    end = time.monotonic() + 9
+    while hvd.rank() == 1 and time.monotonic() < end:
+        sum(range(10000))
+
+
 def end_hangs() -> None:
     """All end, but one hangs when it has told the others so."""
 

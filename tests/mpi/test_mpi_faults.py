@@ -65,6 +65,7 @@ EXITS: dict[str, tuple[str, int]] = {
     "ends_early": ("rank 1 called shutdown (or the program there ended)", 1),
     "thread_hangs": ("RuntimeError: the data ran out", 1),
     "exit_hangs": ("shutdown made no progress for 5 s, waiting for rank 1 of 3", 1),
+    "works_on": ("it goes on waiting for rank 1, still computing", 0),
     "end_hangs": ("rank 1 still ran 5 s after its program's end", 1),
 }
 
@@ -74,7 +75,7 @@ def exits() -> dict[str, Finished | str]:
     """The jobs of EXITS, several at once: they mostly wait. A text: why there is no end to tell of."""
 
     def job(kind: str) -> Finished | str:
-        limit = "5" if kind.endswith("_hangs") else "300"
+        limit = "5" if kind.endswith("_hangs") else "3" if kind == "works_on" else "300"
         try:
             return launch(3, str(HERE / "fault.py"), kind, timeout=LIMIT_S, DCOLL_TIMEOUT=limit)
         except pytest.fail.Exception as hung:

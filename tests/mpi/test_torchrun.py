@@ -87,6 +87,13 @@ def test_a_rank_that_ends_or_hangs_ends_the_job(kind: str, text: str) -> None:
     assert text in done.stderr, done.text
 
 
+@pytest.mark.parametrize("nodes", ["", "0,1,1"])
+def test_a_rank_that_computes_longer_is_waited_for(nodes: str) -> None:
+    done = fault("works_on", TORCHRUN, DCOLL_TIMEOUT="3", DCOLL_NODES=nodes)
+    assert done.returncode == 0, done.text
+    assert done.stderr.count("it goes on waiting for rank 1, still computing") >= 4, done.text
+
+
 def test_a_failure_that_all_ranks_caught_ends_with_0(tmp_path: Path) -> None:
     env = {"DCOLL_STALL_CHECK_TIME": "1", "DCOLL_STALL_SHUTDOWN_TIME": "2", "FAULT_FOLDER": str(tmp_path)}
     for kind in ("stall_caught", "init_fails"):

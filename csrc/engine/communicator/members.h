@@ -36,6 +36,7 @@ struct Members {
   std::vector<int> memory_of_rank{};
   std::vector<int> job_ranks{};                  // what messages call the ranks; empty: by their numbers here
   std::shared_ptr<const Processes> processes{};  // of the job, where the transport does not see that one ends
+  std::vector<ProcessId> process_of_rank{};      // empty: not known
   std::shared_ptr<Timeline> timeline{};          // of the process; null: a new one
   std::shared_ptr<Diagnosis> diagnosis{};        // of the process; null: this communicator makes it
   std::shared_ptr<Driver> driver{};              // of the process; null: a new one

@@ -74,6 +74,7 @@ Members Subset::describe() const {
         nodes.try_emplace(all.node_of_rank[rank], static_cast<int>(nodes.size())).first->second);
     members.transport_of_rank.push_back(all.transport_of_rank[rank]);
     if (!all.memory_of_rank.empty()) members.memory_of_rank.push_back(all.memory_of_rank[rank]);
+    if (!all.process_of_rank.empty()) members.process_of_rank.push_back(all.process_of_rank[rank]);
   }
   return members;
 }

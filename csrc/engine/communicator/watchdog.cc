@@ -2,6 +2,7 @@
 #include "engine/communicator/watchdog.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/number.h"
@@ -59,7 +60,42 @@ void Watchdog::watch_operation(Operation& running, Clock::time_point now) {
   const double idle = seconds_between(running.last_moved, now);
   watch_stall(running, idle, missing);
   tell_of_waiting(running, now, missing);
-  if (idle > timeout_s() + patience(running)) throw TimeoutError(timeout_text(running, idle, missing));
+  const bool for_work = running.request.kind == Kind::kShutdown && waits_for_work(running, now, missing);
+  if (idle > timeout_s() + patience(running) && !for_work) throw TimeoutError(timeout_text(running, idle, missing));
+}
+
+// A rank whose program has ended waits for others as long as they compute: rank 0 may evaluate for an hour what all
+// have trained. One that hangs, or is stopped, uses no processor in the second half of the timeout. Of other machines'
+// ranks it is not known.
+bool Watchdog::waits_for_work(Operation& running, Clock::time_point now, const std::vector<int>& missing) {
+  constexpr double kLeastShare = 0.01, kLeastSeconds = 0.02;  // two ticks, as the kernel counts
+  const Members& members = setup_.members;
+  const double idle = seconds_between(running.last_moved, now);
+  if (members.process_of_rank.empty() || idle <= timeout_s() / 2) return false;
+  const auto used = [&](int rank) { return processor_seconds(members.process_of_rank[static_cast<size_t>(rank)]); };
+  if (looked_.at <= running.last_moved) {
+    looked_ = {now, {}};
+    for (int rank = 0; rank < members.size; ++rank) looked_.used.push_back(used(rank));
+  }
+  if (idle <= timeout_s()) return false;
+  std::vector<int> waited_for = missing;
+  if (running.task.waits_indirectly()) {  // for any that has not said that it waits itself
+    waited_for.resize(static_cast<size_t>(members.size));
+    std::iota(waited_for.begin(), waited_for.end(), 0);
+    std::erase(waited_for, members.rank);
+    waited_for = culprits_of(waited_for, timeout_s() + patience(running));
+  }
+  const double least = std::max(kLeastShare * seconds_between(looked_.at, now), kLeastSeconds);
+  std::vector<int> at_work;
+  for (const int rank : waited_for) {
+    const std::optional<double> before = looked_.used[static_cast<size_t>(rank)], after = used(rank);
+    if (before && after && *after - *before >= least) at_work.push_back(members.job_rank(rank));
+  }
+  if (at_work.empty()) return false;
+  setup_.log(LogLevel::kWarning,
+             "this rank's program has ended; it goes on waiting for " + ranks_text(at_work) + ", still computing");
+  running.last_moved = now;
+  return true;
 }
 
 // Rank 0 knows who is missing; the others leave it a second to say so.
@@ -118,12 +154,18 @@ double Watchdog::patience(const Operation& operation) const {
   return indirectly ? std::min(kMostGraceSeconds, timeout_s() / 4) : 0;
 }
 
-std::string Watchdog::wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const {
-  const double recent = 2 * grace(timeout_s()) + patience(operation);
-  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(recent));
+// Of these and those that others wait for, who has not said in the last `recent` seconds that it waits itself.
+std::vector<int> Watchdog::culprits_of(const std::vector<int>& waited_for, double recent) const {
+  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(recent + 2 * grace(timeout_s())));
   std::vector<int> missing = culprits(setup_.members.rank, waited_for, setup_.transport().stall_notes(), since);
   // What a rank noted came as bytes.
   std::erase_if(missing, [&](int rank) { return rank < 0 || rank >= setup_.members.size; });
+  return missing;
+}
+
+std::string Watchdog::wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const {
+  std::vector<int> missing = culprits_of(waited_for, patience(operation));
   // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
   const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
   for (int& rank : missing) rank = setup_.members.job_rank(rank);

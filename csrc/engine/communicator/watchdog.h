@@ -59,6 +59,9 @@ class Watchdog final : public Watched, public Notes {
       DCOLL_REQUIRES(progress_.drive_mutex);
   void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing)
       DCOLL_REQUIRES(progress_.drive_mutex);
+  bool waits_for_work(Operation& running, Clock::time_point now, const std::vector<int>& missing)
+      DCOLL_REQUIRES(progress_.drive_mutex);
+  std::vector<int> culprits_of(const std::vector<int>& waited_for, double recent) const;
   [[noreturn]] void throw_stall(const std::string& what) const;
   std::shared_ptr<Operation> find(const Question& question) const DCOLL_REQUIRES(progress_.drive_mutex);
   std::vector<std::shared_ptr<Operation>> untold_names() const DCOLL_REQUIRES(progress_.drive_mutex);
@@ -73,6 +76,11 @@ class Watchdog final : public Watched, public Notes {
   const Setup& setup_;
   Progress& progress_;
   std::atomic<double> timeout_s_;
+  // At the end of this rank's program: by rank, the processor time of the others then.
+  struct Looked {
+    Clock::time_point at{};
+    std::vector<std::optional<double>> used;  // seconds
+  } looked_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   // When the others were last told that this rank waits in vain.
   Clock::time_point stall_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);

@@ -151,9 +151,9 @@ std::vector<bool> own_cores(Bootstrap& job) {
   return own;
 }
 
-std::shared_ptr<const Processes> watch_processes(Bootstrap& job, const StartUp& start, const Log& log) {
+std::shared_ptr<const Processes> watch_processes(Bootstrap& job, const StartUp& start, const Log& log,
+                                                 const std::vector<ProcessId>& of_ranks) {
   constexpr std::chrono::milliseconds kLifelineLimit{2000};
-  const std::vector<ProcessId> of_ranks = job.gather(own_process());
   const std::vector<int> groups = watching_groups(of_ranks);
   std::unique_ptr<Lifelines> lifelines;
   if (are_several(groups)) {
@@ -284,6 +284,8 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
     members.links = link_constants(job, members.node_of_rank, settings, log);
   }
 
+  members.process_of_rank = job.gather(own_process());
+
   // A thread that listens calls MPI while the program may be doing so itself.
   members.may_listen = (mapped && all_local) || job.takes_threads();
 
@@ -291,7 +293,7 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
   if (mapped && all_local) {
     members.transport = std::move(node.transport);
   } else {
-    members.processes = watch_processes(job, start, log);
+    members.processes = watch_processes(job, start, log, members.process_of_rank);
     check_congestion(job, settings.tcp_congestion);
     auto remote = job.make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =

@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -48,6 +51,27 @@ std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks) {
                                                     : numbers.try_emplace({id.machine, id.space}, next).first->second);
   }
   return groups;
+}
+
+std::vector<std::string> process_stat(int64_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');  // a program's name may have any characters
+  if (name_end == std::string::npos) return {};
+  std::istringstream words(line.substr(name_end + 1));
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+std::optional<double> processor_seconds(const ProcessId& process) {
+  constexpr size_t kUser = 11, kSystem = 12;  // fields 14 and 15, counted from the state, which is the third
+  const ProcessId own = own_process();
+  if (process.pid <= 0 || process.machine == 0) return std::nullopt;
+  if (process.machine != own.machine || process.space != own.space) return std::nullopt;
+  const std::vector<std::string> words = process_stat(process.pid);
+  if (words.size() <= kSystem) return std::nullopt;
+  const auto ticks = [&](size_t word) { return std::strtod(words[word].c_str(), nullptr); };
+  return (ticks(kUser) + ticks(kSystem)) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 Processes::Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::unique_ptr<Lifelines> lifelines)
