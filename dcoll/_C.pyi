@@ -304,8 +304,7 @@ class Communicator(_Starts):
     def log(self, level: str, text: str) -> None:
         """A line on standard error, if DCOLL_LOG_LEVEL lets it through."""
     timeout_s: float
-    """How long an operation may make no progress; may be set, alike on all ranks."""
-    """DCOLL_TIMEOUT"""
+    """How long an operation may make no progress, in seconds: DCOLL_TIMEOUT, until it is set, alike on all ranks."""
     def failure(self) -> str:
         """The first cause this communicator failed with, or ""."""
     def encoded_costs(self) -> dict[str, dict[str, Any]]:
