@@ -32,7 +32,8 @@ ProcessId own_process();
 // Per rank: equal for those that can watch each other on this machine.
 std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks);
 
-// What the kernel says of a process (proc(5), /proc/pid/stat): from its state on, 'T' while it is stopped; empty: nothing.
+// What the kernel says of a process (proc(5), /proc/pid/stat): from its state on, which is 'T' while it is stopped.
+// Empty: nothing.
 std::vector<std::string> process_stat(int64_t pid);
 // The processor time that a process has used, in seconds; none where that cannot be seen from here.
 std::optional<double> processor_seconds(const ProcessId& process);
