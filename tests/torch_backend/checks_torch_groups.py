@@ -6,7 +6,6 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcoll as hvd
-from dcoll.job.world import WORLD
 from dcoll.torch import groups
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
@@ -264,69 +262,6 @@ def check_monitored_barrier() -> None:
     for call in (lambda limit: dist.monitored_barrier(group, limit), group.monitored_barrier):
         with pytest.raises(RuntimeError, match=r"barrier.*rank.*0"):
             call(timedelta(seconds=0.2))
-
-
-def check_a_calls_timeout() -> None:
-    """In its options, or in their place; whether async_op is given or not. The call goes on."""
-    r, n = dist.get_rank(), dist.get_world_size()
-    if n == 1:
-        return
-    group, limit = dist.new_group(list(range(n))), timedelta(seconds=0.1)
-    tensors = [torch.ones(3) for _ in range(6)]
-
-    def options(kind: Any, is_async: bool) -> Any:
-        opts = kind()
-        opts.timeout, opts.asyncOp = limit, is_async
-        return opts
-
-    if r == n - 1:
-        time.sleep(1.5)
-    works = [
-        group.allreduce([tensors[0]], options(dist.AllreduceOptions, True)),
-        group.allreduce([tensors[1]], options(dist.AllreduceOptions, False)),
-        group.allreduce(tensors[2], dist.ReduceOp.SUM, limit),
-        group.reduce([tensors[3]], options(dist.ReduceOptions, False)),
-        group.allreduce_coalesced([tensors[4]], options(dist.AllreduceCoalescedOptions, False)),
-        group.broadcast([tensors[5]], options(dist.BroadcastOptions, False)),
-        group.barrier(options(dist.BarrierOptions, False)),
-    ]
-    for work in works if r == 0 else ():
-        with pytest.raises(hvd.TimeoutError, match=r"not finished after 0\.1"):
-            work.wait()
-    for work in works:
-        work.wait(timedelta(seconds=60))
-    assert [tensor[0].item() for tensor in tensors] == [n, n, n, n if r == 0 else 1, n, 1]
-
-
-def check_groups_timeout() -> None:
-    """A group's timeout is that of its operations, less than the job's or more, and may be changed. PyTorch's default
-    is the job's."""
-    r, n = dist.get_rank(), dist.get_world_size()
-    if n == 1:
-        return
-    ranks, soon, late = list(range(n)), timedelta(seconds=0.5), timedelta(hours=5)
-
-    def backend(group: Any) -> Any:
-        return group._get_backend(torch.device("cpu"))
-
-    def seconds(group: Any) -> float:
-        return float(backend(group)._comm.timeout_s)
-
-    job = WORLD.comm
-    assert job is not None
-    assert seconds(dist.new_group(ranks)) == job.timeout_s != 18000
-    assert seconds(dist.new_group(ranks, timeout=late)) == pytest.approx(18000, abs=1)  # PyTorch rounds it
-
-    group = dist.new_group(ranks, timeout=soon)
-    backend(group).set_timeout(late)
-    if r == 0:
-        time.sleep(1.5)
-    sum_in(group, 1)
-    backend(group).set_timeout(soon)
-    if r == 0:
-        with pytest.raises(hvd.TimeoutError, match=r"waiting for rank.*the group's timeout \(seconds, now 0\.5\)"):
-            sum_in(group, 1)
-    dist.barrier()
 
 
 def check_mismatch() -> None:
