@@ -209,10 +209,6 @@ def check_coalescing_after_an_exception() -> None:
     dist.barrier()
 
 
-def check_destroy() -> None:
-    dist.destroy_process_group()
-
-
 def check_a_calls_timeout() -> None:
     """In its options, or in their place; whether async_op is given or not. The call goes on."""
     r, n = dist.get_rank(), dist.get_world_size()
@@ -275,3 +271,7 @@ def check_groups_timeout() -> None:
         with pytest.raises(hvd.TimeoutError, match=r"waiting for rank.*the group's timeout \(seconds, now 0\.5\)"):
             group.allreduce(one).wait()
     dist.barrier()
+
+
+def check_destroy() -> None:
+    dist.destroy_process_group()
