@@ -158,7 +158,6 @@ def grouped_allreduce(
     return grouped.compressed(listed, compression, lambda sent: _reduce_group(sent, *options))
 
 
-# Spelled out: a group of one is as long as two of Python's calls with `*options`.
 def _reduce_group(
     tensors: Sequence[Any],
     process_set: ProcessSet,

@@ -101,8 +101,7 @@ def allreduce_sync(
     carries: bool = False,
 ) -> Any:
     """All tensors reduced as one. carries: None where one of them requires a gradient, and nothing is done."""
-    if type(op) is not ReduceOp:
-        raise wrong_op(op)
+    _checked(op)
     listed = list_of(tensors, "grouped_allreduce")
     graded = carries and _graded()
     out = _C.grouped_allreduce_sync(comm, listed, in_place, op, name, prescale, postscale, graded, codec)

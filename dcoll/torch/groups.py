@@ -21,8 +21,6 @@ _LOG = logging.getLogger(__name__)
 LEAVING: list[_C.Communicator] = []
 """Of groups that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
 
-LEAST_TIMEOUT_S = 0.001
-
 _JOINED: list[_C.Communicator] = []
 """The job, where torch has joined it."""
 

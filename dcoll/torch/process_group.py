@@ -19,6 +19,8 @@ from dcoll.torch.reductions import Reductions
 
 NAME = "dcoll"
 CPU = torch.device("cpu")
+LEAST_TIMEOUT_S = 0.001
+"""In place of none at all."""
 DEVICE_TYPES = ("cpu", "cuda") if torch.version.cuda is not None else ("cpu",)
 TorchBackend: Any = torch._C._distributed_c10d.Backend
 TorchProcessGroup: Any = dist.ProcessGroup  # whose methods are overloads, here they take the union
@@ -41,13 +43,14 @@ class Collectives(Reductions, Movement, Messages):
             self._comm, self._leaves_job = groups.world(store, rank, size, timeout)
         self._store = store
         self._options = TorchBackend.Options(NAME, timeout)
+        self._timeout_before_s = self._comm.timeout_s
         if groups.is_limited_by(timeout, self._comm):
             self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long an operation may make no progress, on every rank of the group."""
         self._options = TorchBackend.Options(NAME, timeout)
-        self._comm.timeout_s = max(timeout.total_seconds(), groups.LEAST_TIMEOUT_S)
+        self._comm.timeout_s = max(timeout.total_seconds(), LEAST_TIMEOUT_S)
 
     _set_default_timeout = set_timeout
 
@@ -99,6 +102,8 @@ class Collectives(Reductions, Movement, Messages):
             groups.leave()
         elif self._comm in GROUPS:
             groups.close(self._comm)
+        else:  # the program's own job, which goes on
+            self._comm.timeout_s = self._timeout_before_s
 
 
 for _name in COLLECTIVES:

@@ -75,7 +75,7 @@ def exits() -> dict[str, Finished | str]:
     """The jobs of EXITS, several at once: they mostly wait. A text: why there is no end to tell of."""
 
     def job(kind: str) -> Finished | str:
-        limit = "5" if kind.endswith("_hangs") else "3" if kind == "works_on" else "300"
+        limit = "5" if kind.endswith("_hangs") else "300"
         try:
             return launch(3, str(HERE / "fault.py"), kind, timeout=LIMIT_S, DCOLL_TIMEOUT=limit)
         except pytest.fail.Exception as hung:

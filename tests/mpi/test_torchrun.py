@@ -89,9 +89,9 @@ def test_a_rank_that_ends_or_hangs_ends_the_job(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("nodes", ["", "0,1,1"])
 def test_a_rank_that_computes_longer_is_waited_for(nodes: str) -> None:
-    done = fault("works_on", TORCHRUN, DCOLL_TIMEOUT="3", DCOLL_NODES=nodes)
+    done = fault("works_on", TORCHRUN, DCOLL_NODES=nodes)
     assert done.returncode == 0, done.text
-    assert done.stderr.count("it goes on waiting for rank 1, still computing") >= 4, done.text
+    assert done.stderr.count("it goes on waiting for rank 1, still computing") >= 2, done.text
 
 
 def test_a_failure_that_all_ranks_caught_ends_with_0(tmp_path: Path) -> None:

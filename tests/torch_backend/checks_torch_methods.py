@@ -275,3 +275,10 @@ def check_groups_timeout() -> None:
 
 def check_destroy() -> None:
     dist.destroy_process_group()
+    job = WORLD.comm  # the program's own, which goes on as it was
+    assert job is not None
+    before_s = job.timeout_s
+    dist.init_process_group("dcoll", timeout=timedelta(seconds=7))
+    assert job.timeout_s == 7 != before_s
+    dist.destroy_process_group()
+    assert job.timeout_s == before_s

@@ -92,8 +92,8 @@ bool Watchdog::waits_for_work(Operation& running, Clock::time_point now, const s
     if (before && after && *after - *before >= least) at_work.push_back(members.job_rank(rank));
   }
   if (at_work.empty()) return false;
-  setup_.log(LogLevel::kWarning,
-             "this rank's program has ended; it goes on waiting for " + ranks_text(at_work) + ", still computing");
+  setup_.log(LogLevel::kWarning, "this rank has called shutdown (or its program ended); it goes on waiting for " +
+                                     ranks_text(at_work) + ", still computing");
   running.last_moved = now;
   return true;
 }
