@@ -180,14 +180,16 @@ SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward codec
 	late_gradients launch lifecycle local_allreduce local_collectives local_sync power_sgd reducer shapes sparse_exchange \
 	stall stateful_compressor stochastic_rounding timeline)) tests/mpi/test_mpi_collectives.py
 
-# ThreadSanitizer has nothing to find in the layers without threads.
+# ThreadSanitizer has nothing to find in the layers without threads. A unity build, of eight files at a time, instantiates
+# what they share once: half of the compiler's time.
+SANITIZE_CMAKE = $(CMAKE) -DCMAKE_UNITY_BUILD=ON
 sanitize: build  ## the C++ tests and those of the bindings under AddressSanitizer + UBSan, C++ under ThreadSanitizer
-	$(CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined \
+	$(SANITIZE_CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined \
 		-DDCOLL_UCX_ROOT="$(UCX_ROOT)"
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
 	$(BIN)/python tests/built.py build/asan -q $(PYTEST_JOBS) $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
-	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
+	$(SANITIZE_CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
 	$(BIN)/python tests/odr.py $(PACKAGE_BUILD)

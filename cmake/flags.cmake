@@ -3,6 +3,9 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
 if(DCOLL_WERROR)
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
 endif()
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-Wno-subobject-linkage)  # a file that others include is a header to it, with a namespace of its own
+endif()
 string(REGEX REPLACE "-O[0-9s]" "-O3" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 if(DCOLL_SANITIZE)

@@ -27,7 +27,7 @@ endif()
 
 foreach(name IN LISTS fuzzers)
   add_executable(fuzz_${name} tests/fuzz/${name}.cc)
-  set_target_properties(fuzz_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(fuzz_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests UNITY_BUILD OFF)
   if(DCOLL_FUZZ)
     target_link_libraries(fuzz_${name} PRIVATE dcoll_fuzzed -fsanitize=fuzzer,address,undefined)
   else()

@@ -18,7 +18,7 @@ constexpr std::string_view kPlace = "set by Horovod's launcher: MPI tells a rank
 constexpr std::string_view kMpi = "MPI is what dcoll always runs on";
 constexpr std::string_view kFixedRanks = "the ranks of a job are those that mpirun starts";
 
-constexpr std::array kTable = {
+constexpr std::array kHorovodTable = {
     HorovodSetting{"HOROVOD_FUSION_THRESHOLD", "DCOLL_BUCKET_MB", ""},
     HorovodSetting{"HOROVOD_TIMELINE", "DCOLL_TIMELINE", ""},
     HorovodSetting{"HOROVOD_TIMELINE_MARK_CYCLES", "DCOLL_TIMELINE_MARK_CYCLES", ""},
@@ -100,10 +100,10 @@ std::optional<std::string> translate(std::string_view variable, const std::strin
 
 }  // namespace
 
-std::span<const HorovodSetting> horovod_settings() { return kTable; }
+std::span<const HorovodSetting> horovod_settings() { return kHorovodTable; }
 
 std::optional<FromHorovod> from_horovod(std::string_view setting) {
-  for (const HorovodSetting& entry : kTable) {
+  for (const HorovodSetting& entry : kHorovodTable) {
     if (entry.setting != setting) continue;
     const char* value = std::getenv(std::string(entry.variable).c_str());
     if (value == nullptr || *value == '\0') continue;

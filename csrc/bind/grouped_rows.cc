@@ -167,30 +167,30 @@ py::object unpack_new(const RowGroupHandle& group, const py::list& tensors, cons
   return results;
 }
 
-using Handle = std::unique_ptr<RowGroupHandle>;
-using Group = std::unique_ptr<GroupedRows>;  // null: not all of the tensors can be read
+using StartedRows = std::unique_ptr<RowGroupHandle>;
+using Rows = std::unique_ptr<GroupedRows>;  // null: not all of the tensors can be read
 
-Handle start(const OnDevice& on, Group group) {
+StartedRows start(const OnDevice& on, Rows group) {
   if (group == nullptr) return nullptr;
   group->start(on.by_name);
   return std::make_unique<RowGroupHandle>(on.comm, std::move(group));
 }
 
-Handle run(const CommPtr& comm, Group group) {
+StartedRows run(const CommPtr& comm, Rows group) {
   if (group == nullptr) return nullptr;
   run_group(*group, *comm);
   return std::make_unique<RowGroupHandle>(comm, std::move(group));
 }
 
-Group gather(const CommPtr& comm, const py::list& given, const std::string& name, bool graded = false) {
+Rows gather(const CommPtr& comm, const py::list& given, const std::string& name, bool graded = false) {
   auto tensors = read_tensors(given, graded);
   if (!tensors) return nullptr;
   const size_t bytes = bytes_of(*tensors);
   return with_lock_as_pays(bytes, [&] { return std::make_unique<GroupedAllGather>(comm, std::move(*tensors), name); });
 }
 
-Group scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
-              double postscale, bool graded = false) {
+Rows scatter(const CommPtr& comm, const py::list& given, int op, const std::string& name, double prescale,
+             double postscale, bool graded = false) {
   const Call options{.op = to_op(op), .prescale = prescale, .postscale = postscale, .name = name};
   auto tensors = read_tensors(given, graded);
   if (!tensors) return nullptr;

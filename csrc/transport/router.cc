@@ -97,6 +97,7 @@ class Router final : public Transport {
   }
 
   bool connecting() const override { return remote_ && remote_->connecting(); }
+  bool wind_up() override { return !remote_ || remote_->wind_up(); }
 
   // The ticket is that of one medium. The other's, if any, is drawn late, so a wake-up may be missed: the sleep is
   // short.

@@ -174,6 +174,9 @@ class Transport : public Messages, public Sleep, public Notices {
   virtual const char* name() const = 0;  // "local", "shm", "mpi"
   // Whether a message waits for its connection, which is made by this rank's calling progress(). Needs no lock.
   virtual bool connecting() const { return false; }
+  // Begins to close, once nothing is under way, and goes on with that each time it is asked. True when no peer has to
+  // help with what is left, for which the destructor would wait. Nothing else is called after it.
+  virtual bool wind_up() { return true; }
 };
 
 }  // namespace dcoll

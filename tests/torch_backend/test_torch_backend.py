@@ -38,7 +38,7 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (2, "auto"),
         (4, "auto"),
         (3, "mpi"),
-        (2, "torchrun"),
+        (3, "torchrun nodes"),
         (2, "emulated"),
         (3, "nodes"),
     ],

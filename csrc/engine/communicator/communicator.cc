@@ -252,7 +252,12 @@ void Communicator::leave() {
   });
 }
 
-bool Communicator::left() { return leaving_ == nullptr || poll(*leaving_); }
+bool Communicator::left() {
+  if (leaving_ == nullptr) return true;
+  if (!poll(*leaving_)) return false;
+  const MutexLock driving(progress_.drive_mutex);
+  return setup_.transport().wind_up();
+}
 
 void Communicator::stop() {
   {

@@ -9,7 +9,6 @@
 namespace dcoll {
 namespace {
 
-constexpr size_t kLine = Memory::kAlignment;
 constexpr size_t kAhead = Hierarchy::kPieces;
 
 }  // namespace
@@ -19,7 +18,7 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
       job_(job),
       carriers_(h_.carriers_for(job.bytes())),
       base_(h_.pieces_begun),
-      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_), kLine) {
+      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_), Hierarchy::kLine) {
   h_.tell_missing({});
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
@@ -48,7 +47,7 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
 }
 
 Span HierarchicalAllReduce::part(Span whole, size_t index, size_t parts) {
-  const Span part = part_on_lines(whole.size(), kLine, index, parts);
+  const Span part = part_on_lines(whole.size(), Hierarchy::kLine, index, parts);
   return {whole.begin + part.begin, whole.begin + part.end};
 }
 

@@ -11,13 +11,12 @@
 namespace dcoll {
 namespace {
 
-constexpr size_t kLine = Memory::kAlignment;
 constexpr size_t kSharedBytes = round_up(sizeof(NodeShared), 4096);
 
 size_t piece_bytes_for(const NodeMap& map, size_t slice_bytes, bool little_memory) {
   const auto carriers = static_cast<uint32_t>(map.carriers);
   return round_up(plan::most_piece_bytes(static_cast<uint32_t>(map.num_nodes()), carriers, slice_bytes, little_memory),
-                  carriers * kLine);
+                  carriers * Hierarchy::kLine);
 }
 
 }  // namespace

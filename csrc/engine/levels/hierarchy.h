@@ -65,6 +65,7 @@ struct NodeShared {
 class Hierarchy {
  public:
   static constexpr size_t kPieces = 4;
+  static constexpr size_t kLine = Memory::kAlignment;  // where pieces are cut into parts
 
   // slice_bytes: the longest message. little_memory: the arena was made so small that pieces must be small too. Both
   // are the same on all ranks.

@@ -68,8 +68,8 @@ void UcxTransport::drop_unread() noexcept {
   }
 }
 
-// Says farewell, helps what is under way to finish, and ends the connections.
-void UcxTransport::close() noexcept {
+// Says farewell; what is under way may finish.
+void UcxTransport::begin_to_close() noexcept {
   if (closed_) return;
   for (int rank = 0; rank < size_; ++rank) {
     if (peer_of(rank).endpoint != nullptr) tell(rank, kFarewell, {});
@@ -78,22 +78,38 @@ void UcxTransport::close() noexcept {
   letting_go_ = true;
   cancel_receives(/*only_others_memory=*/false);
   if (listening_ != nullptr) ucp_request_cancel(worker_, listening_);
-  const bool clean = progress_until(kCloseLimit, [this] {
-    return !any_outstanding(/*only_others_memory=*/false) && listening_ == nullptr && notices_are_sent();
-  });
-  std::vector<void*> closing;
+}
+
+void UcxTransport::close_endpoints(bool clean) noexcept {
+  if (std::exchange(parts_, true)) return;
   for (Peer& peer : peers_) {
     if (peer.endpoint == nullptr) continue;
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = clean && peer.lost == UCS_OK ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
     void* request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param);
-    if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
+    if (UCS_PTR_IS_PTR(request)) closing_.push_back(request);
   }
-  progress_until(kCloseLimit, [&] {
-    return std::ranges::all_of(closing, [](void* one) { return ucp_request_check_status(one) != UCS_INPROGRESS; });
-  });
-  for (void* one : closing) ucp_request_free(one);
+}
+
+// A connection of which a peer has not seen the end yet waits for that peer to make progress: one that makes the next
+// group, say, in which it waits for this rank.
+bool UcxTransport::wind_up() {
+  begin_to_close();
+  for (int look = 0; look < kMostLooks && ucp_worker_progress(worker_) != 0; ++look) {
+  }
+  if (any_lost_) drop_lost_peers();
+  if (!nothing_is_under_way()) return false;
+  close_endpoints(/*clean=*/true);
+  return endpoints_are_closed();
+}
+
+void UcxTransport::close() noexcept {
+  begin_to_close();
+  const bool clean = progress_until(kCloseLimit, [this] { return nothing_is_under_way(); });
+  close_endpoints(clean);
+  progress_until(kCloseLimit, [this] { return endpoints_are_closed(); });
+  for (void* one : closing_) ucp_request_free(one);
   drop_unread();
   ucp_worker_destroy(worker_);
   // What is left of it UCX may still read, should it have threads that do.

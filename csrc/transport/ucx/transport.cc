@@ -14,7 +14,6 @@ namespace {
 // Not longer, should something come that nothing announced.
 constexpr microseconds kLongestSleep{2000};
 constexpr std::chrono::milliseconds kTellLimit{100};
-constexpr int kMostLooks = 16;  // of one progress()
 
 constexpr uint64_t kNoticeBit = uint64_t{1} << 63;
 
@@ -223,6 +222,7 @@ void UcxTransport::sleep(microseconds limit, int bell) {
 }
 
 void UcxTransport::check_peers() {
+  if (closed_) return;
   for (int rank = 0; rank < size_; ++rank) {
     const Peer& peer = peer_of(rank);
     if (peer.lost == UCS_OK || peer.left) continue;

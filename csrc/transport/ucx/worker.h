@@ -43,6 +43,7 @@ class UcxTransport final : public MessageTransport {
   void check_peers() override;
   void post_failure(const std::string& text) override;
   bool let_go(std::chrono::milliseconds limit) override;
+  bool wind_up() override;
   std::string poll_failure() override { return notices_.failure(); }
   void post_stall(const std::vector<int>& waits_for) override {
     if (!waits_for.empty()) tell_everybody(HeardNotices::kStall, HeardNotices::as_notice(waits_for));
@@ -97,7 +98,17 @@ class UcxTransport final : public MessageTransport {
   bool progress_until(std::chrono::milliseconds limit, const std::function<bool()>& done) noexcept;
   bool any_outstanding(bool only_others_memory);
   void drop_unread() noexcept;
+  void begin_to_close() noexcept;
+  bool nothing_is_under_way() {
+    return !any_outstanding(/*only_others_memory=*/false) && listening_ == nullptr && notices_are_sent();
+  }
+  void close_endpoints(bool clean) noexcept;
+  bool endpoints_are_closed() const {
+    return std::ranges::all_of(closing_, [](void* one) { return ucp_request_check_status(one) != UCS_INPROGRESS; });
+  }
   void close() noexcept;
+
+  static constexpr int kMostLooks = 16;  // of one progress()
 
   const ForkGuard fork_;
   ucp_worker_h worker_ = nullptr;
@@ -109,6 +120,8 @@ class UcxTransport final : public MessageTransport {
   std::string error_;  // the first that a callback met, which cannot throw
   bool any_lost_ = false;
   bool letting_go_ = false;
+  bool parts_ = false;          // the endpoints are closed or being closed
+  std::vector<void*> closing_;  // those that wait for something
   bool failure_posted_ = false;
   std::atomic<bool> over_sockets_ = true;
   uint64_t num_done_ = 0;
