@@ -407,7 +407,7 @@ void bind_communicator(py::module_& m) {
           py::arg("level"), py::arg("text"))
       .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>())
       .def("leave", &Communicator::leave, py::call_guard<py::gil_scoped_release>())
-      .def("left", &Communicator::left)
+      .def("left", &Communicator::left, py::call_guard<py::gil_scoped_release>())
       .def("join", &join, py::arg("note") = "")
       .def_property_readonly("by_name", [](const CommPtr& self) { return OnDevice{self, true}; });
   auto device = py::reinterpret_borrow<py::class_<OnDevice>>(m.attr("OnDevice"));

@@ -1,6 +1,10 @@
 """By name, join and stalls, as a script sees them."""
 
+import ctypes
+import os
 import random
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -83,6 +87,45 @@ def check_every_operation_by_name_in_any_order() -> None:
     rng = random.Random(f"{SEED} {hvd.rank()}")
     for _ in range(3):
         expect_all(operations, rng.sample(list(operations), len(operations)), rng.sample(list(operations), 12))
+
+
+def check_operations_go_on_while_the_interpreter_lock_is_held() -> None:
+    """What drives them needs no lock of Python's: rank 0 holds it until all others have every result."""
+    r, n = hvd.rank(), hvd.size()
+    if n == 1:
+        return
+    path = hvd.broadcast_object(tempfile.mkdtemp(), name="folder") + "/ended"
+    if r == 0:
+        os.mkfifo(path)
+    hvd.barrier()
+    ended = os.open(path, os.O_RDWR)
+    handles = []
+    for count in (n, 3000 * n, 300_000 * n):
+        ours, strided = torch.full((count,), float(r)), torch.full((count, 2), float(r)).t()
+        for name in (None, f"{count} "):
+            named = [name and name + what for what in ("sum", "strided", "rows", "root", "parts", "shares", "group")]
+            handles += [
+                hvd.allreduce_async(ours, op=hvd.Sum, name=named[0]),
+                hvd.allreduce_async(strided, op=hvd.Sum, name=named[1]),
+                hvd.allgather_async(ours, name=named[2]),
+                hvd.broadcast_async(ours, n - 1, name=named[3]),
+                hvd.alltoall_async(ours, name=named[4]),
+                hvd.reducescatter_async(ours, op=hvd.Sum, name=named[5]),
+                hvd.grouped_allreduce_async([ours, ours.double()], op=hvd.Sum, name=named[6]),
+            ]
+    interval = sys.getswitchinterval()
+    try:
+        if r == 0:
+            sys.setswitchinterval(100)
+            for _ in range(n - 1):
+                ctypes.PyDLL(None).read(ended, ctypes.create_string_buffer(1), 1)
+        results = [hvd.synchronize(handle) for handle in handles]
+    finally:
+        sys.setswitchinterval(interval)
+        if r > 0:
+            os.write(ended, b"1")
+        os.close(ended)
+    assert all((result == n * (n - 1) / 2).all() for result in results[::7])
 
 
 def check_poll_is_false_until_every_rank_has_come() -> None:
