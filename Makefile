@@ -192,7 +192,7 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 	$(SANITIZE_CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
-	$(BIN)/python tests/odr.py $(PACKAGE_BUILD)
+	$(BIN)/python tests/odr.py build/asan
 
 # Not a part of `sanitize`: see CONTRIBUTING.md.
 TSAN_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,gradients grouped inline_allreduce inline_collectives \

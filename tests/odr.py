@@ -1,13 +1,15 @@
-"""Whether equal names are equal things in all of csrc: python tests/odr.py build/cmake-... (which `make build` made).
+"""Whether equal names are equal things in all of csrc: python tests/odr.py build/asan (which `make sanitize` makes).
 
 Two types or functions of one name are one to the linker, whichever it meets first; in different libraries nothing else
-would notice. Every C++ file is compiled once more, at -O0 and for link-time optimization, and all are linked into one,
-the core, the bindings and the MPI plugin: then g++ compares every type and every definition of a name with the others.
+would notice. All is compiled once more, at -O0 and for link-time optimization, and linked into one, the core, the
+bindings and the plugins: then g++ compares every type and every definition of a name with the others. It is compiled in
+the units of that build, of eight files each: two things of one name in the same unit have been an error there.
 test_layout.py reads the sources for the same, which takes no time and sees less: no members, no templates' instances.
 """
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = re.compile(r"CMakeFiles/(dcoll_core|_C|dcoll_mpi|dcoll_ucx)\.dir/")
 LTO = ["-O0", "-flto", "-fno-fat-lto-objects", "-w"]
 LINK = ["-O0", "-flto=auto", "-shared", "-fPIC", "-Werror=odr", "-Werror=lto-type-mismatch"]
 
@@ -23,7 +25,8 @@ LINK = ["-O0", "-flto=auto", "-shared", "-fPIC", "-Werror=odr", "-Werror=lto-typ
 def compile_to(target: Path, command: list[str], folder: Path) -> Path:
     """The compiler's own command with another output."""
     at = command.index("-o")
-    kept = [word for word in command[:at] + command[at + 2 :] if word not in ("-O2", "-O3", "-flto", "-Werror")]
+    left_out = ("-O2", "-O3", "-flto", "-Werror")
+    kept = [w for w in command[:at] + command[at + 2 :] if w not in left_out and not w.startswith("-fsanitize")]
     subprocess.run([*kept, *LTO, "-o", str(target)], cwd=folder, check=True)
     return target
 
@@ -51,23 +54,20 @@ def prove(folder: Path, compiler: str) -> None:
 
 def main() -> int:
     build = Path(sys.argv[1]).resolve()
-    commands: dict[Path, list[str]] = {}  # what several libraries are made of, once
-    for entry in json.loads((build / "compile_commands.json").read_text()):
-        source = (build / entry["file"]).resolve()
-        if source.suffix == ".cc" and source.is_relative_to(ROOT / "csrc"):
-            commands[source] = shlex.split(entry["command"])
-    compiler = next(word for word in next(iter(commands.values())) if Path(word).name != "ccache")
+    entries = json.loads((build / "compile_commands.json").read_text())
+    commands = [shlex.split(entry["command"]) for entry in entries if LIBRARIES.search(entry["command"])]
+    compiler = next(word for word in commands[0] if Path(word).name != "ccache")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prove(folder, compiler)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             jobs = [
                 pool.submit(compile_to, folder / f"{number}.o", command, build)
-                for number, command in enumerate(commands.values())
+                for number, command in enumerate(commands)
             ]
             objects = [job.result() for job in jobs]
         found = link(objects, compiler)
-    print(found or f"{len(objects)} files: every name is one thing")
+    print(found or f"{len(objects)} units: every name is one thing")
     return 1 if found else 0
 
 
