@@ -174,8 +174,8 @@ class Transport : public Messages, public Sleep, public Notices {
   virtual const char* name() const = 0;  // "local", "shm", "mpi"
   // Whether a message waits for its connection, which is made by this rank's calling progress(). Needs no lock.
   virtual bool connecting() const { return false; }
-  // Begins to close, once nothing is under way, and goes on with that each time it is asked. True when no peer has to
-  // help with what is left, for which the destructor would wait. Nothing else is called after it.
+  // Begins to close: what was sent still arrives, and other calls find nothing to do. Goes on with that each time it is
+  // asked, without waiting. True when no peer has to help with what is left, for which the destructor would wait.
   virtual bool wind_up() { return true; }
 };
 

@@ -94,7 +94,8 @@ def check_operations_go_on_while_the_interpreter_lock_is_held() -> None:
     r, n = hvd.rank(), hvd.size()
     if n == 1:
         return
-    path = hvd.broadcast_object(tempfile.mkdtemp(), name="folder") + "/ended"
+    folder = tempfile.TemporaryDirectory() if r == 0 else None
+    path = hvd.broadcast_object(folder and f"{folder.name}/ended", name="folder")
     if r == 0:
         os.mkfifo(path)
     hvd.barrier()
@@ -125,7 +126,12 @@ def check_operations_go_on_while_the_interpreter_lock_is_held() -> None:
         if r > 0:
             os.write(ended, b"1")
         os.close(ended)
-    assert all((result == n * (n - 1) / 2).all() for result in results[::7])
+    for kind in (0, 1, 5):
+        assert all((result == n * (n - 1) / 2).all() for result in results[kind::7])
+    assert all((result == n - 1).all() for result in results[3::7])
+    assert all((one == n * (n - 1) / 2).all() for group in results[6::7] for one in group)
+    for rows in results[2::7] + results[4::7]:
+        assert (rows == torch.arange(n).repeat_interleave(len(rows) // n)).all()
 
 
 def check_poll_is_false_until_every_rank_has_come() -> None:

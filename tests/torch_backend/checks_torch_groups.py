@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from checks_fork import in_child, report
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcoll as hvd
@@ -111,6 +112,24 @@ def check_500_groups_leave_nothing() -> None:
     assert after["KiB"] <= before["KiB"] + 1024, (before, after)
     assert after["descriptors"] == before["descriptors"], (before, after)
     assert after["threads"] <= before["threads"] + 1, (before, after)
+
+
+def check_a_forked_process_leaves_groups_alone() -> None:
+    """It shares the connections of a group that its parent has left, whose other members still use it."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    wait_for_those_left()
+    group = dist.new_group(list(range(n)))
+    assert sum_in(group, r) == n * (n - 1) // 2
+    if r == 0:
+        dist.destroy_process_group(group)
+        assert len(groups.LEAVING) == 1
+        assert in_child(lambda: groups.close_those_left() or report(len(groups.LEAVING))) == "ValueError: 0"
+        assert len(groups.LEAVING) == 1
+    dist.barrier()
+    if r > 0:
+        dist.destroy_process_group(group)
+    wait_for_those_left()
+    assert sum_in(None, r) == n * (n - 1) // 2
 
 
 def check_groups_that_are_under_way_at_once() -> None:

@@ -209,17 +209,20 @@ TEST(what_a_rank_sent_before_it_closed_is_received) {
   });
 }
 
-// A rank that winds up waits for nobody: its peer looks only when both have begun to, and still gets what was sent.
+// A rank that winds up waits for nobody, and loses nothing: its message needs the peer, which looks at nothing yet.
 TEST(ranks_wind_up_by_and_by) {
-  on_ranks(3, [](Transport& t, Bootstrap& job) {
+  on_ranks(2, [](Transport& t, Bootstrap& job) {
     const std::vector<std::byte> data = test::message(5, kLongest);
-    const int next = (job.rank() + 1) % 3, before = (job.rank() + 2) % 3;
-    CHECK(t.post_recv(before, 0, nullptr, data.size()));
-    test::send(t, next, 0, data);
-    await(t, [&] { return t.front(before, 0) != nullptr && t.sent(next, 0) == 1; });
-    CHECK(test::is_message(t.front(before, 0), 5, data.size()));
-    if (job.rank() == 0) t.wind_up();
-    job.barrier();  // rank 0's, while the others look at nothing
+    if (job.rank() == 0) {
+      CHECK(t.post_send(1, 0, data.data(), data.size()));
+      for (int time = 0; time < 3; ++time) CHECK(!t.wind_up());
+    }
+    job.barrier();
+    if (job.rank() == 1) {
+      CHECK(t.post_recv(0, 0, nullptr, data.size()));
+      await(t, [&] { return t.front(0, 0) != nullptr; });
+      CHECK(test::is_message(t.front(0, 0), 5, data.size()));
+    }
     await(t, [&] { return t.wind_up(); });
     t.progress();
     t.check_peers();

@@ -253,7 +253,7 @@ void Communicator::leave() {
 }
 
 bool Communicator::left() {
-  if (leaving_ == nullptr) return true;
+  if (leaving_ == nullptr || in_forked_child()) return true;
   if (!poll(*leaving_)) return false;
   const MutexLock driving(progress_.drive_mutex);
   return setup_.transport().wind_up();

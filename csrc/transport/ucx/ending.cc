@@ -96,8 +96,7 @@ void UcxTransport::close_endpoints(bool clean) noexcept {
 // group, say, in which it waits for this rank.
 bool UcxTransport::wind_up() {
   begin_to_close();
-  for (int look = 0; look < kMostLooks && ucp_worker_progress(worker_) != 0; ++look) {
-  }
+  look();
   if (any_lost_) drop_lost_peers();
   if (!nothing_is_under_way()) return false;
   close_endpoints(/*clean=*/true);

@@ -14,6 +14,7 @@ namespace {
 // Not longer, should something come that nothing announced.
 constexpr microseconds kLongestSleep{2000};
 constexpr std::chrono::milliseconds kTellLimit{100};
+constexpr int kMostLooks = 16;  // of one progress()
 
 constexpr uint64_t kNoticeBit = uint64_t{1} << 63;
 
@@ -182,10 +183,14 @@ void UcxTransport::see_to_connections() {
   congestion_.see_to(MpiEvents(events_->watched(), true).watched());
 }
 
+void UcxTransport::look() {
+  for (int news = 0; news < kMostLooks && ucp_worker_progress(worker_) != 0; ++news) {
+  }
+}
+
 void UcxTransport::progress() {
   if (closed_) return;
-  for (int look = 0; look < kMostLooks && ucp_worker_progress(worker_) != 0; ++look) {
-  }
+  look();
   if (any_lost_) drop_lost_peers();
   if (arms_.exchange(false, std::memory_order_relaxed)) arm();
   see_to_connections();

@@ -90,6 +90,7 @@ class UcxTransport final : public MessageTransport {
   void received(Transfer& op, ucs_status_t status, size_t bytes);
   void note_done(const Transfer& op);
   void see_to_connections();
+  void look();
   void drop_lost_peers();
   void arm();
   void sleep(microseconds limit, int bell) override;
@@ -107,8 +108,6 @@ class UcxTransport final : public MessageTransport {
     return std::ranges::all_of(closing_, [](void* one) { return ucp_request_check_status(one) != UCS_INPROGRESS; });
   }
   void close() noexcept;
-
-  static constexpr int kMostLooks = 16;  // of one progress()
 
   const ForkGuard fork_;
   ucp_worker_h worker_ = nullptr;
