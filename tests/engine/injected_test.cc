@@ -101,8 +101,7 @@ extern "C" void* mmap(void* at, size_t bytes, int protection, int flags, int fd,
 
 namespace {
 
-// From place to place, from another one in each run. Where calls go by messages there are thousands.
-constexpr int64_t kStride = kSanitized ? 11 : 1, kFarStride = 11;
+constexpr int64_t kStride = kSanitized ? 11 : 1;  // from another one in each run
 
 Settings quiet_settings() {
   Settings settings = test_settings();
@@ -146,13 +145,13 @@ void play(World& world, const std::function<void()>& arm) {
   });
 }
 
-void fail_allocations(const Settings& settings, bool lasts, int64_t stride) {
-  int64_t at = 1 + seed() % stride;
+void fail_allocations(const Settings& settings, bool lasts) {
+  int64_t at = 1 + seed() % kStride;
   do {
     World world = connect_threads(kRanks, settings);
     struck = false;
     play(world, [&] { allocations = {.at = at, .lasts = lasts}; });
-    at += stride;
+    at += kStride;
   } while (struck);
   CHECK(at > 20);
 }
@@ -297,10 +296,10 @@ void fail_letters(const Settings& settings) {
 
 }  // namespace
 
-TEST(every_allocation_fails) { fail_allocations(quiet_settings(), false, kStride); }
-TEST(every_allocation_fails_and_all_that_follow) { fail_allocations(quiet_settings(), true, kStride); }
-TEST(every_allocation_fails_by_messages) { fail_allocations(by_messages(quiet_settings()), true, kFarStride); }
-TEST(every_allocation_fails_on_two_levels) { fail_allocations(on_nodes(quiet_settings()), true, kFarStride); }
+TEST(every_allocation_fails) { fail_allocations(quiet_settings(), false); }
+TEST(every_allocation_fails_and_all_that_follow) { fail_allocations(quiet_settings(), true); }
+TEST(every_allocation_fails_by_messages) { fail_allocations(by_messages(quiet_settings()), true); }
+TEST(every_allocation_fails_on_two_levels) { fail_allocations(on_nodes(quiet_settings()), true); }
 
 // Without a thread all goes on as with one: who waits drives.
 TEST(no_thread_can_be_made) {
