@@ -180,16 +180,14 @@ SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward codec
 	late_gradients launch lifecycle local_allreduce local_collectives local_sync power_sgd reducer shapes sparse_exchange \
 	stall stateful_compressor stochastic_rounding timeline)) tests/mpi/test_mpi_collectives.py
 
-# ThreadSanitizer has nothing to find in the layers without threads. A unity build, of eight files at a time, instantiates
-# what they share once: half of the compiler's time.
-SANITIZE_CMAKE = $(CMAKE) -DCMAKE_UNITY_BUILD=ON
+# ThreadSanitizer has nothing to find in the layers without threads.
 sanitize: build  ## the C++ tests and those of the bindings under AddressSanitizer + UBSan, C++ under ThreadSanitizer
-	$(SANITIZE_CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined \
+	$(CMAKE) -B build/asan $(call WITH_PYTHON,asan) -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=address,undefined \
 		-DDCOLL_UCX_ROOT="$(UCX_ROOT)"
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
 	$(BIN)/python tests/built.py build/asan -q $(PYTEST_JOBS) $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
-	$(SANITIZE_CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
+	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
 	$(BIN)/python tests/odr.py build/asan
@@ -208,7 +206,7 @@ tsan-python: build  ## tests of the bindings and of jobs under mpirun, under Thr
 OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names optimizer process_sets startup))
 
 test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warnings are errors), then jobs under MPICH
-	CC=clang CXX=clang++ $(CMAKE) -B build/clang $(call WITH_PYTHON,clang) -DDCOLL_CUDA=0 \
+	CC=clang CXX=clang++ $(CMAKE) -B build/clang $(call WITH_PYTHON,clang) -DDCOLL_CUDA=0 -DCMAKE_UNITY_BUILD=OFF \
 		-DDCOLL_MPICC="$(CURDIR)/$(PEERS)/mpich/bin/mpicc"
 	$(BIN)/cmake --build build/clang
 	cd build/clang && $(CTEST)

@@ -64,7 +64,7 @@ foreach(source IN LISTS test_sources)
 
   set(target ${layer}_${name})
   add_executable(${target} ${source})
-  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${DCOLL_OUTPUT_DIR}"
+  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF INSTALL_RPATH "${DCOLL_OUTPUT_DIR}"
                                              RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_include_directories(${target} PRIVATE tests)
   target_link_libraries(${target} PRIVATE dcoll_core)

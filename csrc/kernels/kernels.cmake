@@ -22,6 +22,7 @@ set(DCOLL_CUDA_SOURCES
     csrc/kernels/reduce_cuda.cu
     csrc/kernels/topk_cuda.cu
     csrc/kernels/topk_sum_cuda.cu)
+set_source_files_properties(${DCOLL_CUDA_SOURCES} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # names of their own
 
 # -ffp-contract=off: no fused multiply-add, so that every instruction set gives the same bits.
 # -fno-unswitch-loops: the loops test "is it scaled?" once per step, which costs nothing; a second copy of each would.

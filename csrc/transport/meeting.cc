@@ -185,7 +185,7 @@ std::vector<std::byte> Meeting::all_gather(const StartUp& start, const void* dat
       if (message.header.kind == Kind::kData && message.body.size() == all.size()) return message.body;
       if (message.header.kind != Kind::kFailed) continue;
       meeting_ = 0;
-      raise(message.text(), Why::kPeer);
+      raise(message.text(), static_cast<Why>(message.header.more));
     }
     const std::string text = dead(wait);
     if (!text.empty()) raise(text, Why::kPeer);
@@ -220,16 +220,16 @@ void Meeting::gather(const StartUp& start, std::vector<std::byte>& all, size_t b
 
 // The leader's: tells all.
 void Meeting::fail(const std::string& text, Why why) {
-  leave(text);
+  leave(text, why);
   raise(text, why);
 }
 
-void Meeting::leave(const std::string& why) noexcept {
+void Meeting::leave(const std::string& text, Why why) noexcept {
   if (meeting_ == 0 || ranks_.size() == 1) return;
   const uint64_t meeting = std::exchange(meeting_, 0);
   try {
     for (const int rank : ranks_) {
-      if (rank != rank_ && (leads() || rank == ranks_.front())) send_text(rank, Kind::kFailed, meeting, why);
+      if (rank != rank_ && (leads() || rank == ranks_.front())) send_text(rank, Kind::kFailed, meeting, text, why);
     }
     poll();
   } catch (...) {  // then the others find out by themselves
@@ -280,7 +280,7 @@ void Meeting::take(Message message) {
       return;
     case Kind::kFailed:
       if (!leads()) break;
-      if (meeting_ != 0 && h.number == meeting_) fail(message.text(), Why::kPeer);
+      if (meeting_ != 0 && h.number == meeting_) fail(message.text(), static_cast<Why>(h.more));
       return;
     case Kind::kWaiting:
     case Kind::kGo:

@@ -47,7 +47,7 @@ class Meeting {
   // Of the ranks that met last, in their order.
   std::vector<std::byte> all_gather(const StartUp& start, const void* data, size_t bytes);
   // This rank takes no part in what follows: the others need not wait for it.
-  void leave(const std::string& why) noexcept;
+  void leave(const std::string& why) noexcept { leave(why, Why::kPeer); }
   // The same on all ranks that met last, another one every time they meet; 0: they have not.
   uint64_t number() const { return meeting_; }
 
@@ -62,7 +62,7 @@ class Meeting {
     uint32_t unused = 0;
     uint64_t group = 0;   // of ranks, as a hash
     uint64_t number = 0;  // kHere to kGone: the member's attempt; else the meeting
-    uint64_t more = 0;    // kGo: the meeting; kRefused: Why
+    uint64_t more = 0;    // kGo: the meeting; kRefused, kFailed: Why
   };
   struct Message {
     int from = 0;
@@ -85,6 +85,7 @@ class Meeting {
   [[noreturn]] static void raise(const std::string& text, Why why);
   void gather(const StartUp& start, std::vector<std::byte>& all, size_t bytes);
   [[noreturn]] void fail(const std::string& text, Why why);
+  void leave(const std::string& text, Why why) noexcept;
   std::string dead(const StartWait& wait) const;
   std::vector<int> absent() const;
 

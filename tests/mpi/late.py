@@ -1,5 +1,6 @@
 """One rank of a job that cannot begin, or not begin again: python late.py KIND (see test_mpi_late.py)."""
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -7,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,36 @@ def late() -> None:
         except hvd.TimeoutError as error:
             say(str(error))
     work()
+
+
+def when_stopped(process: Path, then: Callable[[], object]) -> None:
+    """Wait for it in a thread: for the process of this number, and until it is stopped."""
+
+    def watch() -> None:
+        while not process.exists() or Path(f"/proc/{process.read_text() or 0}/stat").read_text().split()[2] != "T":
+            time.sleep(0.02)
+        then()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def stops_where_told() -> None:
+    """Rank WHO stops in a function of C, of which LIBRARY has another, which must be there before Python."""
+    library, who, then = (os.environ[name] for name in ("LIBRARY", "WHO", "THEN"))
+    process = Path(f"{library}.pid")
+    if str(RANK) == who:
+        if "LD_PRELOAD" not in os.environ:
+            os.environ["LD_PRELOAD"] = library
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+        process.write_text(str(os.getpid()))
+    elif then == "interrupt":
+        when_stopped(process, lambda: os.kill(os.getpid(), signal.SIGINT))
+    if then == "again":
+        with contextlib.suppress(hvd.DcollError):
+            hvd.init()
+        if str(RANK) != who:
+            os.kill(int(process.read_text()), signal.SIGCONT)
+    begin()
 
 
 def ends_before() -> None:

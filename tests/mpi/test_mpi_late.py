@@ -1,6 +1,7 @@
 """A job that cannot begin says who is missing and ends, or goes on when they come: nothing waits for ever."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,45 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     assert done.returncode != 0, done.text
     expect_words(done, "TimeoutError", "rank 2 has not called dcoll.init(), or has ended, rank 1 (pid ", 0)
     assert ") is stopped, within 3 s" in done.stdout, done.text
+
+
+def stops_in(function: str, folder: Path, who: int, then: str, **env: str) -> Finished:
+    """Rank `who` of three, each its own node but the last two, is stopped by its first call of this function of C."""
+    source, library = folder / "stops.c", folder / "libstops.so"
+    source.write_text(f"#include <signal.h>\nint {function}() {{ raise(SIGSTOP); return 16; }}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    (folder / "ended").mkdir()
+    env = {"LIBRARY": str(library), "WHO": str(who), "THEN": then, "DCOLL_NODES": "0,1,1"} | env
+    return late("stops_where_told", 3, folder / "ended", 2, **env)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_stops_while_memory_is_shared_is_named(tmp_path: Path, who: int) -> None:
+    """By those of its node, which wait for its memory, and by the others, which wait for its word."""
+    done = stops_in("recvmsg", tmp_path, who, "", DCOLL_NODES="0")
+    assert done.returncode != 0, done.text
+    expect_words(done, "TimeoutError", f"dcoll.init(): rank {who} does not answer, within 3 s", *{0, 1, 2} - {who})
+
+
+DOES_NOT_RETURN = "MPI_Comm_split_type does not return: a rank ended or hangs in it"
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "text"),
+    [
+        ("", "TimeoutError", f"dcoll.init(): {DOES_NOT_RETURN}, within 3 s (DCOLL_TIMEOUT)."),
+        (
+            "again",
+            "TransportError",
+            "MPI_Comm_split_type of an earlier start-up has not come back, so this process cannot join",
+        ),
+        ("interrupt", "KeyboardInterrupt", ""),
+    ],
+)
+def test_a_rank_that_stops_in_a_call_of_mpi(tmp_path: Path, then: str, error: str, text: str) -> None:
+    done = stops_in("MPI_Comm_split_type", tmp_path, 1, then, DCOLL_TIMEOUT="200" if then == "interrupt" else "3")
+    assert done.returncode != 0, done.text
+    expect_words(done, error, text, 0, 2)
 
 
 @pytest.mark.parametrize("kind", ["interrupted", "again_interrupted"])
