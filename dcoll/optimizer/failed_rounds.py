@@ -52,8 +52,8 @@ class FailedRounds:
     def throw_away(self, why: str, forget: bool = True) -> None:
         """End a round that this rank cannot finish. Does not wait. forget: what is in .grad is of that round."""
         lacking = first_lacking(self._reducer, self.params)
-        if lacking is not None:
-            why += f"; the gradient of parameter {self.name_of(lacking)} never came"
+        if lacking is not None:  # first, for a long reason is cut off
+            why = f"the gradient of parameter {self.name_of(lacking)} never came: {why}"
         self._end_round()
         # Of a model whose gradients are all sparse the others make one call before they fail.
         turns = self._reducer.abandon() or len(self.sparse.params[:1])

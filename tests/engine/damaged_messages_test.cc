@@ -1,6 +1,7 @@
 // What ranks tell each other in messages, damaged by its sender's stray write: who reads it gets an error that names
 // that rank, and nothing is done with words that cannot be.
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -89,10 +90,19 @@ TEST(messages_that_make_no_sense) {
       std::memcpy(follows, &offer, sizeof offer);
     };
   };
+  const auto pieces_at = [](uint64_t offset) {
+    return [offset](PointMessage& head) {
+      if (head.what == What::kShare) {
+        std::memcpy(reinterpret_cast<std::byte*>(&head) + sizeof head + offsetof(PointShare, pieces), &offset,
+                    sizeof offset);
+      }
+    };
+  };
   struct Damage {
     size_t bytes;
     std::function<void(PointMessage&)> by;
     const char* text;
+    Kind culprits = Kind::kSend;
   };
   const std::vector<Damage> damages = {
       {8, [](PointMessage& head) { head.what = static_cast<What>(99); }, "of no known kind"},
@@ -103,6 +113,9 @@ TEST(messages_that_make_no_sense) {
       {1 << 20, offset_of((uint64_t{1} << 60)), "what it offers lies outside its arena"},
       {1 << 20, offset_of((16 << 20) - 64), "what it offers lies outside its arena"},
       {1 << 20, offset_of(kUnmappedOffset - 100), "what it offers lies outside its arena"},
+      {1 << 20, pieces_at(uint64_t{1} << 60), "what it shares lies outside its arena", Kind::kReceive},
+      {1 << 20, pieces_at((16 << 20) - 8), "what it shares lies outside its arena", Kind::kReceive},
+      {1 << 20, pieces_at(4), "what it shares lies outside its arena", Kind::kReceive},
   };
   for (const Damage& damage : damages) {
     Fault fault;
@@ -111,17 +124,18 @@ TEST(messages_that_make_no_sense) {
       auto* head = reinterpret_cast<PointMessage*>(data);
       if (bytes >= sizeof *head && head->key == kKey) damage.by(*head);
     };
-    const std::shared_ptr<Memory> memory = world[kCulprit]->alloc(damage.bytes);
+    const std::shared_ptr<Memory> memory = world[damage.culprits == Kind::kSend ? 1 : 0]->alloc(damage.bytes);
     std::vector<std::byte> received(damage.bytes);
     on_threads(2, [&](int rank) {
       Communicator& comm = *world[static_cast<size_t>(rank)];
-      const bool sends = rank == kCulprit;
+      const bool sends = (rank == kCulprit) == (damage.culprits == Kind::kSend);
       const std::string text = error_of([&] {
         comm.wait(*comm.submit(message(sends ? Kind::kSend : Kind::kReceive, sends ? memory->data() : received.data(),
-                                       damage.bytes, sends ? 0 : kCulprit, kKey)));
+                                       damage.bytes, 1 - rank, kKey)));
       });
       const std::string expected = "rank 1 sent a message that makes no sense (";
-      if (!sends) CHECK(text.find(expected) != std::string::npos && text.find(damage.text) != std::string::npos);
+      if (rank != kCulprit)
+        CHECK(text.find(expected) != std::string::npos && text.find(damage.text) != std::string::npos);
     });
   }
 }

@@ -334,6 +334,41 @@ TEST(counts_of_pieces) {
   }
 }
 
+// What the leader of a node tells it: whether the nodes called the same, and of which post that is.
+NodeShared& leaders(const std::vector<std::shared_ptr<Communicator>>& world) {
+  Window& window = *world[1]->members().window;
+  return *reinterpret_cast<NodeShared*>(window.base(0) + window.board(0).record[1].post.offset_in);
+}
+
+TEST(verdicts) {
+  const std::string text = "rank 0 tells of post ";
+  for (const bool later : {false, true}) {
+    Job job(kForms[2]);
+    job.barrier();
+    NodeShared::Verdict& verdict = leaders(job.world).verdict;
+    const uint64_t next = job.newest_post().ticket + 1;
+    if (!later) verdict.equal = 7;
+    verdict.ticket.store(later ? next + 2 : next);
+    const auto alone = job.world[1]->submit({.kind = Kind::kBarrier});
+    CHECK_THROWS(job.world[1]->wait(*alone), TransportError, text + std::to_string(later ? next + 2 : next));
+    CHECK_THROWS(run(*job.world[0], {.kind = Kind::kBarrier}), Error, "damaged");
+  }
+}
+
+// Of what the leader noted of those that it waits for, only what can be ranks is told.
+TEST(ranks_that_a_leader_waits_for) {
+  for (const auto& [noted, named] : {std::pair<int32_t, int>{1 << 30, 0}, {-7, 0}, {4, 0}, {3, 3}}) {
+    Settings settings = test_settings();
+    settings.nodes = {0, 0, 1, 1};
+    settings.timeout_s = 0.3;
+    const auto world = connect_threads(4, settings);
+    on_threads(4, [&](int rank) { run(*world[static_cast<size_t>(rank)], {.kind = Kind::kBarrier}); });
+    leaders(world).missing.ranks[0] = noted;
+    CHECK_THROWS(run(*world[1], {.kind = Kind::kBarrier}), TimeoutError,
+                 "waiting for rank " + std::to_string(named) + " of 4");
+  }
+}
+
 // More than eight ranks count their arrivals in groups, in memory of each group's first rank.
 const Form kInGroups = {"groups", true,  {.kind = Kind::kAllReduce, .count = 5000},
                         20000,    20000, std::vector<int>(9, 0)};

@@ -242,4 +242,33 @@ TEST(after_a_failure_the_sender_takes_nothing) {
   CHECK(pair.receive->done && pair.receive->error);
 }
 
+// The word that both share, of the first message.
+std::atomic<uint64_t>& word_of(Pair& pair, size_t pieces) {
+  auto* const words = reinterpret_cast<uint64_t*>(pair.ends[1].window->base(1));
+  for (size_t at = 0; at < (64 << 20) / sizeof *words; at += sizeof(SharedPieces) / sizeof *words) {
+    const uint64_t* const word = words + at;
+    if ((word[0] & 0xffff) == pieces && word[0] >> 32 != 0 && word[1] == 0 && word[2] == 0 && word[3] == pieces) {
+      return *reinterpret_cast<std::atomic<uint64_t>*>(words + at);
+    }
+  }
+  fail(__FILE__, __LINE__, "there is no such word");
+}
+
+// A stray write has changed it: neither copies what lies outside of the message, and each names the other.
+TEST(words_that_are_damaged) {
+  for (const int who : {0, 1}) {
+    Pair pair(5 * kPiece);
+    pair.waiters[0] = 1;
+    pair.advance(1);
+    if (!pair.has(0)) return lacks("ptrace", "the kernel lets nobody read here");
+    std::atomic<uint64_t>& word = word_of(pair, 5);
+    const uint64_t message = word.load() >> 32 << 32;
+    word = message | uint64_t{1000} << 16 | 2000;
+    CHECK_THROWS(pair.advance(who), TransportError,
+                 "rank " + std::to_string(1 - who) + " took a piece behind the end of a message of " +
+                     std::to_string(5 * kPiece) + " bytes");
+    CHECK(!pair.has(4));
+  }
+}
+
 TEST_MAIN

@@ -46,6 +46,9 @@ def test_an_uncaught_exception_ends_the_job_and_is_told_everywhere(kind: str, te
         ("killed", {"DCOLL_TRANSPORT": "mpi"}),
         ("killed", {"DCOLL_NODES": "0,0,1"}),
         ("killed", {"DCOLL_NODES": "0,1,1"}),
+        # However long ranks look for what they wait for before they sleep, they notice.
+        ("killed", {"DCOLL_SPIN_US": "1000000000"}),
+        ("killed", {"DCOLL_SPIN_US": "1000000000", "DCOLL_TRANSPORT": "mpi"}),
     ],
 )
 def test_a_killed_rank_is_named_by_the_others(kind: str, env: dict[str, str], tmp_path: Path) -> None:

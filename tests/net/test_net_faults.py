@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -112,6 +113,19 @@ def test_a_killed_rank_of_another_host_ends_the_job_where_mpi_is_not_told_to_go_
     hosts: Hosts, tmp_path: Path
 ) -> None:
     killed(hosts(3), 3, "1", "killed", tmp_path)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_of_another_host_that_died_is_named_by_those_who_begin_again(
+    hosts: Hosts, tmp_path: Path, who: int
+) -> None:
+    """As MPI tells where it is told to go on: the one that leads the start-up, or another one."""
+    env = {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(tmp_path), "SURVIVORS": "2", "OMPI_MCA_mpi_ft_enable": "1"}
+    launcher = (*hosts(3).launcher("1"), "--continuous")
+    done = launch(3, str(HERE / "late.py"), "again_dead", timeout=LIMIT_S, launcher=launcher, WHO=str(who), **env)
+    text = rf"dcoll\.init\(\): rank {who} died: its process has ended"
+    for rank in {0, 1, 2} - {who}:
+        assert re.search(rf"^\[{rank}\] PeerError after [0-9.]+ s: {text}", done.stdout, re.MULTILINE), done.text
 
 
 def test_a_cut_in_the_middle(hosts: Hosts) -> None:

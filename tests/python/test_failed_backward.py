@@ -96,7 +96,30 @@ def test_all_ranks_have_an_error_and_go_on(after: int, options: str, monkeypatch
     assert all(other == first for other in others)
 
 
-def test_the_first_gradient_that_never_came_is_named() -> None:
+def no_memory() -> None:
+    raise MemoryError("no room")
+
+
+def no_memory_on_a_device() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def no_memory_in_torch() -> None:
+    torch.empty(1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("raises", "error", "text"),
+    [
+        ({}.popitem, KeyError, "KeyError: 'popitem(): dictionary is empty'"),
+        (no_memory, MemoryError, "MemoryError: no room"),
+        (no_memory_on_a_device, torch.OutOfMemoryError, "OutOfMemoryError: CUDA out of memory"),
+        (no_memory_in_torch, RuntimeError, "RuntimeError: ["),  # which is cut off
+    ],
+)
+def test_the_first_gradient_that_never_came_is_named(
+    raises: Callable[[], object], error: type[Exception], text: str
+) -> None:
     named = []
 
     def body(comm: _C.Communicator) -> None:
@@ -108,15 +131,20 @@ def test_the_first_gradient_that_never_came_is_named() -> None:
 
         def fail(_: torch.Tensor) -> None:
             named.append(next(i for i in buckets if model.w[i].grad is None))
-            raise KeyError("missing")
+            raises()
 
         if comm.rank == 1:
-            model.w[2].register_hook(fail)
-        with pytest.raises(KeyError if comm.rank == 1 else MismatchError) as caught:
+            failing = model.w[2].register_hook(fail)
+        with pytest.raises(error if comm.rank == 1 else MismatchError) as caught:
             model(0.0, ALL).backward()
-        if comm.rank != 1:
-            text = f"its backward raised KeyError: 'missing'; the gradient of parameter w.{named[0]} never came"
-            assert text in str(caught.value)
+        if comm.rank == 1:
+            failing.remove()
+        else:
+            told = str(caught.value)
+            assert f"the gradient of parameter w.{named[0]} never came: its backward raised {text}" in told
+        clear(model, sync)
+        model(2.0 * comm.rank, ALL).backward()
+        assert model.grads() == [1.0, 2.0, 3.0, 4.0]
 
     run_ranks(2, body)
 

@@ -3,6 +3,7 @@
 
 #include <list>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "transport/meeting.h"
@@ -20,6 +21,8 @@ class MpiMailbox final : public Mailbox {
   std::optional<int> under_way_to() const override {
     return sends_.empty() ? std::nullopt : std::optional(sends_.front().peer);
   }
+  // The ranks whose processes have ended, as far as MPI says so (is_process_failure).
+  const std::set<int>& ended() const { return ended_; }
 
  private:
   struct Transfer {
@@ -28,7 +31,14 @@ class MpiMailbox final : public Mailbox {
     std::vector<std::byte> bytes;
   };
 
+  // Whether there is a message; MPI_ANY_SOURCE: from anybody.
+  bool probe(int from, MPI_Status& status);
+  void receive(const MPI_Status& status);
+  bool finished(Transfer& transfer);
+
   const MPI_Comm comm_;
+  bool some_ended_ = false;
+  std::set<int> ended_;
   std::list<Transfer> sends_, receives_;
 };
 

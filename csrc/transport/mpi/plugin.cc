@@ -84,7 +84,8 @@ class Backend final : public MpiBackend {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int thread_level_ = MPI_THREAD_SINGLE;
   std::vector<int> world_ranks_;
-  std::vector<int> nodes_;  // once they are known
+  const MpiMailbox* mail_ = nullptr;  // of the meeting
+  std::vector<int> nodes_;            // once they are known
 };
 
 // MPI_Init_thread waits for all ranks, and nothing ends it. So it runs beside this thread, which can give up.
@@ -166,7 +167,9 @@ void Backend::learn_place() {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-  meeting_ = std::make_unique<Meeting>(std::make_unique<MpiMailbox>(comm_), rank_, [this] { return ended(); });
+  auto mail = std::make_unique<MpiMailbox>(comm_);
+  mail_ = mail.get();
+  meeting_ = std::make_unique<Meeting>(std::move(mail), rank_, [this] { return ended(); });
 }
 
 // Those of this communicator's ranks that are known to be dead.
@@ -174,7 +177,8 @@ std::vector<int> Backend::ended() const {
   const std::vector<int> dead = process().presence.ended();
   std::vector<int> ours;
   for (int rank = 0; rank < size_; ++rank) {
-    if (std::ranges::find(dead, world_ranks_[static_cast<size_t>(rank)]) != dead.end()) ours.push_back(rank);
+    const bool gone = std::ranges::find(dead, world_ranks_[static_cast<size_t>(rank)]) != dead.end();
+    if (gone || mail_->ended().contains(rank)) ours.push_back(rank);
   }
   return ours;
 }

@@ -18,19 +18,23 @@ void check_mpi(int code, const std::string& what) {
       (length > 0 ? std::string(text, static_cast<size_t>(length)) : "MPI error " + std::to_string(code)));
 }
 
-bool ProcessFailure::noted(int code, const Transfer& op) {
+bool is_process_failure(int code) {
 #if defined(MPI_ERR_PROC_FAILED) && defined(MPI_ERR_PROC_FAILED_PENDING)  // Open MPI's names
   int kind = MPI_SUCCESS;
-  if (MPI_Error_class(code, &kind) != MPI_SUCCESS) return false;
-  if (kind != MPI_ERR_PROC_FAILED && kind != MPI_ERR_PROC_FAILED_PENDING) return false;
+  if (code == MPI_SUCCESS || MPI_Error_class(code, &kind) != MPI_SUCCESS) return false;
+  return kind == MPI_ERR_PROC_FAILED || kind == MPI_ERR_PROC_FAILED_PENDING;
+#else
+  return static_cast<void>(code), false;
+#endif
+}
+
+bool ProcessFailure::noted(int code, const Transfer& op) {
+  if (!is_process_failure(code)) return false;
   if (text_.empty()) {
     text_ = about(op, "MPI") + " failed: a process has ended";
     since_ = std::chrono::steady_clock::now();
   }
   return true;
-#else
-  return static_cast<void>(code), static_cast<void>(op), false;
-#endif
 }
 
 void ProcessFailure::check() const {
