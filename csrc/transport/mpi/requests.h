@@ -18,11 +18,11 @@ inline void check_mpi(int code, const Transfer& op) {
     check_mpi(code, about(op, "MPI"));
 }
 
-// Whether that is what `code` says: that a process has ended. An MPI with fault tolerance says so where that is switched
-// on (OMPI_MCA_mpi_ft_enable=1).
+// Whether `code` says that a process has ended. An MPI with fault tolerance says so where that is switched on
+// (OMPI_MCA_mpi_ft_enable=1).
 bool is_process_failure(int code);
 
-// Kept from the first one on, for a while without an error: who watches processes (os/processes.h) knows better which
+// The first such error, kept for a while without throwing it: who watches processes (os/processes.h) knows better which
 // rank of the job it is.
 class ProcessFailure {
  public:

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -54,21 +56,30 @@ UcxTransport::UcxTransport(ucp_context_h context, Bootstrap& job, size_t max_mes
   }
 }
 
+// In one exchange where no address is longer than most are; in two where one is.
 void UcxTransport::exchange_addresses(Bootstrap& job) {
+  struct Beginning {
+    size_t length;
+    std::array<std::byte, 1016> bytes;
+  };
   ucp_address_t* own = nullptr;
-  size_t length = 0;
-  check_ucx(ucp_worker_get_address(worker_, &own, &length), "ucp_worker_get_address");
-  std::vector<std::byte> mine(length);
-  std::memcpy(mine.data(), own, length);
-  ucp_worker_release_address(worker_, own);
-  const std::vector<size_t> lengths = job.gather(length);
-  const size_t longest = *std::ranges::max_element(lengths);
-  mine.resize(longest);
-  const std::vector<std::byte> all = job.all_gather(mine.data(), longest);
+  Beginning mine{};
+  check_ucx(ucp_worker_get_address(worker_, &own, &mine.length), "ucp_worker_get_address");
+  const auto release = [this](ucp_address_t* address) { ucp_worker_release_address(worker_, address); };
+  const std::unique_ptr<ucp_address_t, decltype(release)> address(own, release);
+  std::memcpy(mine.bytes.data(), own, std::min(mine.length, mine.bytes.size()));
+  const std::vector<Beginning> beginnings = job.gather(mine);
+  const size_t longest = std::ranges::max_element(beginnings, {}, &Beginning::length)->length;
+  std::vector<std::byte> whole;
+  if (longest > mine.bytes.size()) {
+    std::vector<std::byte> padded(longest);
+    std::memcpy(padded.data(), own, mine.length);
+    whole = job.all_gather(padded.data(), longest);
+  }
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
-    const std::byte* theirs = all.data() + rank * longest;
+    const std::byte* theirs = whole.empty() ? beginnings[rank].bytes.data() : whole.data() + rank * longest;
     peers_[rank].owner = this;
-    peers_[rank].address.assign(theirs, theirs + lengths[rank]);
+    peers_[rank].address.assign(theirs, theirs + beginnings[rank].length);
   }
 }
 
