@@ -29,7 +29,7 @@ def say(text: str) -> None:
 def wait_for_survivors(seconds: float) -> None:
     """Until those that can have said what ended their init()."""
     folder, deadline = Path(os.environ["FAULT_FOLDER"]), time.monotonic() + seconds
-    while len(list(folder.iterdir())) < int(os.environ["SURVIVORS"]) and time.monotonic() < deadline:
+    while len(list(folder.iterdir())) < int(os.environ["FAULT_SURVIVORS"]) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 

@@ -29,6 +29,8 @@ MODULES = ("mpi", "net", "python", "torch_backend")  # where jobs find the tests
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node")
 PLAIN = (sys.executable, str(HERE / "plain_ranks.py"), "-n")
 """What stands for mpirun where there is none: torch's launcher, and one that only starts ranks."""
+OURS = ("DCOLL_", "CHECKS_", "FAULT_", "HOROVOD_")
+"""How settings begin that only dcoll and its tests read: not while torch is imported."""
 SKIPPED = "skipped: "
 SEED = os.environ.get("TESTS_SEED", "0")  # the same on all ranks
 TIMEOUT_S = float(os.environ.get("TESTS_JOB_SECONDS", "300"))  # what hangs says so long before: DCOLL_TIMEOUT
@@ -139,7 +141,7 @@ def launch(
         mpirun = (find_mpirun(), *(("--oversubscribe", "--bind-to", "none") if is_open_mpi() else ()))
     number = () if launcher and launcher[-1] in (TORCHRUN[-1], PLAIN[-1]) else ("-n",)
     # What settings of others a job asks for may be read before it begins.
-    ours = launcher[:-1] in ((), TORCHRUN[:-1]) and all(name.startswith(("DCOLL_", "CHECKS_")) for name in env)
+    ours = launcher[:-1] in ((), TORCHRUN[:-1], PLAIN[:-1]) and all(name.startswith(OURS) for name in env)
     python = python_for(*map(str, range(n))) if preloaded and ours else (sys.executable,)
     if launcher[:3] == TORCHRUN[:3]:
         launcher = (*python_for("torchrun"), *launcher[1:])

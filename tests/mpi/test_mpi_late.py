@@ -16,7 +16,7 @@ NOT_AGAIN = "rank 1 has not called dcoll.init() (again), or has ended, or hangs"
 
 def late(kind: str, n: int, folder: Path, survivors: int, *options: str, **env: str) -> Finished:
     """Ends in time by itself, or the test fails."""
-    settings = {"FAULT_FOLDER": str(folder), "SURVIVORS": str(survivors), "DCOLL_TIMEOUT": "3"} | env
+    settings = {"FAULT_FOLDER": str(folder), "FAULT_SURVIVORS": str(survivors), "DCOLL_TIMEOUT": "3"} | env
     return launch(n, str(HERE / "late.py"), kind, timeout=LIMIT_S, options=options, **settings)
 
 

@@ -29,7 +29,7 @@ def test_names_while_constants_are_learnt(n: int, nodes: str, check: str) -> Non
 
 @pytest.mark.parametrize(("n", "nodes"), [*LAYOUTS, (5, "0,0,0,1,2")], ids=str)
 def test_a_job_explains_itself(n: int, nodes: str) -> None:
-    done = launch(n, "-m", "dcoll.plan", "explain", "--bytes", "1M", DCOLL_NODES=nodes)
+    done = launch(n, "-m", "dcoll.plan", "explain", "--bytes", "1M", preloaded=True, DCOLL_NODES=nodes)
     assert done.returncode == 0, done.text
     several = len(set(nodes.split(",")))
     assert f"on {n} ranks of {several} nodes (" in done.stdout, done.text
@@ -53,7 +53,7 @@ def test_a_job_explains_itself(n: int, nodes: str) -> None:
     ],
 )
 def test_a_job_says_how_a_call_goes(options: str, env: dict[str, str], path: str) -> None:
-    done = launch(2, "-m", "dcoll.plan", "explain", *options.split(), **env)
+    done = launch(2, "-m", "dcoll.plan", "explain", *options.split(), preloaded=True, **env)
     assert done.returncode == 0, done.text
     assert path in done.stdout.splitlines()[0], done.text
 

@@ -49,6 +49,7 @@ def test_a_job_writes_timelines(tmp_path: Path, n: int) -> None:
     done = launch(
         n, "-c", SCRIPT, str(tmp_path / "steps.{rank}.json"), str(tmp_path / "end.json"),
         HOROVOD_TIMELINE=str(tmp_path / "init.json"), HOROVOD_CYCLE_TIME="5", DCOLL_TIMOUT="3",
+        preloaded=True,
     )  # fmt: skip
     assert done.returncode == 0, done.text
     assert done.stderr.count("Horovod's variables: read: HOROVOD_TIMELINE as DCOLL_TIMELINE=") == 1
@@ -81,7 +82,7 @@ def test_a_killed_job_leaves_a_timeline_that_can_be_read(tmp_path: Path) -> None
         "while hvd.rank() == 0 and 'before' not in open(path).read(): time.sleep(0.01)\n"
         "hvd.barrier()\nos.kill(os.getpid(), 9)\n"
     )
-    launch(2, "-c", code, DCOLL_TIMELINE=str(tmp_path / "t.json"))
+    launch(2, "-c", code, preloaded=True, DCOLL_TIMELINE=str(tmp_path / "t.json"))
     assert operations(tmp_path / "t.json")["before"] == 1
 
 

@@ -82,6 +82,6 @@ def test_it_ends_with_its_proxy(tmp_path: Path) -> None:
 def test_settings_of_others_are_there_from_the_beginning() -> None:
     """They are read while libraries are loaded, so no rank with them is forked."""
     code = "import sys; print('torch' in sys.modules)"
-    for launcher, env in (((), {"OMP_NUM_THREADS": "2"}), (PLAIN, {}), ((), {"DCOLL_LOG_LEVEL": "warning"})):
+    for launcher, env in (((), {"OMP_NUM_THREADS": "2"}), (PLAIN, {"LANG": "C"}), ((), {"DCOLL_LOG_LEVEL": "warning"})):
         done = launch(1, "-c", code, launcher=launcher, preloaded=True, **env)
         assert done.stdout.strip() == str(not launcher and "OMP_NUM_THREADS" not in env), done.text

@@ -46,7 +46,8 @@ def test_the_example_trains(n: int, tmp_path: Path) -> None:
 
 def fault(kind: str, launcher: tuple[str, ...], n: int = 3, **env: str) -> Finished:
     settings = {"DCOLL_TIMEOUT": "300"} | env
-    return launch(n, str(HERE / "fault.py"), kind, timeout=LIMIT_S, launcher=launcher, **settings)
+    preloaded = kind != "exits_alone"  # which is about how Python itself ends
+    return launch(n, str(HERE / "fault.py"), kind, timeout=LIMIT_S, launcher=launcher, preloaded=preloaded, **settings)
 
 
 def expect_words(done: Finished, error: str, text: str, *ranks: int) -> None:
@@ -103,8 +104,8 @@ def test_a_failure_that_all_ranks_caught_ends_with_0(tmp_path: Path) -> None:
 
 
 def late(kind: str, n: int, folder: Path, survivors: int, **env: str) -> Finished:
-    settings = {"FAULT_FOLDER": str(folder), "SURVIVORS": str(survivors), "DCOLL_TIMEOUT": "3"} | env
-    return launch(n, str(HERE / "late.py"), kind, timeout=LIMIT_S, launcher=PLAIN, **settings)
+    settings = {"FAULT_FOLDER": str(folder), "FAULT_SURVIVORS": str(survivors), "DCOLL_TIMEOUT": "3"} | env
+    return launch(n, str(HERE / "late.py"), kind, timeout=LIMIT_S, launcher=PLAIN, preloaded=True, **settings)
 
 
 NOT_AGAIN = "rank 1 has not called dcoll.init() (again), or has ended, or hangs"

@@ -78,7 +78,7 @@ def job(lab: netlab.Lab) -> Iterator[Job]:
 
 
 def test_each_host_names_its_ranks_that_do_not_begin(hosts: Hosts, tmp_path: Path) -> None:
-    env = {"DCOLL_TIMEOUT": "3", "FAULT_FOLDER": str(tmp_path), "SURVIVORS": "3"}
+    env = {"DCOLL_TIMEOUT": "3", "FAULT_FOLDER": str(tmp_path), "FAULT_SURVIVORS": "3"}
     done = launch(4, str(HERE / "late.py"), "never", timeout=LIMIT_S, launcher=tuple(hosts(2).launcher("2")), **env)
     assert done.returncode != 0, done.text
     assert "[0] TimeoutError" in done.stdout, done.text
@@ -120,7 +120,7 @@ def test_a_rank_of_another_host_that_died_is_named_by_those_who_begin_again(
     hosts: Hosts, tmp_path: Path, who: int
 ) -> None:
     """As MPI tells where it is told to go on: the one that leads the start-up, or another one."""
-    env = {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(tmp_path), "SURVIVORS": "2", "OMPI_MCA_mpi_ft_enable": "1"}
+    env = {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(tmp_path), "FAULT_SURVIVORS": "2", "OMPI_MCA_mpi_ft_enable": "1"}
     launcher = (*hosts(3).launcher("1"), "--continuous")
     done = launch(3, str(HERE / "late.py"), "again_dead", timeout=LIMIT_S, launcher=launcher, WHO=str(who), **env)
     text = rf"dcoll\.init\(\): rank {who} died: its process has ended"
