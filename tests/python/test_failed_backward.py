@@ -104,8 +104,9 @@ def no_memory_on_a_device() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def no_memory_in_torch() -> None:
-    torch.empty(1 << 60)
+def no_memory_in_torch() -> None:  # its words for a tensor of 4 EiB
+    allocator = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4611686018427387904 bytes"
+    raise RuntimeError(f"[enforce fail at alloc_cpu.cpp:127] err == 0. {allocator}. Error code 12 (out of memory)")
 
 
 @pytest.mark.parametrize(
