@@ -16,6 +16,10 @@ if(DCOLL_SANITIZE)
   string(REGEX REPLACE "-O[0-9s]" "-O1" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DCOLL_SANITIZE};-fno-sanitize-recover=all>")
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer;-g1>")
+  # ASan's checks as calls: the kernels' loops compile in a third to two thirds of the time, and run twice as long.
+  if(DCOLL_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:--param asan-instrumentation-with-call-threshold=0>")
+  endif()
   add_link_options(-fsanitize=${DCOLL_SANITIZE})
 else()
   # Hardening; a collective of 4 B takes 1 ns longer. The sanitizers find more, and do not go with fortified functions.

@@ -10,7 +10,7 @@ set(seconds 120)
 set(environment "UBSAN_OPTIONS=print_stacktrace=1")
 if(DCOLL_SANITIZE)
   set(seconds 400)
-  list(APPEND environment "DCOLL_TEST_MAX_RANKS=40")  # of the proofs of schedules, which have no memory to get wrong
+  list(APPEND environment "DCOLL_TEST_MAX_RANKS=24")  # of the proofs of schedules, which have no memory to get wrong
 endif()
 if(DCOLL_SANITIZE MATCHES "address")
   list(APPEND environment "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0")
@@ -43,6 +43,10 @@ if(DCOLL_WITH_MPI)
   endif()
 endif()
 
+set(precompiled_engine ${CMAKE_SOURCE_DIR}/tests/engine/rank_threads.h ${CMAKE_SOURCE_DIR}/tests/support/check.h)
+set(precompiled_plan ${CMAKE_SOURCE_DIR}/csrc/plan/verify.h ${CMAKE_SOURCE_DIR}/tests/support/check.h)
+set(precompiled_transport ${CMAKE_SOURCE_DIR}/tests/transport/ranks.h ${CMAKE_SOURCE_DIR}/tests/support/check.h)
+
 foreach(source IN LISTS test_sources)
   get_filename_component(name "${source}" NAME_WE)
   get_filename_component(folder "${source}" DIRECTORY)
@@ -69,13 +73,26 @@ foreach(source IN LISTS test_sources)
   target_include_directories(${target} PRIVATE tests)
   target_link_libraries(${target} PRIVATE dcoll_core)
   # Tests compile in two thirds of the time so; those of kernels compute a lot, and under TSan all do. Fortified functions
-  # need -O1.
+  # need -O1. UBSan looks at the libraries, not at their tests.
   if(NOT layer MATCHES "^(kernels|cuda)$")
     if(DCOLL_SANITIZE MATCHES "undefined")
-      target_compile_options(${target} PRIVATE -O0)
+      target_compile_options(${target} PRIVATE -O0 -fno-sanitize=undefined)
     else()
       target_compile_options(${target} PRIVATE -O1)
     endif()
+    # What most tests of a layer include is read once, in half of the compiler's time. Not for ccache, which has read the
+    # unchanged ones before, and not where each file is to name what it needs.
+    if(CMAKE_UNITY_BUILD AND NOT CMAKE_CXX_COMPILER_LAUNCHER AND DEFINED precompiled_${layer})
+      if(DEFINED precompiled_by_${layer})
+        target_precompile_headers(${target} REUSE_FROM ${precompiled_by_${layer}})
+      else()
+        target_precompile_headers(${target} PRIVATE ${precompiled_${layer}})
+        set(precompiled_by_${layer} ${target})
+      endif()
+    endif()
+  endif()
+  if(layer MATCHES "^(kernels|cuda)$" AND DCOLL_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE "SHELL:--param asan-instrumentation-with-call-threshold=7000")  # GCC's own
   endif()
   if(layer STREQUAL "cuda")
     target_include_directories(${target} BEFORE PRIVATE tests/cuda_shim)

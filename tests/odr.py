@@ -19,7 +19,8 @@ from pathlib import Path
 
 LIBRARIES = re.compile(r"CMakeFiles/(dcoll_core|_C|dcoll_mpi|dcoll_ucx)\.dir/")
 LTO = ["-O0", "-flto", "-fno-fat-lto-objects", "-w"]
-LINK = ["-O0", "-flto=auto", "-shared", "-fPIC", "-Werror=odr", "-Werror=lto-type-mismatch"]
+# What is linked stays in the compiler's own form: names are compared, and no code is made.
+LINK = ["-O0", "-flto", "-r", "-flinker-output=rel", "-fPIC", "-Werror=odr", "-Werror=lto-type-mismatch"]
 
 
 def compile_to(target: Path, command: list[str], folder: Path) -> Path:
@@ -34,7 +35,7 @@ def compile_to(target: Path, command: list[str], folder: Path) -> Path:
 def link(objects: list[Path], compiler: str) -> str:
     """What it finds; empty: nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [compiler, *LINK, *map(str, objects), "-o", f"{folder}/all.so"]
+        command = [compiler, *LINK, *map(str, objects), "-o", f"{folder}/all.o"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr
 

@@ -69,7 +69,7 @@ void check_all_reduce(Communicator& comm, const Case& c) {
 
 TEST(every_dtype_and_op) {
   for (int n : {1, 2, 3, 5}) {
-    if (kSanitized && n != 2 && n != 3) continue;
+    if (kSanitized && n != 3) continue;
     run_ranks(n, [](Communicator& comm) {
       for (DType dtype : kDTypes) {
         for (ReduceOp op : kOps) {
@@ -90,7 +90,7 @@ TEST(every_dtype_and_op) {
 
 TEST(every_count) {
   for (int n = 1; n <= 8; ++n) {
-    if (kSanitized && (n == 4 || n >= 6)) continue;
+    if (kSanitized && n != 3 && n != 5) continue;
     run_ranks(n, [n](Communicator& comm) {
       const size_t s = n;
       for (size_t count :

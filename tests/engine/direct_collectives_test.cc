@@ -145,7 +145,7 @@ TEST(all_gather) {
 }
 
 TEST(all_to_all) {
-  for (int n = 1; n <= (kSanitized ? 4 : 8); ++n) {
+  for (int n = 1; n <= (kSanitized ? 3 : 8); ++n) {
     for_every_way(n, [n](Communicator& comm, Where where, How how) {
       for (size_t base : {size_t{0}, size_t{1}, size_t{700}, size_t{8192}, size_t{70001}}) {
         constexpr size_t kRowBytes = 2;
@@ -252,7 +252,7 @@ void check_reduce_scatter(Communicator& comm, Where where, How how, const Reduce
 }  // namespace
 
 TEST(reduce_scatter_every_size) {
-  for (int n = 1; n <= (kSanitized ? 4 : 8); ++n) {
+  for (int n = 1; n <= (kSanitized ? 3 : 8); ++n) {
     for_every_way(n, [n](Communicator& comm, Where where, How how) {
       const size_t s = n;
       for (size_t rows : {size_t{0}, size_t{1}, s - 1, s, s + 1, size_t{1365}, size_t{1366}, size_t{40009}}) {
