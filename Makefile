@@ -102,13 +102,21 @@ stress: build  ## random collectives on 2 to 8 ranks, every byte checked, SECOND
 chaos: build  ## faults at random, start-up and shutdown included, over all transports, for SECONDS=600 (ARGS="--seed 1")
 	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),600) $(ARGS)
 
-# Without clang, ctest replays the same fuzzers' corpus (cmake/fuzz.cmake). Findings are written to build/fuzz.
+# Without clang, ctest replays the same fuzzers' corpus (cmake/fuzz.cmake). Findings are written to build/fuzz. atheris is
+# libFuzzer for Python; where it has no wheel, pytest gives the same checks what hypothesis makes.
 FUZZERS := settings calibration_cache notes handshake meeting
-fuzz: $(VENV)/.tools  ## libFuzzer on what is parsed in C++, SECONDS=60 for each fuzzer; needs clang
+FUZZED = $(FUZZERS) $(shell $(BIN)/python -c 'import atheris' 2> /dev/null && echo runner_files)
+$(VENV)/.atheris: constraints.txt | build
+	@$(BIN)/pip install -q -c constraints.txt atheris || echo "no atheris here: runner_files.py is left out"
+	@touch $@
+
+fuzz: $(VENV)/.atheris  ## libFuzzer on what is parsed, SECONDS=60 for each fuzzer; needs clang
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DDCOLL_FUZZ=ON \
 		-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang
 	$(BIN)/cmake --build build/fuzz
-	cd build/fuzz && mkdir -p $(addprefix corpus/,$(FUZZERS)) && printf '%s\n' $(FUZZERS) | xargs -P $(JOBS) -I NAME env \
+	@printf '#!/bin/sh\nexec "%s" "%s" "$$@"\n' "$(CURDIR)/$(BIN)/python" "$(CURDIR)/tests/fuzz/runner_files.py" > \
+		build/fuzz/tests/fuzz_runner_files && chmod +x build/fuzz/tests/fuzz_runner_files
+	cd build/fuzz && mkdir -p $(addprefix corpus/,$(FUZZED)) && printf '%s\n' $(FUZZED) | xargs -P $(JOBS) -I NAME env \
 		tests/fuzz_NAME -timeout=10 -max_len=4096 -print_final_stats=1 -verbosity=0 \
 		-max_total_time=$(or $(SECONDS),60) corpus/NAME "$(CURDIR)/tests/fuzz/corpus/NAME"
 

@@ -18,7 +18,7 @@ class Host:
     slots: int
 
 
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:]+\])(:(?P<slots>\d+))?")
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:]+\])(:(?P<slots>[0-9]{1,9}))?")
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -26,7 +26,7 @@ def parse_hosts(text: str) -> list[Host]:
     hosts = []
     for entry in text.split(","):
         match = _HOST.fullmatch(entry.strip())
-        if match is None or match["slots"] == "0":
+        if match is None or (match["slots"] is not None and int(match["slots"]) == 0):
             raise UsageError(f"-H {text}: {entry.strip()!r} is not a host; write host:slots, like node1:4,node2:4")
         hosts.append(Host(match["name"], int(match["slots"] or 1)))
     return merge(hosts)
@@ -35,7 +35,7 @@ def parse_hosts(text: str) -> list[Host]:
 def parse_hostfile(path: Path) -> list[Host]:
     """Lines 'host slots=N' (Horovod, Open MPI), 'host:N' (MPICH) or 'host'; # begins a comment."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()  # comments are in any encoding
     except OSError as error:
         raise UsageError(f"--hostfile {path} cannot be read: {error.strerror}") from None
     hosts = []
@@ -46,7 +46,7 @@ def parse_hostfile(path: Path) -> list[Host]:
         slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
         match = _HOST.fullmatch(words[0])
         count = slots[0] if slots else (match and match["slots"]) or "1"
-        if match is None or not count.isdecimal() or int(count) == 0:
+        if match is None or not re.fullmatch("[0-9]{1,9}", count) or int(count) == 0:
             raise UsageError(f"--hostfile {path}, line {number}: {line.strip()!r} is not 'host slots=N'")
         hosts.append(Host(match["name"], int(count)))
     if not hosts:
