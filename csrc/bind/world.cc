@@ -4,6 +4,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -12,13 +13,16 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "base/thread.h"
 #include "base/thread_safety.h"
 #include "bind/bind.h"
 #include "engine/communicator/subset.h"
+#include "transport/os/processes.h"
 
 namespace py = pybind11;
 
@@ -102,23 +106,6 @@ class PythonStore {
   const py::function set_, get_;
 };
 
-std::shared_ptr<Communicator> connect(Bootstrap* job) {
-  const Settings settings = Settings::from_env();
-  std::shared_ptr<Communicator> comm;
-  {
-    const py::gil_scoped_release unlocked;
-    comm = connect_world(job, settings, look_for_signals);
-  }
-  show_program_to(*comm);
-  return comm;
-}
-
-std::unique_ptr<Bootstrap> open_store(int rank, int size, py::function set, py::function get) {
-  KeyValueStore store = PythonStore::make(std::move(set), std::move(get));
-  const py::gil_scoped_release unlocked;
-  return make_store_bootstrap(rank, size, std::move(store));
-}
-
 // Ends the job at a time to be told. A thread of the core's own, so that nothing in the interpreter can keep it from
 // running: neither a lock that is held nor Python's own end. It is made by init(), where it can still be said that the
 // system gives none.
@@ -146,19 +133,51 @@ class Ender {
     of_process->job_ = &job.cast<Bootstrap&>();
     of_process->exit_code_ = exit_code;
     of_process->text_ = std::move(text);
+    of_process->limit_ = at - Clock::now();
+    of_process->look_at_ = at - of_process->limit_ / 2;
     of_process->told_.notify_one();
+  }
+
+  // The ranks of the job, for a normal end: those at work are waited for.
+  static void know(const Members& members) {
+    if (of_process == nullptr) return;
+    const MutexLock lock(of_process->mutex_);
+    of_process->rank_ = members.rank;
+    of_process->others_.clear();
+    for (int rank = 0; rank < members.size; ++rank) {
+      if (rank != members.rank) of_process->others_.push_back(rank);
+    }
+    of_process->work_ = AtWork(members.process_of_rank);
   }
 
  private:
   void run() {
     const MutexLock lock(mutex_);
     while (job_ == nullptr) told_.wait(mutex_);
-    while (Clock::now() < at_) told_.wait_until(mutex_, at_);
+    while (Clock::now() < at_ || put_off()) {
+      told_.wait_until(mutex_, std::min(at_, look_at_));
+      if (Clock::now() < look_at_) continue;
+      work_.look();
+      look_at_ = Clock::time_point::max();
+    }
     if (!text_.empty()) {
       if (python_ends()) std::this_thread::sleep_for(kTeardown);
-      std::fprintf(stderr, "%s\n", text_.c_str());
+      const char* why = job_->waits_for_ends() ? " It waited for other ranks, whose programs have not ended." : "";
+      std::fprintf(stderr, "%s%s\n", text_.c_str(), why);
     }
     job_->abort(exit_code_);
+  }
+
+  // Whether this rank waits for others of its machine that compute, as the watchdog does before shutdown is done.
+  bool put_off() DCOLL_REQUIRES(mutex_) {
+    if (text_.empty() || !job_->waits_for_ends()) return false;
+    const std::vector<int> at_work = work_.among(others_);
+    if (at_work.empty()) return false;
+    std::fprintf(stderr, "dcoll: rank %d: its program ended; it goes on waiting for %s, still computing\n", rank_,
+                 ranks_text(at_work).c_str());
+    at_ += limit_;
+    look_at_ = at_ - limit_ / 2;
+    return true;
   }
 
   static inline Ender* of_process = nullptr;
@@ -168,7 +187,30 @@ class Ender {
   Bootstrap* job_ DCOLL_GUARDED_BY(mutex_) = nullptr;
   int exit_code_ DCOLL_GUARDED_BY(mutex_) = 0;
   std::string text_ DCOLL_GUARDED_BY(mutex_);
+  Clock::duration limit_ DCOLL_GUARDED_BY(mutex_){};
+  Clock::time_point look_at_ DCOLL_GUARDED_BY(mutex_) = Clock::time_point::max();
+  int rank_ DCOLL_GUARDED_BY(mutex_) = 0;
+  std::vector<int> others_ DCOLL_GUARDED_BY(mutex_);
+  AtWork work_ DCOLL_GUARDED_BY(mutex_){{}};
 };
+
+std::shared_ptr<Communicator> connect(Bootstrap* job) {
+  const Settings settings = Settings::from_env();
+  std::shared_ptr<Communicator> comm;
+  {
+    const py::gil_scoped_release unlocked;
+    comm = connect_world(job, settings, look_for_signals);
+  }
+  show_program_to(*comm);
+  Ender::know(comm->members());
+  return comm;
+}
+
+std::unique_ptr<Bootstrap> open_store(int rank, int size, py::function set, py::function get) {
+  KeyValueStore store = PythonStore::make(std::move(set), std::move(get));
+  const py::gil_scoped_release unlocked;
+  return make_store_bootstrap(rank, size, std::move(store));
+}
 
 }  // namespace
 

@@ -60,6 +60,8 @@ class Bootstrap {
 
   // The end of the process's part in the job, once; for MPI a collective that blocks.
   virtual void finalize() = 0;
+  // Whether another thread is in finalize() and sleeps there until all ranks have come.
+  virtual bool waits_for_ends() const { return false; }
   // Ends every rank of the job, where this rank can; itself in any case.
   [[noreturn]] virtual void abort(int exit_code) = 0;
 

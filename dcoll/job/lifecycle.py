@@ -1,7 +1,8 @@
 """The end of a job: a rank that leaves, however it leaves, never keeps the others waiting.
 
-Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize. A failure that the script
-                caught changes nothing: it ends with 0, as do all ranks that caught it.
+Normal exit     close the communicator, which waits for all ranks to do so, then MPI_Finalize. In both, ranks of this
+                machine that compute are waited for without a limit. A failure that the script caught changes nothing:
+                it ends with 0, as do all ranks that caught it.
                 Without MPI there is nothing to finalize.
 Failure         an uncaught error, or sys.exit() with a status: tell the peers its text at once (they raise PeerError
                 with it), give them a moment to print theirs, then MPI_Abort: MPI_Finalize would wait for ranks that can

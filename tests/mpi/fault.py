@@ -199,6 +199,22 @@ def works_on() -> None:
         sum(range(10000))
 
 
+def works_on_after_shutdown() -> None:
+    """All have called shutdown(), and one computes on for longer than the timeout, while the others have ended."""
+    os.environ["DCOLL_TIMEOUT"] = "2"
+    hvd.shutdown()
+    end = time.monotonic() + 7
+    while RANK == 1 and time.monotonic() < end:
+        sum(range(10000))
+
+
+def shutdown_hangs() -> None:
+    """All have called shutdown(), and one hangs."""
+    hvd.shutdown()
+    if RANK == 1:
+        hang()
+
+
 def end_hangs() -> None:
     """All end, but one hangs when it has told the others so."""
 

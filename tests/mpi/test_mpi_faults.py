@@ -69,6 +69,8 @@ EXITS: dict[str, tuple[str, int]] = {
     "thread_hangs": ("RuntimeError: the data ran out", 1),
     "exit_hangs": ("shutdown made no progress for 5 s, waiting for rank 1 of 3", 1),
     "works_on": ("it goes on waiting for rank 1, still computing", 0),
+    "works_on_after_shutdown": ("its program ended; it goes on waiting for rank 1, still computing", 0),
+    "shutdown_hangs": ("It waited for other ranks, whose programs have not ended.", 1),
     "end_hangs": ("rank 1 still ran 5 s after its program's end", 1),
 }
 
@@ -93,7 +95,7 @@ def test_a_rank_that_ends_or_hangs_at_its_end_ends_the_job(kind: str) -> None:
     done, (text, status) = exits()[kind], EXITS[kind]
     assert isinstance(done, Finished), done
     assert text in done.stderr, done.text
-    assert ("still ran" in done.stderr) == (kind == "end_hangs"), done.text
+    assert ("still ran" in done.stderr) == (kind in ("end_hangs", "shutdown_hangs")), done.text
     assert done.returncode == status or (done.returncode != 0 != status and not is_open_mpi()), done.text
 
 

@@ -68,15 +68,10 @@ void Watchdog::watch_operation(Operation& running, Clock::time_point now) {
 // have trained. One that hangs, or is stopped, uses no processor in the second half of the timeout. Of other machines'
 // ranks it is not known.
 bool Watchdog::waits_for_work(Operation& running, Clock::time_point now, const std::vector<int>& missing) {
-  constexpr double kLeastShare = 0.01, kLeastSeconds = 0.02;  // two ticks, as the kernel counts
   const Members& members = setup_.members;
   const double idle = seconds_between(running.last_moved, now);
-  if (members.process_of_rank.empty() || idle <= timeout_s() / 2) return false;
-  const auto used = [&](int rank) { return processor_seconds(members.process_of_rank[static_cast<size_t>(rank)]); };
-  if (looked_.at <= running.last_moved) {
-    looked_ = {now, {}};
-    for (int rank = 0; rank < members.size; ++rank) looked_.used.push_back(used(rank));
-  }
+  if (idle <= timeout_s() / 2) return false;
+  if (work_.looked() <= running.last_moved) work_.look();
   if (idle <= timeout_s()) return false;
   std::vector<int> waited_for = missing;
   if (running.task.waits_indirectly()) {  // for any that has not said that it waits itself
@@ -85,13 +80,9 @@ bool Watchdog::waits_for_work(Operation& running, Clock::time_point now, const s
     std::erase(waited_for, members.rank);
     waited_for = culprits_of(waited_for, timeout_s() + patience(running));
   }
-  const double least = std::max(kLeastShare * seconds_between(looked_.at, now), kLeastSeconds);
-  std::vector<int> at_work;
-  for (const int rank : waited_for) {
-    const std::optional<double> before = looked_.used[static_cast<size_t>(rank)], after = used(rank);
-    if (before && after && *after - *before >= least) at_work.push_back(members.job_rank(rank));
-  }
+  std::vector<int> at_work = work_.among(waited_for);
   if (at_work.empty()) return false;
+  for (int& rank : at_work) rank = members.job_rank(rank);
   setup_.log(LogLevel::kWarning, "this rank has called shutdown (or its program ended); it goes on waiting for " +
                                      ranks_text(at_work) + ", still computing");
   running.last_moved = now;

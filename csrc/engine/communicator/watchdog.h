@@ -13,13 +13,17 @@
 #include "engine/communicator/members.h"
 #include "engine/communicator/progress.h"
 #include "engine/watch/diagnosis.h"
+#include "transport/os/processes.h"
 
 namespace dcoll {
 
 class Watchdog final : public Watched, public Notes {
  public:
   Watchdog(const Setup& setup, Progress& progress)
-      : setup_(setup), progress_(progress), timeout_s_(setup.settings.timeout_s) {}
+      : setup_(setup),
+        progress_(progress),
+        timeout_s_(setup.settings.timeout_s),
+        work_(setup.members.process_of_rank) {}
 
   // How long an operation may make no progress: DCOLL_TIMEOUT, or what was set since. Alike on all ranks.
   double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }
@@ -76,11 +80,7 @@ class Watchdog final : public Watched, public Notes {
   const Setup& setup_;
   Progress& progress_;
   std::atomic<double> timeout_s_;
-  // At the end of this rank's program: by rank, the processor time of the others then.
-  struct Looked {
-    Clock::time_point at{};
-    std::vector<std::optional<double>> used;  // seconds
-  } looked_ DCOLL_GUARDED_BY(progress_.drive_mutex);
+  AtWork work_ DCOLL_GUARDED_BY(progress_.drive_mutex);  // of the others, at the end of this rank's program
   Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   // When the others were last told that this rank waits in vain.
   Clock::time_point stall_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);

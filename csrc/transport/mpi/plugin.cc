@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <future>
 #include <numeric>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -72,9 +74,11 @@ class Backend final : public MpiBackend {
     return std::make_unique<Backend>(*this, ranks);
   }
   void finalize() override;
+  bool waits_for_ends() const override { return waits_for_ends_; }
   [[noreturn]] void abort(int exit_code) override;
 
  private:
+  void wait_for_ends();
   void require_thread_level() const;
   void learn_place();
   std::vector<int> ended() const;
@@ -86,6 +90,7 @@ class Backend final : public MpiBackend {
   std::vector<int> world_ranks_;
   const MpiMailbox* mail_ = nullptr;  // of the meeting
   std::vector<int> nodes_;            // once they are known
+  std::atomic<bool> waits_for_ends_ = false;
 };
 
 // MPI_Init_thread waits for all ranks, and nothing ends it. So it runs beside this thread, which can give up.
@@ -298,6 +303,25 @@ std::unique_ptr<Transport> Backend::make_transport(size_t max_message_bytes, int
   return std::move(*made);
 }
 
+// MPI_Finalize waits for all ranks and may use a whole processor for that. Here they wait asleep, so that the ones at
+// work have the processors, and are seen to be the ones (bind/world.cc).
+void Backend::wait_for_ends() {
+  constexpr std::chrono::microseconds kShortNap{50}, kLongNap{100000};
+  waits_for_ends_ = true;
+  try {
+    MPI_Request all = MPI_REQUEST_NULL;
+    check_mpi(MPI_Ibarrier(comm_, &all), "MPI_Ibarrier");
+    int done = 0;
+    for (auto nap = kShortNap; ended().empty(); nap = std::min(2 * nap, kLongNap)) {
+      check_mpi(MPI_Test(&all, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      if (done != 0) break;
+      std::this_thread::sleep_for(nap);
+    }
+  } catch (const TransportError&) {  // a rank is dead: MPI_Finalize knows best what to do then
+  }
+  waits_for_ends_ = false;
+}
+
 void Backend::finalize() {
   int finalized = 0;
   check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
@@ -305,6 +329,7 @@ void Backend::finalize() {
   if (!own.initialized_here || finalized != 0 || !own.stuck.empty()) return;
   // A receive still posted would let some libraries wait in MPI_Finalize for a message that nobody sends.
   close_mpi_transports();
+  wait_for_ends();
   check_mpi(MPI_Finalize(), "MPI_Finalize");
 }
 

@@ -14,6 +14,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -72,6 +73,25 @@ std::optional<double> processor_seconds(const ProcessId& process) {
   if (words.size() <= kSystem) return std::nullopt;
   const auto ticks = [&](size_t word) { return std::strtod(words[word].c_str(), nullptr); };
   return (ticks(kUser) + ticks(kSystem)) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+void AtWork::look() {
+  looked_ = Clock::now();
+  used_.clear();
+  for (const ProcessId& process : of_ranks_) used_.push_back(processor_seconds(process));
+}
+
+std::vector<int> AtWork::among(const std::vector<int>& ranks) const {
+  constexpr double kLeastShare = 0.01, kLeastSeconds = 0.02;  // two ticks, as the kernel counts
+  if (used_.empty()) return {};
+  const double least = std::max(kLeastShare * seconds_between(looked_, Clock::now()), kLeastSeconds);
+  std::vector<int> at_work;
+  for (const int rank : ranks) {
+    const auto at = static_cast<size_t>(rank);
+    const std::optional<double> before = used_[at], after = processor_seconds(of_ranks_[at]);
+    if (before && after && *after - *before >= least) at_work.push_back(rank);
+  }
+  return at_work;
 }
 
 Processes::Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::unique_ptr<Lifelines> lifelines)

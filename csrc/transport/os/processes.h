@@ -10,8 +10,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "transport/os/fd.h"
 #include "transport/os/lifelines.h"
 
@@ -37,6 +39,21 @@ std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks);
 std::vector<std::string> process_stat(int64_t pid);
 // The processor time that a process has used, in seconds; none where that cannot be seen from here.
 std::optional<double> processor_seconds(const ProcessId& process);
+
+// Which ranks compute: those that have used the processor since they were looked at. One that hangs, waits or is stopped
+// has not. Of ranks of other machines nothing is known: they are not at work.
+class AtWork {
+ public:
+  explicit AtWork(std::vector<ProcessId> of_ranks) : of_ranks_(std::move(of_ranks)) {}
+  void look();
+  Clock::time_point looked() const { return looked_; }  // min(): never
+  std::vector<int> among(const std::vector<int>& ranks) const;
+
+ private:
+  std::vector<ProcessId> of_ranks_;  // empty: none is known
+  Clock::time_point looked_ = Clock::time_point::min();
+  std::vector<std::optional<double>> used_{};  // seconds, then
+};
 
 class Processes {
  public:
