@@ -309,6 +309,14 @@ void UcxTransport::hear(const ucp_tag_recv_info_t& info) {
   broken_ |= !notices_.failure().empty();
 }
 
+bool UcxTransport::has_left(int rank) {
+  Peer& peer = peer_of(rank);
+  ucp_tag_recv_info_t info{};  // its farewell may have come since this rank no longer listens
+  const ucp_tag_t farewell = kNoticeBit | tag_of(kFarewell, rank);
+  peer.left |= ucp_tag_probe_nb(worker_, farewell, ~uint64_t{0}, /*remove=*/0, &info) != nullptr;
+  return peer.left || peer.lost != UCS_OK;
+}
+
 void UcxTransport::post_failure(const std::string& text) {
   if (closed_ || std::exchange(failure_posted_, true)) return;
   broken_ = true;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,7 @@ class UcxTransport final : public MessageTransport {
     ucs_status_t lost = UCS_OK;  // why it cannot be reached any more
     bool left = false;           // it has said that it goes
     bool met = false;            // a message was done
+    void* closing = nullptr;     // the endpoint's close, where that waits for something
   };
   struct Sent {
     std::vector<std::byte> notice;
@@ -104,9 +106,12 @@ class UcxTransport final : public MessageTransport {
     return !any_outstanding(/*only_others_memory=*/false) && listening_ == nullptr && notices_are_sent();
   }
   void close_endpoints(bool clean) noexcept;
-  bool endpoints_are_closed() const {
-    return std::ranges::all_of(closing_, [](void* one) { return ucp_request_check_status(one) != UCS_INPROGRESS; });
+  static bool is_closing(const Peer& peer) {
+    return peer.closing != nullptr && ucp_request_check_status(peer.closing) == UCS_INPROGRESS;
   }
+  bool has_left(int rank);
+  bool are_left_alone();
+  bool endpoints_are_closed() const { return std::ranges::none_of(peers_, is_closing); }
   void close() noexcept;
 
   const ForkGuard fork_;
@@ -119,8 +124,7 @@ class UcxTransport final : public MessageTransport {
   std::string error_;  // the first that a callback met, which cannot throw
   bool any_lost_ = false;
   bool letting_go_ = false;
-  bool parts_ = false;          // the endpoints are closed or being closed
-  std::vector<void*> closing_;  // those that wait for something
+  std::optional<Clock::time_point> parted_;  // when the endpoints began to be closed
   bool failure_posted_ = false;
   std::atomic<bool> over_sockets_ = true;
   uint64_t num_done_ = 0;
