@@ -1,5 +1,6 @@
 """One rank of a job that cannot begin, or not begin again: python late.py KIND (see test_mpi_late.py)."""
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -98,6 +99,14 @@ def late() -> None:
         except hvd.TimeoutError as error:
             say(str(error))
     work()
+
+
+def both_give_up() -> None:
+    """Rank 1 comes when the others have given up. All catch that and end."""
+    if RANK == 1:
+        wait_for_survivors(30)
+    with contextlib.suppress(hvd.DcollError):
+        begin()
 
 
 def when_stopped(process: Path, then: Callable[[], object]) -> None:

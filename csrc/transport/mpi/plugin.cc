@@ -47,14 +47,33 @@ struct Process {
   bool initialized_here = false;
   MPI_Comm world = MPI_COMM_NULL;  // a duplicate of it that returns its errors
   std::string stuck;               // a call that did not come back and cannot be waited for again
+  const ForkGuard fork;
 
   void initialize(const StartUp& start);
   void wait_for(const Aside& call, const StartUp& start);
 };
 
+Process* made = nullptr;
+
 Process& process() {
-  static Process* one = new Process;
+  static Process* one = made = new Process;
   return *one;
+}
+
+// An init() that was given up leaves this process inside MPI's start-up, where MPI_Finalize would wait for ever. Open
+// MPI's launcher counts its end as a failure, whatever the exit status, unless PMIx has been told that it leaves. That
+// is done last, as the start-up may notice; in a library of MPI's, so it is there or not.
+__attribute__((destructor)) void tell_launcher_of_end() {
+  int finalized = 0;
+  if (made == nullptr || !made->initialized_here || made->fork.in_child()) return;
+  if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
+  Dl_info mpi{};
+  if (dladdr(reinterpret_cast<const void*>(&MPI_Init), &mpi) == 0 || mpi.dli_fname == nullptr) return;
+  void* library = dlopen(mpi.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return;
+  const auto is_initialized = reinterpret_cast<int (*)()>(dlsym(library, "PMIx_Initialized"));
+  const auto finalize = reinterpret_cast<int (*)(const void*, size_t)>(dlsym(library, "PMIx_Finalize"));
+  if (is_initialized != nullptr && finalize != nullptr && is_initialized() != 0) finalize(nullptr, 0);
 }
 
 class Backend final : public MpiBackend {
