@@ -107,7 +107,7 @@ chaos: build  ## faults at random, start-up and shutdown included, over all tran
 FUZZERS := settings calibration_cache notes handshake meeting
 FUZZED = $(FUZZERS) $(shell $(BIN)/python -c 'import atheris' 2> /dev/null && echo runner_files)
 $(VENV)/.atheris: constraints.txt | build
-	@$(BIN)/pip install -q -c constraints.txt atheris || echo "no atheris here: runner_files.py is left out"
+	@$(BIN)/pip install -q --only-binary=:all: -c constraints.txt atheris || echo "no atheris here: runner_files.py is left out"
 	@touch $@
 
 fuzz: $(VENV)/.atheris  ## libFuzzer on what is parsed, SECONDS=60 for each fuzzer; needs clang

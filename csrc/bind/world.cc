@@ -21,8 +21,8 @@
 #include "base/thread.h"
 #include "base/thread_safety.h"
 #include "bind/bind.h"
+#include "engine/communicator/members.h"
 #include "engine/communicator/subset.h"
-#include "transport/os/processes.h"
 
 namespace py = pybind11;
 

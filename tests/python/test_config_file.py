@@ -1,4 +1,4 @@
-"""--config-file of dcollrun: horovodrun's YAML, and what is not."""
+"""--config-file of dcollrun: horovodrun's YAML, and what is not. --hostfile: lines of hosts, and what is not."""
 
 import json
 import sys
@@ -8,8 +8,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dcoll.runner import cli, command_lines, config, options
+from dcoll.runner import cli, command_lines, config, hosts, options
 from dcoll.runner.command_lines import Mpirun
+from dcoll.runner.hosts import Host, UsageError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 import runner_files
@@ -149,3 +150,36 @@ TEXTS = st.one_of(
 @hypothesis.example(b"\xff\xfeb\x00")
 def test_any_file_is_options_or_a_usage_error(text: bytes) -> None:
     runner_files.check_config_file(text)
+
+
+def test_host_files_of_all_kinds_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# the cluster\na slots=2\n\nb:3  # MPICH\nc\nd max_slots=9 slots=4\n")
+    assert hosts.parse_hostfile(file) == [Host("a", 2), Host("b", 3), Host("c", 1), Host("d", 4)]
+    for wrong in ("a slots=two", "a slots=0", "a:0", "a slots=\u0663", "a slots=" + "1" * 5000):
+        file.write_text(f"{wrong}\n")
+        with pytest.raises(UsageError, match=f"line 1: '{wrong}'"):
+            hosts.parse_hostfile(file)
+    file.write_bytes("# Köln, from an older editor\na\n".encode("latin-1"))
+    assert hosts.parse_hostfile(file) == [Host("a", 1)]
+    file.write_text("# nothing\n")
+    with pytest.raises(UsageError, match="names no host"):
+        hosts.parse_hostfile(file)
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        hosts.parse_hostfile(tmp_path / "missing")
+
+
+CORPUS = sorted((Path(__file__).parents[1] / "fuzz/corpus/runner_files").iterdir())
+LINES = st.lists(st.text() | st.sampled_from(["a", "b:2", "[::1]", "a slots=3", "slots=", ":", "#", "\\", "9" * 5000]))
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.name)
+def test_what_the_fuzzer_found_is_taken_or_refused(file: Path) -> None:
+    runner_files.check_config_file(file.read_bytes())
+    runner_files.check_hostfile(file.read_bytes())
+
+
+@hypothesis.given(st.binary() | LINES.map(lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass")))
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_host_file_names_hosts_or_is_refused(text: bytes) -> None:
+    runner_files.check_hostfile(text)

@@ -40,8 +40,8 @@ std::vector<std::string> process_stat(int64_t pid);
 // The processor time that a process has used, in seconds; none where that cannot be seen from here.
 std::optional<double> processor_seconds(const ProcessId& process);
 
-// Which ranks compute: those that have used the processor since they were looked at. One that hangs, waits or is stopped
-// has not. Of ranks of other machines nothing is known: they are not at work.
+// Which ranks compute: those that have used the processor since they were looked at. One that hangs, waits or is
+// stopped has not. Of ranks of other machines nothing is known: they are not at work.
 class AtWork {
  public:
   explicit AtWork(std::vector<ProcessId> of_ranks) : of_ranks_(std::move(of_ranks)) {}
