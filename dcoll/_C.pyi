@@ -401,7 +401,8 @@ class Bootstrap:
     def abort_after(self, seconds: float, exit_code: int, text: str = "") -> None:
         """End all ranks of the job then, whatever this process is doing; the earliest time counts.
 
-        text: what to print before, of a normal end, in which Python's own is given another minute.
+        text: what to print before, of a normal end. Then ranks of this machine that compute are waited for longer
+        while this one is in finalize(), and Python's own end is given another minute.
         """
 
 @final
