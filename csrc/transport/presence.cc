@@ -107,6 +107,7 @@ std::map<int, pid_t> Presence::look() {
     }
   }
   for (const auto& [rank, pid] : found) seen_[rank] = pid;
+  lowest_ = found.empty() ? who_->rank : found.begin()->first;
   return found;
 }
 
@@ -116,14 +117,19 @@ std::vector<int> Presence::ended() {
   if (now.size() < seen_.size()) now.merge(look());
   std::set<int> ranks;
   for (const auto& [rank, pid] : seen_) {
-    if (now.contains(rank)) continue;
-    ranks.insert(rank);
-    if (!told_.contains(rank)) told_[rank] = leave(missed_, rank);
+    if (!now.contains(rank)) ranks.insert(rank);
   }
+  tell({ranks.begin(), ranks.end()});
   for (const int rank : missed_by_others_) {
     if (!now.contains(rank)) ranks.insert(rank);
   }
   return {ranks.begin(), ranks.end()};
+}
+
+void Presence::tell(const std::vector<int>& ended) {
+  for (const int rank : ended) {
+    if (who_ && !told_.contains(rank)) told_[rank] = leave(missed_, rank);
+  }
 }
 
 std::string Presence::missing() {

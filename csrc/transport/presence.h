@@ -1,7 +1,7 @@
 // Which of the job's processes on this machine are in init(), known before there is MPI to ask, and which have ended.
 // Each binds an abstract Unix socket whose name tells its rank and pid; nobody connects to it. The others read the
-// list of names, which the kernel keeps: it has no entry of a process that ended. Who misses one that was there leaves
-// a name that says so, for those that begin later. It serves messages alone.
+// list of names, which the kernel keeps: it has no entry of a process that ended. Who misses one that was there, or is
+// told that one ended, leaves a name that says so, for the others and those that begin later. It serves messages alone.
 #pragma once
 
 #include <sys/types.h>
@@ -37,8 +37,10 @@ class Presence {
   std::string missing();
   // Ranks that this process or another one has seen and that have ended since. Looks anew.
   std::vector<int> ended();
+  // These have ended, here or on other machines; the others of this machine see it.
+  void tell(const std::vector<int>& ended);
   // Of those present the lowest, which speaks for all.
-  bool speaks() const { return !who_ || seen_.empty() || seen_.begin()->first >= who_->rank; }
+  bool speaks() const { return !who_ || lowest_ >= who_->rank; }
 
  private:
   Fd leave(const std::string& prefix, int rank) const;
@@ -48,6 +50,7 @@ class Presence {
   std::string here_, missed_;  // what names begin with that tell of ranks that are here, or that somebody misses
   Fd socket_;
   std::map<int, pid_t> seen_;  // ever
+  int lowest_ = 0;             // of those present
   std::map<int, Fd> told_;     // what this process told of those it misses
   std::vector<int> missed_by_others_;
 };

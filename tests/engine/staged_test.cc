@@ -35,7 +35,7 @@ class Rank {
         endpoint_(std::move(endpoint)),
         board_(*endpoint_.window),
         slots_(endpoint_.window, board_, false),
-        staged_(board_, slots_) {
+        staged_(board_, slots_, job_) {
     slots_ticket_ = board_.post({.value = slots_.own_offset()});
   }
   void learn() { slots_.learn(slots_ticket_); }
@@ -48,7 +48,7 @@ class Rank {
     } else if (!begun_) {
       bool moved = false;
       begun_ = BoardWait(board_, *ticket_).poll(moved);
-      if (begun_) staged_.begin(*ticket_, job_);
+      if (begun_) staged_.begin(*ticket_);
     } else if (bool moved = false; staged_.poll(moved)) {
       check(sums[at_]);
       begun_ = false;

@@ -115,17 +115,31 @@ def test_a_killed_rank_of_another_host_ends_the_job_where_mpi_is_not_told_to_go_
     killed(hosts(3), 3, "1", "killed", tmp_path)
 
 
+def is_missed_at_once(kind: str, ranks: int, who: int, lab: netlab.Lab, slots: str, folder: Path, **env: str) -> None:
+    """All others name it, long before the deadline, or the test fails."""
+    env |= {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(folder), "FAULT_SURVIVORS": str(ranks - 1), "WHO": str(who)}
+    launcher = (*lab.launcher(slots), "--continuous")
+    done = launch(ranks, str(HERE / "late.py"), kind, timeout=LIMIT_S, launcher=launcher, **env)
+    text = rf"dcoll\.init\(\): rank {who} died: its process has ended"
+    for rank in set(range(ranks)) - {who}:
+        assert re.search(rf"^\[{rank}\] PeerError after [0-9.]+ s: {text}", done.stdout, re.MULTILINE), done.text
+
+
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("how", [{"STATUS": "0"}, {}], ids=["ends", "killed"])
+def test_a_rank_that_ended_before_init_is_named_by_all_hosts(
+    hosts: Hosts, tmp_path: Path, who: int, how: dict[str, str]
+) -> None:
+    """Of the host where mpirun is, which hears of those that were killed, or of another one."""
+    is_missed_at_once("ends_before", 4, who, hosts(2), "2", tmp_path, **how)
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_of_another_host_that_died_is_named_by_those_who_begin_again(
     hosts: Hosts, tmp_path: Path, who: int
 ) -> None:
-    """As MPI tells where it is told to go on: the one that leads the start-up, or another one."""
-    env = {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(tmp_path), "FAULT_SURVIVORS": "2", "OMPI_MCA_mpi_ft_enable": "1"}
-    launcher = (*hosts(3).launcher("1"), "--continuous")
-    done = launch(3, str(HERE / "late.py"), "again_dead", timeout=LIMIT_S, launcher=launcher, WHO=str(who), **env)
-    text = rf"dcoll\.init\(\): rank {who} died: its process has ended"
-    for rank in {0, 1, 2} - {who}:
-        assert re.search(rf"^\[{rank}\] PeerError after [0-9.]+ s: {text}", done.stdout, re.MULTILINE), done.text
+    """The one that leads the start-up, or another one. MPI ends the job unless it is told to go on."""
+    is_missed_at_once("again_dead", 3, who, hosts(3), "1", tmp_path, OMPI_MCA_mpi_ft_enable="1")
 
 
 def test_a_cut_in_the_middle(hosts: Hosts) -> None:

@@ -84,6 +84,26 @@ TEST(who_begins_later_hears_from_those_that_saw_it) {
   CHECK(before.ended().empty());
 }
 
+TEST(what_one_was_told_the_others_hear) {
+  const LaunchedAs zero = as(0, "told"), one = as(1, "told");
+  Presence told(zero), hears(one);
+  CHECK(hears.ended().empty());
+  told.tell({2});
+  CHECK(told.ended() == std::vector<int>{2});
+  CHECK(hears.ended() == std::vector<int>{2});
+}
+
+TEST(the_lowest_that_is_there_speaks) {
+  std::optional<Presence> zero(as(0, "speaks"));
+  Presence one(as(1, "speaks"));
+  CHECK(one.ended().empty());
+  CHECK(zero->speaks());
+  CHECK(!one.speaks());
+  zero.reset();
+  CHECK(one.ended() == std::vector<int>{0});
+  CHECK(one.speaks());
+}
+
 TEST(where_nobody_can_be_looked_for_nobody_has_ended) {
   Seen job("descriptors");
   rlimit before{};

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "transport/mpi.h"
+#include "transport/mpi/launcher.h"
 #include "transport/mpi/mailbox.h"
 #include "transport/mpi/transport.h"
 #include "transport/mpi_events.h"
@@ -41,6 +42,7 @@ void return_errors_instead_of_aborting(MPI_Comm comm) {
 // Of the process. Never destroyed: a call of MPI's that did not come back may still use it.
 struct Process {
   Presence presence{LaunchedAs::from_env()};
+  Launcher launcher;
   // What one init() waited for in vain the next one waits for again.
   std::optional<Aside> initializing, duplicating;
   int thread_level = MPI_THREAD_SINGLE;
@@ -51,6 +53,7 @@ struct Process {
 
   void initialize(const StartUp& start);
   void wait_for(const Aside& call, const StartUp& start);
+  std::vector<int> ended();
 };
 
 Process* made = nullptr;
@@ -61,19 +64,12 @@ Process& process() {
 }
 
 // An init() that was given up leaves this process inside MPI's start-up, where MPI_Finalize would wait for ever. Open
-// MPI's launcher counts its end as a failure, whatever the exit status, unless PMIx has been told that it leaves. That
-// is done last, as the start-up may notice; in a library of MPI's, so it is there or not.
+// MPI's launcher counts its end as a failure, whatever the exit status, unless it was told that the process leaves.
+// That is done last, as the start-up may notice.
 __attribute__((destructor)) void tell_launcher_of_end() {
   int finalized = 0;
   if (made == nullptr || !made->initialized_here || made->fork.in_child()) return;
-  if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
-  Dl_info mpi{};
-  if (dladdr(reinterpret_cast<const void*>(&MPI_Init), &mpi) == 0 || mpi.dli_fname == nullptr) return;
-  void* library = dlopen(mpi.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) return;
-  const auto is_initialized = reinterpret_cast<int (*)()>(dlsym(library, "PMIx_Initialized"));
-  const auto finalize = reinterpret_cast<int (*)(const void*, size_t)>(dlsym(library, "PMIx_Finalize"));
-  if (is_initialized != nullptr && finalize != nullptr && is_initialized() != 0) finalize(nullptr, 0);
+  if (MPI_Finalized(&finalized) == MPI_SUCCESS && finalized == 0) made->launcher.say_farewell();
 }
 
 class Backend final : public MpiBackend {
@@ -136,7 +132,17 @@ void Process::wait_for(const Aside& call, const StartUp& start) {
   quietly.report = [&](const std::string& text) {
     if (presence.speaks() && start.report) start.report(text);
   };
-  call.wait(quietly, [this] { return presence.missing(); }, [this] { return presence.ended(); });
+  call.wait(quietly, [this] { return presence.missing(); }, [this] { return ended(); });
+}
+
+// Of each machine one rank asks the launcher, and tells the others of its machine.
+std::vector<int> Process::ended() {
+  const std::vector<int> seen = presence.ended();
+  if (!presence.speaks()) return seen;
+  const std::vector<int> told = launcher.ended(seen);
+  if (told.empty()) return seen;
+  presence.tell(told);
+  return presence.ended();
 }
 
 Backend::Backend(const StartUp& start) {
@@ -198,7 +204,7 @@ void Backend::learn_place() {
 
 // Those of this communicator's ranks that are known to be dead.
 std::vector<int> Backend::ended() const {
-  const std::vector<int> dead = process().presence.ended();
+  const std::vector<int> dead = process().ended();
   std::vector<int> ours;
   for (int rank = 0; rank < size_; ++rank) {
     const bool gone = std::ranges::find(dead, world_ranks_[static_cast<size_t>(rank)]) != dead.end();
@@ -349,6 +355,7 @@ void Backend::finalize() {
   // A receive still posted would let some libraries wait in MPI_Finalize for a message that nobody sends.
   close_mpi_transports();
   wait_for_ends();
+  own.launcher.rest();
   check_mpi(MPI_Finalize(), "MPI_Finalize");
 }
 

@@ -1,0 +1,34 @@
+// What Open MPI's launcher knows of the processes of this job, on all hosts: which of them have ended. It is asked
+// through PMIx (PMIx Standard 5.1, chapters 8 "Query operations" and 9 "Publish/Lookup"), which MPI's library brings.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "transport/start_up.h"
+
+namespace dcoll::mpi {
+
+// One thread calls it.
+class Launcher {
+ public:
+  Launcher();
+  // World ranks that were known to have ended when the launcher was last asked, or that are `told`: of these, ranks of
+  // other hosts hear as well. It is asked once a second, where somebody waits for longer; its answer is not waited for.
+  std::vector<int> ended(const std::vector<int>& told);
+  // Before PMIx ends: a question that is under way is waited for, a second at most.
+  void rest() const;
+  // This process ends, and counts as one that ended well.
+  void say_farewell() const;
+
+ private:
+  struct Answer;
+
+  std::shared_ptr<Answer> answer_;  // empty: there is nobody to ask
+  std::optional<Aside> asking_;
+  Clock::time_point called_{}, asked_{};
+};
+
+}  // namespace dcoll::mpi
