@@ -25,18 +25,16 @@ void NodeAllReduce::enter(uint64_t fingerprint) {
   }
   if (bytes > slots_.one_shot_bytes()) {
     if (!post.mapped()) Staged::fill_first(board_, slots_, job);
-  } else if (bytes > Board::kInlineBytes) {
-    if (!post.mapped()) slots_.fill(board_.next_ticket(), job, 0, job.count);
-  } else if (job.prescale != 1.0) {
-    kernels::scale(board_.next_inline_data(), job.in, job.count, job.dtype, job.prescale);
-  } else if (bytes > 0) {
-    std::memcpy(board_.next_inline_data(), job.in, bytes);
+  } else if (bytes <= Board::kInlineBytes) {
+    show_operand(board_.next_inline_data());
+  } else if (!post.mapped()) {
+    show_operand(slots_.slot(board_.rank(), board_.next_ticket()));
   }
   if (job.timed) [[unlikely]]
     entered_ns_ = now_ns();
   ticket_ = board_.post(post);
   everybody_.emplace(board_, ticket_);
-  if (bytes <= Board::kInlineBytes) prepare_inline();
+  prepare();
 }
 
 bool NodeAllReduce::poll(bool& moved) {
@@ -63,7 +61,7 @@ bool NodeAllReduce::finish_form(bool& moved) {
       return staged_.poll(moved);
     default:
       if (!everybody_->poll(moved)) return false;
-      slots_.reduce(ticket_, job_, 0, job_.count);
+      reduce_all();
       return true;
   }
 }
@@ -76,17 +74,12 @@ void NodeAllReduce::choose_form() {
     outcome_ = Outcome::kMismatch;
     return;
   }
-  if (bytes <= Board::kInlineBytes) {
-    void* const out = job_.out;
-    reduction_.run({&out, 1}, sources_, job_.count);
-    return done();
-  }
-  const int mapped = board_.count_mapped(ticket_);
+  const int mapped = bytes <= Board::kInlineBytes ? 0 : board_.count_mapped(ticket_);
   if (mapped == 0 && bytes <= slots_.one_shot_bytes()) {
-    slots_.reduce(ticket_, job_, 0, job_.count);
+    reduce_all();
     done();
   } else if (mapped == board_.size()) {
-    two_shot_.begin(ticket_, job_);
+    two_shot_.begin(ticket_);
     phase_ = Phase::kTwoShot;
   } else if (bytes <= slots_.one_shot_bytes()) {
     fill_and_post();
@@ -99,7 +92,7 @@ void NodeAllReduce::choose_form() {
 
 // The post ticket_ says of each rank that operand and result are mapped, or else that its first piece is in the slot.
 void NodeAllReduce::stage() {
-  staged_.begin(ticket_, job_);
+  staged_.begin(ticket_);
   phase_ = Phase::kStaged;
 }
 
@@ -118,9 +111,10 @@ const char* NodeAllReduce::form_of(size_t bytes, bool mapped) const {
 // All ranks fill the slots of the second post, also those that filled the first's: those will be filled again before
 // the peers are known to have read them.
 void NodeAllReduce::fill_and_post() {
-  slots_.fill(board_.next_ticket(), job_, 0, job_.count);
+  show_operand(slots_.slot(board_.rank(), board_.next_ticket()));
   ticket_ = board_.post({});
   everybody_.emplace(board_, ticket_);
+  prepare();
   phase_ = Phase::kInSlots;
 }
 
@@ -137,10 +131,27 @@ void NodeAllReduce::done() {
   board_.fetch_next_record();
 }
 
-void NodeAllReduce::prepare_inline() {
+// Where all can read it.
+void NodeAllReduce::show_operand(std::byte* place) const {
+  if (job_.prescale != 1.0) {
+    kernels::scale(place, job_.in, job_.count, job_.dtype, job_.prescale);
+  } else if (job_.count > 0) {
+    std::memcpy(place, job_.in, job_.bytes());
+  }
+}
+
+void NodeAllReduce::prepare() {
   reduction_ = {job_.dtype, job_.op, job_.postscale};
-  sources_.resize(board_.size());
-  for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = board_.inline_data(rank, ticket_);
+  const bool is_inline = job_.bytes() <= Board::kInlineBytes;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    sources_[rank] = is_inline ? board_.inline_data(rank, ticket_) : slots_.slot(rank, ticket_);
+  }
+}
+
+// Of operands that were shown.
+void NodeAllReduce::reduce_all() {
+  void* const out = job_.out;
+  reduction_.run({&out, 1}, sources_, job_.count);
 }
 
 void NodeAllReduce::waiting_for(std::vector<int>& ranks) const {

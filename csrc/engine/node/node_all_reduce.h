@@ -40,7 +40,13 @@ class NodeAllReduce final : public Pollable {
     kMismatch,  // the ranks called different things; nothing was moved
   };
 
-  NodeAllReduce(Board& board, Slots& slots) : board_(board), slots_(slots), two_shot_(board), staged_(board, slots) {}
+  NodeAllReduce(Board& board, Slots& slots)
+      : board_(board),
+        slots_(slots),
+        two_shot_(board, job_, reduction_),
+        staged_(board, slots, job_),
+        sources_(board.size()) {}
+  NodeAllReduce(const NodeAllReduce&) = delete;
 
   // Of an operand that is packed everywhere: the slice that no peer reads, for which Call::tensors may stand.
   Span own_slice(const Call& call) const;
@@ -69,23 +75,24 @@ class NodeAllReduce final : public Pollable {
   void fill_and_post();
   void fill_first_pieces_and_post();
   void stage();
-  void prepare_inline();
+  void show_operand(std::byte* place) const;
+  void prepare();  // what can be looked up while the peers are waited for
+  void reduce_all();
   void done();
 
   Board& board_;
   Slots& slots_;
+  ReduceJob job_;
+  kernels::Reduction reduction_{DType::kFloat32, ReduceOp::kSum};
   TwoShot two_shot_;
   Staged staged_;
-  ReduceJob job_;
   Phase phase_ = Phase::kEntered;
   Outcome outcome_ = Outcome::kNone;
   int64_t entered_ns_ = 0;
   int64_t agreed_ns_ = 0;
   uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_ and staged_
   std::optional<BoardWait> everybody_;
-  // Of an operand that travels with the post: looked up while the peers are waited for.
-  std::vector<const void*> sources_;
-  kernels::Reduction reduction_{DType::kFloat32, ReduceOp::kSum};
+  std::vector<const void*> sources_;  // per rank: an operand that is shown
 };
 
 }  // namespace dcoll

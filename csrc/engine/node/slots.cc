@@ -1,9 +1,6 @@
 #include "engine/node/slots.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "kernels/reduce.h"
 
 namespace dcoll {
 
@@ -29,8 +26,7 @@ Slots::Slots(std::shared_ptr<Window> window, Board& board, bool shared_cores)
       least_piece_bytes_(least_piece_bytes_for(board.size())),
       memory_(Memory::mapped(window, 2 * kBytes + kPieces * kMostPieceBytes)),
       own_offset_(window->offset_of(memory_->data(), memory_->bytes())),
-      slots_(board.size()),
-      sources_(board.size()) {
+      slots_(board.size()) {
   slots_[window->local_rank()] = memory_->data();
 }
 
@@ -45,19 +41,6 @@ void Slots::learn(uint64_t ticket) {
 size_t Slots::piece_bytes(size_t bytes) const {
   constexpr size_t kEnough = 4;
   return std::clamp(bytes / kEnough, least_piece_bytes_, kMostPieceBytes);
-}
-
-std::byte* Slots::slot(int rank, uint64_t ticket) const { return slots_[rank] + (ticket % 2) * kBytes; }
-
-void Slots::fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count) {
-  const size_t elem = dtype_bytes(job.dtype);
-  std::byte* mine = slot(board_.window().local_rank(), ticket);
-  kernels::scale(mine, job.in + begin * elem, count, job.dtype, job.prescale);
-}
-
-void Slots::reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count) {
-  for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = slot(rank, ticket);
-  kernels::reduce_n(job.out + begin * dtype_bytes(job.dtype), sources_, count, job.dtype, job.op, job.postscale);
 }
 
 }  // namespace dcoll

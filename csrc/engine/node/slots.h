@@ -62,9 +62,8 @@ class Slots {
   uint64_t own_offset() const { return own_offset_; }
   void learn(uint64_t ticket);
 
-  void fill(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);    // before post `ticket`
-  void reduce(uint64_t ticket, const ReduceJob& job, size_t begin, size_t count);  // once all posted `ticket`
-
+  // Where `rank` copies a small operand before its post `ticket`, for all to read once they have seen that.
+  std::byte* slot(int rank, uint64_t ticket) const { return slots_[rank] + (ticket % 2) * kBytes; }
   size_t one_shot_bytes() const { return one_shot_bytes_; }  // up to here operands are small; at most kBytes
   size_t piece_bytes(size_t bytes) const;                    // at most, of an operand of so many
   std::byte* piece(int rank, uint64_t k) const { return slots_[rank] + 2 * kBytes + k % kPieces * kMostPieceBytes; }
@@ -72,15 +71,12 @@ class Slots {
  private:
   static constexpr size_t kPieces = 3;
 
-  std::byte* slot(int rank, uint64_t ticket) const;
-
   Board& board_;
   size_t one_shot_bytes_;
   size_t least_piece_bytes_;
   std::shared_ptr<Memory> memory_;
   uint64_t own_offset_;
-  std::vector<std::byte*> slots_;     // per rank
-  std::vector<const void*> sources_;  // reused by every reduce
+  std::vector<std::byte*> slots_;  // per rank
 };
 
 }  // namespace dcoll

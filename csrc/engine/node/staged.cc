@@ -42,24 +42,24 @@ void Staged::fill_first(Board& board, Slots& slots, const ReduceJob& job) {
   fill(board, slots, job, cut(job, slots), 0);
 }
 
-Staged::Staged(Board& board, Slots& slots)
+Staged::Staged(Board& board, Slots& slots, const ReduceJob& job)
     : board_(board),
       slots_(slots),
+      job_(job),
       ins_(board.size()),
       outs_(board.size()),
       sources_(board.size()),
       results_(board.size()) {}
 
-void Staged::begin(uint64_t ticket, const ReduceJob& job) {
-  job_ = job;
-  pieces_ = cut(job, slots_);
+void Staged::begin(uint64_t ticket) {
+  pieces_ = cut(job_, slots_);
   step_ = 0;
   ticket_ = ticket;
   for (int rank = 0; rank < board_.size(); ++rank) {
     const BoardEntry::Post post = board_.at(rank, ticket);
     const bool mapped = post.mapped();
-    ins_[rank] = mapped ? board_.place(rank, post.offset_in, job.bytes()) : nullptr;
-    outs_[rank] = mapped ? board_.place(rank, post.offset_out, job.bytes()) : nullptr;
+    ins_[rank] = mapped ? board_.place(rank, post.offset_in, job_.bytes()) : nullptr;
+    outs_[rank] = mapped ? board_.place(rank, post.offset_out, job_.bytes()) : nullptr;
   }
   if (pieces_.count > 1 && ins_[board_.window().local_rank()] == nullptr) fill(board_, slots_, job_, pieces_, 1);
 }

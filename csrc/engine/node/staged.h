@@ -34,10 +34,11 @@ class Staged final : public Pollable {
   // Before the post with which a rank enters, unless the post says that its operand and result are mapped.
   static void fill_first(Board& board, Slots& slots, const ReduceJob& job);
 
-  Staged(Board& board, Slots& slots);
+  // `job` is looked at from begin() to the end.
+  Staged(Board& board, Slots& slots, const ReduceJob& job);
 
   // All ranks have posted `ticket`, with the offsets of operand and result or with the first piece in the slot.
-  void begin(uint64_t ticket, const ReduceJob& job);
+  void begin(uint64_t ticket);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
 
@@ -51,7 +52,7 @@ class Staged final : public Pollable {
 
   Board& board_;
   Slots& slots_;
-  ReduceJob job_;
+  const ReduceJob& job_;
   EqualPieces pieces_;                 // of the elements
   std::vector<const std::byte*> ins_;  // per rank: its operand, where mapped; else null
   std::vector<std::byte*> outs_;

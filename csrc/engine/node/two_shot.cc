@@ -7,21 +7,22 @@
 
 namespace dcoll {
 
-TwoShot::TwoShot(Board& board) : board_(board), ins_(board.size()), outs_(board.size()) {}
+TwoShot::TwoShot(Board& board, const ReduceJob& job, const kernels::Reduction& reduction)
+    : board_(board), job_(job), reduction_(reduction), ins_(board.size()), outs_(board.size()) {}
 
-void TwoShot::begin(uint64_t ticket, const ReduceJob& job) {
-  job_ = job;
-  const bool scaled = job.prescale != 1.0;
+void TwoShot::begin(uint64_t ticket) {
+  const bool scaled = job_.prescale != 1.0;
+  const size_t bytes = job_.bytes();
   for (int rank = 0; rank < board_.size(); ++rank) {
     const BoardEntry::Post post = board_.at(rank, ticket);
-    outs_[rank] = board_.place(rank, post.offset_out, job.bytes());
-    ins_[rank] = scaled ? outs_[rank] : board_.place(rank, post.offset_in, job.bytes());
+    outs_[rank] = board_.place(rank, post.offset_out, bytes);
+    ins_[rank] = scaled ? outs_[rank] : board_.place(rank, post.offset_in, bytes);
   }
   board_.fetch_next_record();
   if (!scaled) return begin_reducing();
   phase_ = Phase::kScaling;
   at_ = 0;
-  end_ = job.bytes();
+  end_ = bytes;
 }
 
 void TwoShot::begin_reducing() {
@@ -53,7 +54,7 @@ void TwoShot::reduce_piece() {
 
 void TwoShot::reduce(size_t bytes) {
   const size_t elem = dtype_bytes(job_.dtype);
-  kernels::reduce_n_to_n(outs_, ins_, bytes >> std::countr_zero(elem), job_.dtype, job_.op, job_.postscale);
+  reduction_.run(outs_, ins_, bytes >> std::countr_zero(elem));
   at_ += bytes;
   if (at_ == end_) return;
   for (size_t r = 0; r < ins_.size(); ++r) {

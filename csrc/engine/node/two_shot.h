@@ -16,18 +16,20 @@
 #include "engine/core/layout.h"
 #include "engine/core/task.h"
 #include "engine/node/slots.h"
+#include "kernels/reduce.h"
 
 namespace dcoll {
 
 class TwoShot final : public Pollable {
  public:
-  explicit TwoShot(Board& board);
+  // Both are looked at from begin() to the end: a call of a few KiB would feel a copy.
+  TwoShot(Board& board, const ReduceJob& job, const kernels::Reduction& reduction);
 
   // Of an operand of so many bytes, what this rank reduces.
   static Span slice(size_t bytes, int rank, int ranks) { return part_on_lines(bytes, Memory::kAlignment, rank, ranks); }
 
   // All ranks posted `ticket`, with the offsets of their operand and result.
-  void begin(uint64_t ticket, const ReduceJob& job);
+  void begin(uint64_t ticket);
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
 
@@ -42,9 +44,10 @@ class TwoShot final : public Pollable {
   void post_and_wait_in(Phase phase);
 
   Board& board_;
+  const ReduceJob& job_;
+  const kernels::Reduction& reduction_;
   std::vector<const void*> ins_;  // per rank: what is left of the slice, in its operand ...
   std::vector<void*> outs_;       // ... and in its result
-  ReduceJob job_;
   Phase phase_ = Phase::kAllReduced;
   size_t at_ = 0, end_ = 0;  // bytes of the operand still to work on in this phase
   std::optional<BoardWait> everybody_;
