@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 export PATH := $(PATH):$(CURDIR)/$(BIN)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# Containers set it, and then each of the many hundred ranks of the tests compiles the package: 0.1 s of a core.
+export PYTHONDONTWRITEBYTECODE :=
 # More ranks than cores, in the words of Open MPI 5 and 4: tests and the demo run 2 to 8 ranks on any machine.
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe := 1

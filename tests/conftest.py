@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).parent / "python"))
 sys.path.append(str(Path(__file__).parent / "mpi"))
 # Ranks outnumber cores on most machines that run the tests: torch's own threads would only fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as in the Makefile
 os.environ.pop("PYTHONUNBUFFERED", None)  # a line of a rank is one write: ranks of a job may share one pipe
 # A test that would wait for ever fails, and says which ranks were waited for.
 os.environ.setdefault("DCOLL_TIMEOUT", "20")

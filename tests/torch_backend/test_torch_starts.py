@@ -3,18 +3,17 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from mpirun import TIMEOUT_S, TORCHRUN, launch
+from mpirun import TIMEOUT_S, TORCHRUN, launch, python_for
 
 
 def run_ranks(n: int, script: str, *args: str, **env: str) -> list[str]:
     """What n processes have said that nobody but torch knows to be ranks: python -c SCRIPT RANK N ARGS..."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), str(n), *args],
+            [*python_for(str(rank)), "-c", script, str(rank), str(n), *args],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | env,
         )
         for rank in range(n)
