@@ -104,7 +104,7 @@ DOES_NOT_RETURN = "MPI_Comm_split_type does not return: a rank ended or hangs in
         ("", "TimeoutError", f"dcoll.init(): {DOES_NOT_RETURN}, within 8 s (DCOLL_TIMEOUT)."),
         (
             "again",
-            "TransportError",
+            "(TransportError|PeerError)",  # whoever comes to it first says so to the others
             "MPI_Comm_split_type of an earlier start-up has not come back, so this process cannot join",
         ),
         ("interrupt", "KeyboardInterrupt", ""),
