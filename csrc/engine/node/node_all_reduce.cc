@@ -142,9 +142,10 @@ void NodeAllReduce::show_operand(std::byte* place) const {
 
 void NodeAllReduce::prepare() {
   reduction_ = {job_.dtype, job_.op, job_.postscale};
-  const bool is_inline = job_.bytes() <= Board::kInlineBytes;
-  for (int rank = 0; rank < board_.size(); ++rank) {
-    sources_[rank] = is_inline ? board_.inline_data(rank, ticket_) : slots_.slot(rank, ticket_);
+  if (job_.bytes() <= Board::kInlineBytes) {
+    for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = board_.inline_data(rank, ticket_);
+  } else if (job_.bytes() <= slots_.one_shot_bytes()) {
+    for (int rank = 0; rank < board_.size(); ++rank) sources_[rank] = slots_.slot(rank, ticket_);
   }
 }
 
