@@ -56,7 +56,7 @@ def test_a_job_that_gave_up_beginning_ends_as_its_ranks_do(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("how", [{"STATUS": "0"}, {"STATUS": "3"}, {}], ids=["ends", "fails", "killed"])
 def test_a_rank_that_ended_before_is_named_at_once(tmp_path: Path, how: dict[str, str]) -> None:
-    """Long before the deadline: Open MPI's launcher is asked. Its exit status is 0 now and then."""
+    """Long before the deadline: Open MPI's launcher is asked, whose own exit status is 0 now and then."""
     done = late("ends_before", 3, tmp_path, 2, *continuous(), DCOLL_TIMEOUT="200", **how)
     expect_words(done, "PeerError", "dcoll.init(): rank 1 died: its process has ended.", 0, 2)
 

@@ -104,8 +104,7 @@ def check_500_groups_leave_nothing() -> None:
     dist.barrier()
     before = held()
     dist.barrier()
-    over_ucx = "DCOLL_NODES" in os.environ and not hvd.mpi_enabled()  # 40 ms of a core for each group
-    use_groups(50 if over_ucx else 250)
+    use_groups(250)
     wait_for_those_left()
     gc.collect()
     dist.barrier()

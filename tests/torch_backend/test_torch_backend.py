@@ -24,11 +24,13 @@ pytestmark = pytest.mark.mpi
 UCX = Path(_C.__file__).with_name("libdcoll_ucx.so")
 MODULES: dict[ModuleType, list[tuple[int, str]]] = {
     checks_torch_collectives: [
+        (2, "auto"),
+        (3, "auto"),
+        (4, "auto"),
         (2, "mpi"),
         (2, "emulated"),
         (3, "nodes"),
         (3, "torchrun nodes"),
-        (4, "auto"),
         (1, "torchrun"),
     ],
     checks_torch_methods: [(2, "auto"), (3, "auto"), (2, "torchrun"), (2, "emulated"), (3, "nodes")],

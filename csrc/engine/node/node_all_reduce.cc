@@ -131,7 +131,7 @@ void NodeAllReduce::done() {
   board_.fetch_next_record();
 }
 
-// Where all can read it.
+// Copies this rank's operand, scaled, to a place where its peers read it.
 void NodeAllReduce::show_operand(std::byte* place) const {
   if (job_.prescale != 1.0) {
     kernels::scale(place, job_.in, job_.count, job_.dtype, job_.prescale);
@@ -149,7 +149,7 @@ void NodeAllReduce::prepare() {
   }
 }
 
-// Of operands that were shown.
+// Once all ranks have shown theirs.
 void NodeAllReduce::reduce_all() {
   void* const out = job_.out;
   reduction_.run({&out, 1}, sources_, job_.count);

@@ -46,7 +46,7 @@ class NodeAllReduce final : public Pollable {
         two_shot_(board, job_, reduction_),
         staged_(board, slots, job_),
         sources_(board.size()) {}
-  NodeAllReduce(const NodeAllReduce&) = delete;
+  NodeAllReduce(const NodeAllReduce&) = delete;  // its forms refer to its job
 
   // Of an operand that is packed everywhere: the slice that no peer reads, for which Call::tensors may stand.
   Span own_slice(const Call& call) const;
@@ -92,7 +92,7 @@ class NodeAllReduce final : public Pollable {
   int64_t agreed_ns_ = 0;
   uint64_t ticket_ = 0;  // this rank's last post, but for those of two_shot_ and staged_
   std::optional<BoardWait> everybody_;
-  std::vector<const void*> sources_;  // per rank: an operand that is shown
+  std::vector<const void*> sources_;  // per rank: where it shows its operand, if that is small
 };
 
 }  // namespace dcoll

@@ -1,5 +1,5 @@
 // What Open MPI's launcher knows of the processes of this job, on all hosts: which of them have ended. It is asked
-// through PMIx (PMIx Standard 5.1, chapters 8 "Query operations" and 9 "Publish/Lookup"), which MPI's library brings.
+// through PMIx, which MPI's library brings: PMIx_Query_info, PMIx_Publish and PMIx_Lookup of the PMIx Standard.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace dcoll::mpi {
 
-// One thread calls it.
+// One thread at a time.
 class Launcher {
  public:
   Launcher();
