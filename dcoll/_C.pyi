@@ -331,6 +331,12 @@ class OnDevice:
     def __init__(self, comm: Communicator | OnDevice, device: int) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
 
+def nccl_version() -> int:
+    """As NCCL numbers them, 22703 for 2.27.3; 0: torch brings none, and DCOLL_NCCL names none."""
+
+def place_emulated(place: str) -> None:
+    """For tests: where the emulated device of this process is in its machine. Two at one place are one."""
+
 def emulates_device() -> bool:
     """DCOLL_DEVICE=emulated: tensors of torch on the CPU are taken for tensors of EMULATED_DEVICE."""
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kNoCycle = "there is no cycle: a collective starts when it is called";
 constexpr std::string_view kNoTuning = "the cost model chooses, and buckets follow the order of the gradients";
-constexpr std::string_view kNoNccl = "dcoll does not use NCCL";
+constexpr std::string_view kNoNccl = "NCCL chooses its own streams";
 constexpr std::string_view kNoGloo = "dcoll does not use Gloo; DCOLL_TIMEOUT is the deadline of a wait";
 constexpr std::string_view kPlace = "set by Horovod's launcher: MPI tells a rank its place";
 constexpr std::string_view kMpi = "MPI is what dcoll always runs on";

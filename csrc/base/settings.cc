@@ -41,9 +41,11 @@ constexpr std::array kTable = {
                 "size of the bucket that is ready first in backward, instead of DCOLL_BUCKET_MB"},
     SettingInfo{"DCOLL_COMPRESS_LOCAL", "0", "0, 1",
                 "1: compress inside a node too, and tensors of any size. For tests and studies"},
-    SettingInfo{"DCOLL_GPU_ENGINE", "auto", "auto, host",
-                "where GPU tensors are reduced. host: in host memory. auto: in GPU memory if all ranks of a node can "
-                "open each other's (tested at the first GPU tensor), else in host memory"},
+    SettingInfo{"DCOLL_GPU_ENGINE", "auto", "auto, dcoll, nccl, host",
+                "who reduces GPU tensors. host: host memory. dcoll: GPU memory if all ranks of a node can open each "
+                "other's (tested at the first GPU tensor), else host memory. nccl: NCCL. auto: NCCL if each rank has "
+                "a GPU of its own, unless dcoll is faster; else as dcoll"},
+    SettingInfo{"DCOLL_NCCL", "", "a file, empty = torch's", "NCCL's library"},
     SettingInfo{"DCOLL_DEVICE", "auto", "auto, emulated",
                 "emulated: torch's CPU tensors are taken for those of an imitated GPU. For tests"},
     SettingInfo{"DCOLL_SIMD", "auto", "auto, avx512vnni, avx512, avx2, generic", "instruction set of the CPU kernels"},

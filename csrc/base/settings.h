@@ -35,7 +35,7 @@ struct Settings {
   double stall_shutdown_time_s;  // ... and for this long fails on all ranks; 0: never
   bool stall_check_disable;      // neither of the two
   bool compress_local = false;
-  std::string gpu_engine = "auto";  // "auto", "host"
+  std::string gpu_engine = "auto";  // "auto", "dcoll", "nccl", "host"
   // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
   std::vector<int> thread_affinity;
   std::string log_level;  // "trace", "debug", "info", "warning", "error", "fatal"

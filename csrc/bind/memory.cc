@@ -39,12 +39,12 @@ struct DeviceBuffer {
   std::byte* data() const { return block->data() + offset; }
   py::dict cuda_array() const {
     using namespace py::literals;
-    if (device == device::kEmulated) throw py::attribute_error("the emulated device is the CPU");
+    if (device::is_emulated(device)) throw py::attribute_error("the emulated device is the CPU");
     return py::dict("shape"_a = py::make_tuple(bytes), "typestr"_a = "|u1",
                     "data"_a = py::make_tuple(reinterpret_cast<uintptr_t>(data()), false), "version"_a = 3);
   }
   py::buffer_info info() const {
-    if (device != device::kEmulated) throw py::buffer_error("memory of a GPU is not the CPU's");
+    if (!device::is_emulated(device)) throw py::buffer_error("memory of a GPU is not the CPU's");
     return {reinterpret_cast<uint8_t*>(data()), static_cast<py::ssize_t>(bytes)};
   }
 };

@@ -4,6 +4,7 @@
 #include "base/settings.h"
 #include "bind/bind.h"
 #include "device/device.h"
+#include "device/nccl.h"
 #include "engine/core/staging.h"
 
 namespace py = pybind11;
@@ -16,7 +17,7 @@ PyObject* stream_of = nullptr;
 
 device::Stream current_stream(int number) {
   device::device_of(number);  // ArgumentError where there is none, in our words
-  if (number == device::kEmulated || stream_of == nullptr) return nullptr;
+  if (device::is_emulated(number) || stream_of == nullptr) return nullptr;
   const auto answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(stream_of, "i", number));
   if (!answer) throw py::error_already_set();
   return reinterpret_cast<device::Stream>(answer.cast<uintptr_t>());
@@ -79,9 +80,11 @@ void bind_on_device(py::module_& m) {
       .def_property_readonly("rank", [](const OnDevice& self) { return self.comm->rank(); })
       .def_property_readonly("size", [](const OnDevice& self) { return self.comm->size(); });
   m.attr("EMULATED_DEVICE") = device::kEmulated;
+  m.def("nccl_version", &device::nccl_version);
   m.def("emulates_device", [] { return setting_text("DCOLL_DEVICE") == "emulated"; });
   m.def("use_streams", &use_streams, "current_stream"_a);
   m.def("share_emulated", &device::share_emulated, "shares"_a);
+  m.def("place_emulated", &device::place_emulated, "place"_a);
   m.def("fail_emulated_after", &device::fail_emulated_after, "pieces"_a);
 }
 

@@ -63,6 +63,7 @@ class Runtime {
   Status (*count_devices)(int*) = find("cudaGetDeviceCount");
   Status (*get_device)(int*) = find("cudaGetDevice");
   Status (*set_device)(int) = find("cudaSetDevice");
+  Status (*bus_id)(char*, int, int) = find("cudaDeviceGetPCIBusId");
   Status (*malloc)(void**, size_t) = find("cudaMalloc");
   Status (*free)(void*) = find("cudaFree");
   Status (*host_register)(void*, size_t, unsigned) = find("cudaHostRegister");
@@ -163,6 +164,16 @@ class Cuda final : public Device {
  public:
   explicit Cuda(int number) : number_(number) {}
   std::string name() const override { return "cuda:" + std::to_string(number_); }
+  std::string place() override {
+    std::array<char, 32> id{};
+    check(number_, runtime().bus_id(id.data(), static_cast<int>(id.size()), number_), "cudaDeviceGetPCIBusId");
+    return id.data();
+  }
+  bool has_kernels() const override { return DCOLL_CUDA != 0; }
+  void as_current(const std::function<void()>& call) override {
+    const Current current(number_);
+    call();
+  }
   void* allocate(size_t bytes) override {
     const Current current(number_);
     void* data = nullptr;

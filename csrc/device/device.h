@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,12 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cuda:0"
+  // Which of the machine it is, whatever numbers its processes give it.
+  virtual std::string place() = 0;
+  // Whether this build has its kernels.
+  virtual bool has_kernels() const = 0;
+  // Calls a library that works on the calling thread's current device, and on this one then.
+  virtual void as_current(const std::function<void()>& call) = 0;
   virtual void* allocate(size_t bytes) = 0;
   virtual void free(void* data) noexcept = 0;
   // Of what allocate() gave. open() is another process's, for a device that can reach the memory.
@@ -76,7 +83,8 @@ class Device {
 
 // What tensors lie on is a number: of a GPU as CUDA numbers them, or one of these.
 inline constexpr int kHost = -1;
-inline constexpr int kEmulated = 1 << 10;
+inline constexpr int kEmulated = 1 << 10;  // and all above: the same device by other numbers, for tests
+inline bool is_emulated(int number) { return number >= kEmulated; }
 
 // Lives as long as the process. ArgumentError: there is none of that number, with the reason.
 Device& device_of(int number);
@@ -89,6 +97,10 @@ inline constexpr unsigned char kPoison = 0xCD;
 void fail_emulated_after(int pieces);
 // For tests: whether it shows its memory to other processes, and opens theirs.
 void share_emulated(bool shares);
+// For tests: what place() of the emulated device gives from now on.
+void place_emulated(const std::string& place);
+// For tests: has a stream of the emulated device do this, late, as a kernel.
+void put_into_emulated(Stream stream, std::function<void()> kernel);
 
 // The devices there are, for device.cc.
 Device& cuda_device(int number);

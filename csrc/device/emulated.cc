@@ -143,6 +143,16 @@ struct File {
 class Emulated final : public Device {
  public:
   std::string name() const override { return "emulated:0"; }
+  std::string place() override {
+    const MutexLock lock(mutex_);
+    return place_.empty() ? "of process " + std::to_string(getpid()) : place_;  // each has one of its own
+  }
+  void set_place(const std::string& place) {
+    const MutexLock lock(mutex_);
+    place_ = place;
+  }
+  bool has_kernels() const override { return true; }
+  void as_current(const std::function<void()>& call) override { call(); }
   void* allocate(size_t bytes) override {
     const size_t length = std::max<size_t>(bytes, 1);
     const int file = memfd_create("dcoll-emulated-device", MFD_CLOEXEC);
@@ -256,16 +266,25 @@ class Emulated final : public Device {
   Mutex mutex_;
   std::map<void*, Block> blocks_ DCOLL_GUARDED_BY(mutex_);  // its own, and what it opened
   std::vector<Queue*> queues_ DCOLL_GUARDED_BY(mutex_);
+  std::string place_ DCOLL_GUARDED_BY(mutex_);
 };
 
-}  // namespace
-
-Device& emulated_device() {
+Emulated& emulated() {
   static auto* device = new Emulated;  // never destroyed: tensors are let go of late
   return *device;
 }
 
+}  // namespace
+
+Device& emulated_device() { return emulated(); }
+
+void place_emulated(const std::string& place) { emulated().set_place(place); }
+
 void share_emulated(bool shares) { shares_memory.store(shares); }
+
+void put_into_emulated(Stream stream, std::function<void()> kernel) {
+  put(stream, [kernel = std::move(kernel)] { work_late(kernel); });
+}
 
 void fail_emulated_after(int pieces) { work_left.store(pieces); }
 

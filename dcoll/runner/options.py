@@ -25,8 +25,8 @@ NOT_NEEDED = {
     "--mpi": "MPI is what dcoll always runs on",
     "--mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
     "--no-mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
-    "--num-nccl-streams": "dcoll does not use NCCL",
-    "--tcp": "dcoll does not use NCCL; --mpi-args chooses MPI's network",
+    "--num-nccl-streams": "NCCL chooses its own streams",
+    "--tcp": "NCCL chooses its own network; --mpi-args chooses MPI's network",
     "--gloo-timeout-seconds": "dcoll does not use Gloo; DCOLL_TIMEOUT is the deadline of a wait",
     "--start-timeout": "dcoll's ranks meet within DCOLL_TIMEOUT, or say who is missing",
 }

@@ -139,7 +139,7 @@ TEST(a_trial_takes_turns_and_compares_medians) {
   constexpr double kTimes[] = {1, 50, 9, 20, 3, 40, 900, 30};  // in full, encoded, in full, ...
   for (size_t i = 0; i < std::size(kTimes); ++i) {
     CHECK(!trial.is_done());
-    CHECK_EQ(trial.encodes_next(), i % 2 == 1);
+    CHECK_EQ(trial.second_next(), i % 2 == 1);
     trial.note(kTimes[i]);
   }
   CHECK(trial.is_done());

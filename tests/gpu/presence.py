@@ -38,7 +38,9 @@ def skip_module() -> None:
         pytest.skip(f"needs gpu: {why}", allow_module_level=True)
 
 
-def require() -> None:
-    """Fail where a GPU is expected that dcoll or torch does not see."""
+def require(number: int = 1) -> None:
+    """Fail where a GPU is expected that dcoll or torch does not see; skip where there are not so many."""
     if why := missing():
         pytest.fail(f"{expected()}, but {why}. To leave these tests out: pytest -m 'not gpu'", pytrace=False)
+    if (found := torch.cuda.device_count()) < number:
+        pytest.skip(f"needs gpus: {number}, and there is {found}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import checks_device
 import checks_device_memory
 import checks_device_models
+import checks_nccl
 import checks_torch_device
 import presence
 import pytest
@@ -26,6 +27,14 @@ BOTH = [(module.__name__, check) for module in (checks_device, checks_device_mem
 def test_device(engine: str, n: int, module: str, check: str) -> None:
     presence.require()
     expect(run_checks(module, n, (("DCOLL_GPU_ENGINE", engine),)), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_nccl))
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("engine", ["auto", "nccl"])
+def test_nccl(engine: str, n: int, check: str) -> None:
+    presence.require(n)
+    expect(run_checks("checks_nccl", n, (("DCOLL_GPU_ENGINE", engine), ("CHECKS_GPU", "own"))), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_models))

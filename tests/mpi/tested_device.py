@@ -15,6 +15,9 @@ NAME = "emulated" if EMULATED or PRETENDED else "cuda"
 HERE = DEVICE if EMULATED or PRETENDED or os.environ.get("CHECKS_DEVICE") == "cuda" else torch.device("cpu")
 """Of checks that are of the CPU too."""
 
+if os.environ.get("CHECKS_GPU") == "own":  # each rank has one to itself
+    torch.cuda.set_device(int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]))
+
 if PRETENDED:
     import pretend_cuda
 

@@ -203,8 +203,7 @@ def test_what_dcoll_does_not_use_is_not_built() -> None:
     others = ("gloo_enabled", "gloo_built", "ddl_built", "ccl_built", "rocm_built")
     assert all(getattr(hvd, name)() is False for name in others)
     assert hvd.cuda_built() is True  # collectives take CUDA tensors in every build
-    assert type(hvd.nccl_built()) is int
-    assert hvd.nccl_built() == 0  # a version
+    assert hvd.nccl_built() == 0 or hvd.nccl_built() >= 21400  # a version: 2.14
     assert type(hvd.mpi_built()) is bool
 
 

@@ -45,7 +45,7 @@ bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
   const std::optional<plan::Coding>& coding = codings[static_cast<size_t>(encoding.codec)];
   if (!coding) return false;
   if (const Weighed* const known = weighed(encoding, bytes)) {
-    return known->trial != nullptr ? known->trial->encodes_next() : known->pays;
+    return known->trial != nullptr ? known->trial->second_next() : known->pays;
   }
   const size_t rounded = std::bit_ceil(bytes);
   plan::Coding asked = *coding;
@@ -56,7 +56,7 @@ bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
   // What was told not to measure is believed.
   if (links.use != LinkConstants::Use::kBuiltIn && times.is_close()) {
     weighed_.back().trial = std::make_unique<Trial>();
-    return weighed_.back().trial->encodes_next();
+    return weighed_.back().trial->second_next();
   }
   tell_choice(encoding, rounded, times, "predicted");
   return times.pays();

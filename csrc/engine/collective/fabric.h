@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "engine/board/agreement.h"
 #include "engine/collective/line_up.h"
+#include "engine/collective/nccl_state.h"
 #include "engine/core/algo.h"
 #include "engine/core/encoded_cost.h"
 #include "engine/levels/hierarchy.h"
@@ -39,6 +40,7 @@ struct Fabric {
   std::unique_ptr<PullSlots> pull_slots;
   std::unique_ptr<PullNow> pull_now;  // of synchronous calls
   std::unique_ptr<DeviceMemory> device_memory;
+  std::unique_ptr<NcclState> nccl;  // null: not asked for
   std::unique_ptr<Hierarchy> hierarchy;
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;

@@ -132,6 +132,8 @@ Task resolve(Fabric& fabric, Operation& operation, Within within, const std::vec
     // What a rank that joined contributes is in the host's memory.
     return within == Within::kDevice ? by_host(fabric, operation) : run_collective(fabric, operation);
   }
+  // Some rank could not take part by NCCL.
+  if (within == Within::kDevice && alike && !any_joined) return by_host(fabric, operation);
   if (in_join) return nothing_to_do();  // the others' error, not this rank's
   if (any_joined && alike) {
     throw JoinedError("The ranks cannot do this while some have joined: " + text_of(calls) +

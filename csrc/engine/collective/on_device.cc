@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/collective/by_nccl.h"
 #include "engine/collective/mismatch.h"
 #include "engine/collective/run_collective.h"
 #include "engine/core/slices.h"
@@ -286,10 +287,15 @@ Task on_device(Fabric& f, Operation& op) {
     });
     co_return;
   }
+  if (goes_by_nccl(f, r.call())) {
+    co_await by_nccl(f, op);
+    co_return;
+  }
   if (!stays_on_device(f, r.call())) {
     co_await by_host(f, op);
     co_return;
   }
+  const int64_t begin_ns = now_ns();
   if (f.slots_posted != 0) co_await learn_slots(f);
   DeviceAllReduce all_reduce(f, op);
   bool host = staging.goes_by_host();
@@ -322,6 +328,7 @@ Task on_device(Fabric& f, Operation& op) {
     if (!reached || !said.all_ready) continue;
     co_await reduce_on_device(f, op, all_reduce, ticket, said.in_place);
     staging.set_shown(false);
+    co_await note_opened(f, r.call(), begin_ns);
     co_return;
   }
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/collective/by_nccl.h"
 #include "engine/collective/choose_path.h"
 #include "engine/collective/on_device.h"
 
@@ -163,9 +164,12 @@ Communicator::Constants Communicator::constants() {
 std::string Communicator::describe_path(const Call& call, bool mapped) {
   check_process();
   const MutexLock lock(progress_.drive_mutex);
-  if (stays_on_device(progress_.fabric, call)) {
-    return "on the devices, if they reach each other; else through the host's memory";
+  const bool stays = stays_on_device(progress_.fabric, call);
+  if (call.device != device::kHost && may_go_by_nccl(progress_.fabric, call)) {
+    return std::string("by NCCL, if each rank has a GPU of its own and torch brings NCCL; else ") +
+           (stays ? "on the devices, if they reach each other, or " : "") + "through the host's memory";
   }
+  if (stays) return "on the devices, if they reach each other; else through the host's memory";
   const Path path = choose_path(progress_.fabric, call);
   std::string text(call.device == device::kHost ? "" : "copied to the host and back; there ");
   text += path_text(path);

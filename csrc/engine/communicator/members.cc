@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/collective/by_nccl.h"
 #include "engine/collective/on_device.h"
 #include "engine/core/point.h"
 #include "engine/core/slices.h"
@@ -65,13 +66,19 @@ std::shared_ptr<Operation> Setup::operation_of(Request&& request) const {
     auto lane = lanes->of(staged.device);
     // What certainly does not stay (stays_on_device() has the last word) begins its copy now and not when its turn
     // comes.
-    const bool may_stay = all_share && settings.gpu_engine != "host" && !lane->never_stays() &&
-                          may_stay_on_device(staged.call()) && staged.algo.or_else(settings.algo).takes_direct();
+    const Call call = staged.call();
+    const bool stays = all_share && settings.gpu_engine != "host" && !lane->never_stays() && may_stay_on_device(call);
+    const bool by_nccl = may_use_nccl() && !lane->never_by_nccl() && nccl_has(call, members.size);
+    const bool may_stay = (stays || by_nccl) && staged.algo.or_else(settings.algo).takes_direct();
     operation->staging =
         std::make_shared<Staging>(std::move(lane), staged, Staging::Ranks{members.rank, members.size, job_rank()},
                                   Slices::bytes(all_share), may_stay);
   }
   return operation;
+}
+
+bool Setup::may_use_nccl() const {
+  return members.size > 1 && (settings.gpu_engine == "auto" || settings.gpu_engine == "nccl");
 }
 
 void Setup::throw_forked() const {

@@ -59,6 +59,7 @@ struct Setup {
 
   // What becomes of a call: of memory on a device, its copy begins. ArgumentError: see Request::validate.
   std::shared_ptr<Operation> operation_of(Request&& request) const;
+  bool may_use_nccl() const;
   // See Communicator::alloc.
   std::shared_ptr<Memory> alloc(size_t bytes) const;
   // In a process that a rank forked: Error. To be asked before a lock is taken, for its copy in the child may be held,

@@ -50,6 +50,7 @@ void Progress::fail_with(std::exception_ptr error, bool tell_peers) noexcept {
   if (tell_peers && setup_.members.size > 1) tell_of_failure();
   for (const Fabric* one : {&fabric, under_way.names != nullptr ? &under_way.names->fabric() : nullptr}) {
     if (one != nullptr && one->device_memory != nullptr) one->device_memory->keep_blocks();
+    if (one != nullptr && one->nccl != nullptr && one->nccl->comm != nullptr) one->nccl->comm->abort();
   }
   try {
     setup_.log(LogLevel::kDebug, "failed: " + failure());

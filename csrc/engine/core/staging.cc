@@ -31,9 +31,17 @@ StagingLane::~StagingLane() {
     } catch (const device::DeviceError&) {  // its stream has ended
     }
   }
+  for (const device::Stream stream : added_) device_.destroy_stream(stream);
   device_.destroy_stream(there_);
   device_.destroy_stream(back_);
   device_.destroy_stream(stay_);
+}
+
+device::Stream StagingLane::add_stream() {
+  const device::Stream stream = device_.make_stream();
+  const MutexLock lock(mutex_);
+  added_.push_back(stream);
+  return stream;
 }
 
 void StagingLane::sweep() {
@@ -79,7 +87,7 @@ std::shared_ptr<StagingLane> StagingLanes::of(int device) {
 }
 
 Staging::Staging(std::shared_ptr<StagingLane> lane, Request& request, Ranks ranks, size_t slice_bytes, bool may_stay)
-    : lane_(std::move(lane)), caller_(request.stream), ranks_(ranks), slice_bytes_(slice_bytes) {
+    : lane_(std::move(lane)), caller_(request.stream), stay_(lane_->stay()), ranks_(ranks), slice_bytes_(slice_bytes) {
   try {
     begun_ = lane_->device().make_event();
     begun_->record(caller_);
@@ -153,7 +161,7 @@ Staging::~Staging() {
 }
 
 void Staging::drain() noexcept {
-  for (const device::Stream stream : {lane_->there(), lane_->back(), lane_->stay()}) lane_->device().drain(stream);
+  for (const device::Stream stream : {lane_->there(), lane_->back(), stay_}) lane_->device().drain(stream);
 }
 
 void Staging::rethrow_with_rank(const std::exception& e) {

@@ -34,9 +34,13 @@ class StagingLane {
   device::Stream there() const { return there_; }  // of copies to the host
   device::Stream back() const { return back_; }
   device::Stream stay() const { return stay_; }  // of what stays
+  // For what must not wait for anything else. Lives as long as this.
+  device::Stream add_stream();
   // All ranks of a sequence of operations have agreed that none stays here: copies may begin at once.
   bool never_stays() const { return never_stays_.load(std::memory_order_relaxed); }
   void note_never_stays() { never_stays_.store(true, std::memory_order_relaxed); }
+  bool never_by_nccl() const { return never_by_nccl_.load(std::memory_order_relaxed); }  // likewise
+  void note_never_by_nccl() { never_by_nccl_.store(true, std::memory_order_relaxed); }
   std::shared_ptr<Memory> take(size_t bytes);
   // Nothing is copied into them any more. Used again when the copies out of them are done.
   void retire(std::vector<std::shared_ptr<Memory>> blocks) noexcept;
@@ -50,12 +54,13 @@ class StagingLane {
 
   device::Device& device_;
   device::Stream there_, back_, stay_;
-  std::atomic<bool> never_stays_{false};
+  std::atomic<bool> never_stays_{false}, never_by_nccl_{false};
   Allocate allocate_;
   // To pin 256 MiB takes 50 ms (an H200's host), as long as to copy them five times both ways.
   static constexpr size_t kMostPinnedBytes = size_t{1} << 30;
   const std::shared_ptr<Scratch> pool_ = std::make_shared<Scratch>(kMostPinnedBytes);
   Mutex mutex_;
+  std::vector<device::Stream> added_ DCOLL_GUARDED_BY(mutex_);
   std::vector<Retired> retired_ DCOLL_GUARDED_BY(mutex_);
 };
 
@@ -91,17 +96,26 @@ class Staging {
   // that was put there, or that the caller's stream had before. DeviceError.
   bool arrived();
   bool waits() const { return !arrived_; }
+  // What stays does so in a stream of the lane's that was added.
+  void use(device::Stream stream) { stay_ = stream; }
   // Of what stays, once it has arrived: has the device work, in a stream of ours: work(device, stream). DeviceError.
   template <typename Work>
   void put(const Work& work) {
+    checked([&] {
+      work(lane_->device(), stay_);
+      back_->record(stay_);
+    });
+    has_work_ = true;
+    arrived_ = false;
+  }
+  // What the device is asked: an error names the rank.
+  template <typename Step>
+  void checked(const Step& step) {
     try {
-      work(lane_->device(), lane_->stay());
-      back_->record(lane_->stay());
+      step();
     } catch (const device::DeviceError& e) {
       rethrow_with_rank(e);
     }
-    has_work_ = true;
-    arrived_ = false;
   }
   // Other ranks read and write the caller's memory, until they have said that they are done.
   void set_shown(bool shown) { shown_ = shown; }
@@ -123,7 +137,7 @@ class Staging {
   [[noreturn]] void rethrow_with_rank(const std::exception& e);
 
   std::shared_ptr<StagingLane> lane_;
-  device::Stream caller_;
+  device::Stream caller_, stay_;
   const Ranks ranks_;
   const size_t slice_bytes_;
   bool by_host_ = false, has_work_ = false, shown_ = false;

@@ -1,6 +1,6 @@
-// Whether calls of a size are faster encoded, found out by doing both in turns: where the cost model's two predictions
-// are too close for it to be believed. Between hosts that are pretended on one machine, for one, the links are copies
-// by the cores that encode.
+// Which of two ways is faster for calls of a size, found out by going both in turns. In full or encoded, where the cost
+// model's two predictions are too close for it to be believed: between hosts that are pretended on one machine, for one,
+// the links are copies by the cores that encode. Or by NCCL or in memory that ranks have opened.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@ namespace dcoll {
 
 class Trial {
  public:
-  bool encodes_next() const { return noted_ % 2 == 1; }
+  bool second_next() const { return noted_ % 2 == 1; }
   bool is_done() const { return noted_ == 2 * kEach; }
   void note(double us) { us_[noted_ % 2][noted_ / 2] = us, ++noted_; }
-  // Of this rank's calls, in full or encoded.
-  double median_us(bool encoded) const {
-    auto sorted = us_[encoded ? 1 : 0];
+  // Of this rank's calls by the first way, or by the second.
+  double median_us(bool second) const {
+    auto sorted = us_[second ? 1 : 0];
     std::ranges::sort(sorted);
     return (sorted[kEach / 2 - 1] + sorted[kEach / 2]) / 2;
   }

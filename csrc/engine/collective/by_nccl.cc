@@ -1,0 +1,293 @@
+#include "engine/collective/by_nccl.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/ranks_text.h"
+#include "engine/collective/handshake.h"
+#include "engine/collective/mismatch.h"
+#include "engine/collective/on_device.h"
+#include "engine/collective/run_collective.h"
+#include "engine/core/staging.h"
+#include "transport/os/processes.h"
+
+namespace dcoll {
+namespace {
+
+// A rank that has failed to begin never comes, and the others cannot hear of it meanwhile.
+constexpr double kMeetSeconds = 20;
+// What a rank shows beside the call when it cannot take part by NCCL.
+constexpr uint64_t kElsewhere = 0x9e3779b97f4a7c15;
+
+// What is summed is divided, or multiplied, by a kernel of ours: NCCL averages floating types alone.
+bool nccl_averages(const Call& call) { return call.op == ReduceOp::kAverage && is_floating(call.dtype); }
+double scale_after(const Call& call, int size) {
+  return nccl_averages(call) ? call.postscale : final_scale(call.op, call.postscale, size);
+}
+ReduceOp nccl_op(const Call& call) {
+  return call.op == ReduceOp::kAverage && !nccl_averages(call) ? ReduceOp::kSum : call.op;
+}
+
+// What one rank says of itself, and what becomes of its attempts.
+struct Offer {
+  int job_rank = 0;
+  bool waited_in_vain = false;  // is why, and another rank may know more
+  uint64_t gpu = 0;
+  device::NcclId id{};  // the first one's
+  std::array<char, 240> why{};
+};
+
+// What has to go well on every rank. DeviceError: why not, from here on.
+template <typename Step>
+void attempt(Offer& own, const Step& step) {
+  std::string why;
+  try {
+    if (own.why[0] == '\0') why = step();
+  } catch (const device::DeviceError& e) {
+    why = e.what();
+  }
+  why.copy(own.why.data(), own.why.size() - 1);
+}
+
+// Why they do without NCCL; "": they need not.
+std::string reason(std::vector<Offer>& offers) {
+  std::map<uint64_t, int> rank_on;
+  for (const bool in_vain : {false, true}) {
+    for (Offer& one : offers) {
+      one.why.back() = '\0';
+      if (one.why[0] == '\0' || one.waited_in_vain != in_vain) continue;
+      return "rank " + std::to_string(one.job_rank) + ": " + one.why.data();
+    }
+  }
+  for (const Offer& one : offers) {
+    const auto [first, is_first] = rank_on.emplace(one.gpu, one.job_rank);
+    if (!is_first) return ranks_text({first->second, one.job_rank}) + " share a GPU, which NCCL refuses";
+  }
+  return "";
+}
+
+// Until the communicator has met the others, has failed, or time is up.
+class Meeting final : public Pollable {
+ public:
+  Meeting(NcclState& nccl, Offer& own) : nccl_(nccl), own_(own) {}
+  bool poll(bool& /*moved*/) override {
+    bool done = nccl_.comm == nullptr;
+    attempt(own_, [&] {
+      done = done || nccl_.comm->settled();
+      own_.waited_in_vain = !done && seconds_between(begin_, Clock::now()) > kMeetSeconds;
+      const std::string limit = std::to_string(static_cast<int>(kMeetSeconds)) + " s";
+      return own_.waited_in_vain ? "NCCL's ranks have not met within " + limit : "";
+    });
+    return done || own_.why[0] != '\0';
+  }
+  void waiting_for(std::vector<int>& /*ranks*/) const override {}
+
+ private:
+  NcclState& nccl_;
+  Offer& own_;
+  const Clock::time_point begin_ = Clock::now();
+};
+
+// Nothing ends in a stream in which NCCL waits for ranks that do not come.
+template <typename Step>
+void or_abort(NcclState& nccl, const Step& step) {
+  try {
+    step();
+  } catch (const device::DeviceError&) {
+    nccl.comm->abort();
+    throw;
+  }
+}
+
+// What is under way in a stream of ours by NCCL.
+class UnderNccl final : public Pollable {
+ public:
+  enum class Until { kBegun, kDone };
+  UnderNccl(NcclState& nccl, Staging& staging, Until until) : nccl_(nccl), staging_(staging), until_(until) {}
+  bool poll(bool& /*moved*/) override {
+    bool settled = false;
+    staging_.checked([&] { or_abort(nccl_, [&] { settled = nccl_.comm->settled(); }); });
+    return settled && (until_ == Until::kBegun || staging_.arrived());
+  }
+  void waiting_for(std::vector<int>& /*ranks*/) const override {}
+
+ private:
+  NcclState& nccl_;
+  Staging& staging_;
+  const Until until_;
+};
+
+void tell(const Fabric& f, LogLevel level, const std::string& text) {
+  if (f.log != nullptr && f.rank == 0) (*f.log)(level, text);
+}
+
+// All ranks have agreed on that.
+void do_without(Fabric& f, Staging& staging, const std::string& why, LogLevel level) {
+  f.nccl->off = true;
+  f.nccl->comm.reset();
+  f.nccl->why = why;
+  staging.lane().note_never_by_nccl();
+  tell(f, level, "collectives on GPUs do not use NCCL: " + why);
+}
+
+// All ranks are in the same operation: the first.
+Task meet(Fabric& f, Staging& staging, int number) {
+  NcclState& nccl = *f.nccl;
+  device::Device& device = device::device_of(number);
+  Offer own{.job_rank = f.job_rank};
+  attempt(own, [&] { return device::nccl_missing(number); });
+  attempt(own, [&] {
+    own.gpu = Fingerprint().add(own_machine()).add(device.place()).value();
+    if (f.rank == 0) own.id = device::make_nccl_id(number);
+    return std::string();
+  });
+  RecordExchange offers(f, own);
+  co_await offers.executor;
+  if (const std::string why = reason(offers.all); !why.empty()) {
+    do_without(f, staging, why, LogLevel::kInfo);
+    co_return;
+  }
+  attempt(own, [&] {
+    nccl.stream = staging.lane().add_stream();
+    nccl.comm = std::make_unique<device::Nccl>(device, offers.all[0].id, f.size, f.rank);
+    return std::string();
+  });
+  Meeting others(nccl, own);
+  co_await others;
+  RecordExchange outcomes(f, own);
+  co_await outcomes.executor;
+  if (const std::string why = reason(outcomes.all); !why.empty()) {
+    do_without(f, staging, why, LogLevel::kWarning);
+    co_return;
+  }
+  nccl.device = number;
+  tell(f, LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));
+}
+
+void begin(NcclState& nccl, const Request& r, int size, device::Device& device, device::Stream stream) {
+  const Call call = r.call();
+  const void* in = r.in;
+  if (r.kind == Kind::kBroadcast) return nccl.comm->broadcast(r.in, r.out, r.bytes(), r.root, stream);
+  if (r.kind == Kind::kReduceScatter) {
+    const size_t share = r.count / static_cast<size_t>(size) * r.row_elems;
+    return nccl.comm->reduce_scatter(r.in, r.out, share, r.dtype, nccl_op(call), stream);
+  }
+  if (r.prescale != 1.0) {
+    device.scale(r.out, r.in, r.count, r.dtype, r.prescale, stream);
+    in = r.out;
+  }
+  nccl.comm->all_reduce(in, r.out, r.count, r.dtype, nccl_op(call), stream);
+}
+
+void scale_result(const Request& r, int size, device::Device& device, device::Stream stream) {
+  const double factor = scale_after(r.call(), size);
+  const size_t ranks = r.kind == Kind::kReduceScatter ? static_cast<size_t>(size) : 1;
+  if (reduces(r.kind) && factor != 1.0) {
+    device.scale(r.out, r.out, r.count / ranks * r.row_elems, r.dtype, factor, stream);
+  }
+}
+
+// After an all-reduce of which both ways are timed, on every rank. What counts is how long calls take on all of them.
+Task note(Fabric& f, size_t bytes, int64_t begin_ns) {
+  NcclState::Choice& choice = f.nccl->choice(bytes);
+  if (choice.trial == nullptr) co_return;
+  choice.trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns));
+  if (!choice.trial->is_done()) co_return;
+  RecordExchange all(f, std::array{choice.trial->median_us(false), choice.trial->median_us(true)});
+  co_await all.executor;
+  double by_nccl_us = 0, opened_us = 0;
+  for (const auto& one : all.all) {
+    by_nccl_us += one[0] / f.size;
+    opened_us += one[1] / f.size;
+  }
+  choice.trial.reset();
+  choice.opened = opened_us < by_nccl_us;
+  tell(f, LogLevel::kInfo,
+       "all-reduces of about " + std::to_string(bytes) + " bytes on GPUs go " +
+           (choice.opened ? "in memory that ranks have opened" : "by NCCL") + ": " + std::to_string(opened_us) +
+           " us there, " + std::to_string(by_nccl_us) + " by NCCL");
+}
+
+// Whether both ways are there: by which it goes is found out.
+bool is_timed(const Fabric& f, const Call& call) {
+  return call.kind == Kind::kAllReduce && may_go_by_nccl(f, call) && !f.nccl->demanded && stays_on_device(f, call);
+}
+
+}  // namespace
+
+bool nccl_has(const Call& call, int size) {
+  if (call.device == device::kHost || call.encoding || call.packed) return false;
+  if (call.kind == Kind::kBroadcast) return true;
+  const bool scales = call.prescale != 1.0 || scale_after(call, size) != 1.0;
+  if (!reduces(call.kind) || !device::nccl_reduces(call.dtype, nccl_op(call)) ||
+      (scales && !device::device_of(call.device).has_kernels())) {
+    return false;
+  }
+  if (call.kind == Kind::kAllReduce) return true;
+  return call.splits.empty() && call.count % static_cast<size_t>(size) == 0 && call.prescale == 1.0;
+}
+
+bool may_go_by_nccl(const Fabric& f, const Call& call) {
+  if (f.nccl == nullptr || (f.nccl->off && !f.nccl->demanded)) return false;
+  return call.algo.or_else(f.algo).takes_direct() && nccl_has(call, f.size);
+}
+
+bool goes_by_nccl(const Fabric& f, const Call& call) {
+  return may_go_by_nccl(f, call) && !(is_timed(f, call) && f.nccl->choice(call.bytes()).takes_opened());
+}
+
+Task by_nccl(Fabric& f, Operation& op) {
+  NcclState& nccl = *f.nccl;
+  Staging& staging = *op.staging;
+  const Request& r = op.request;
+  if (nccl.off) throw device::DeviceError("DCOLL_GPU_ENGINE=nccl, but " + nccl.why);
+  const bool fits = !staging.goes_by_host() && (nccl.comm == nullptr || nccl.device == r.device);
+  op.phases.enter(Phase::kAgree);
+  if (f.slots_posted != 0) co_await learn_slots(f);
+  Operation shown({.kind = Kind::kBarrier, .stands_for = r.fingerprint() ^ (fits ? 0 : kElsewhere)});
+  Handshake handshake(f, shown, shown.request.call(), Path::kMeeting, {}, nullptr);
+  if (Pollable* everybody = handshake.everybody()) co_await *everybody;
+  if (!handshake.agreed()) {
+    co_await resolve_mismatch(f, op, Within::kDevice);
+    co_return;
+  }
+  if (!fits) {
+    co_await by_host(f, op);
+    co_return;
+  }
+  if (nccl.comm == nullptr) {
+    co_await meet(f, staging, r.device);
+    if (nccl.off) {
+      co_await on_device(f, op);
+      co_return;
+    }
+  }
+  op.phases.enter(Phase::kMove);
+  op.phases.name_algorithm("NCCL");
+  const bool timed = is_timed(f, r.call());
+  const int64_t begin_ns = now_ns();
+  UnderNccl begun(nccl, staging, UnderNccl::Until::kBegun), done(nccl, staging, UnderNccl::Until::kDone);
+  staging.use(nccl.stream);
+  staging.set_shown(true);
+  staging.put([&](device::Device& device, device::Stream stream) {
+    or_abort(nccl, [&] { begin(nccl, r, f.size, device, stream); });
+  });
+  co_await begun;
+  // Its event is behind what NCCL has begun by now.
+  staging.put([&](device::Device& device, device::Stream stream) { scale_result(r, f.size, device, stream); });
+  co_await done;
+  staging.set_shown(false);
+  if (timed) co_await note(f, r.bytes(), begin_ns);
+}
+
+Task note_opened(Fabric& f, const Call& call, int64_t begin_ns) {
+  if (is_timed(f, call)) co_await note(f, call.bytes(), begin_ns);
+}
+
+}  // namespace dcoll

@@ -1,0 +1,39 @@
+// What the ranks of a fabric have agreed on about NCCL (by_nccl.h): the same on all of them, but for `device`.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "device/nccl.h"
+#include "engine/links/trial.h"
+
+namespace dcoll {
+
+struct NcclState {
+  explicit NcclState(bool is_demanded) : demanded(is_demanded) {}
+
+  const bool demanded;  // DCOLL_GPU_ENGINE=nccl
+  bool off = false;     // they do without it
+  std::string why;      // then
+  std::unique_ptr<device::Nccl> comm;
+  int device = 0;  // of `comm`
+  // Of `comm` alone: kernels of two communicators in one stream, in another order on another rank, wait for each other.
+  device::Stream stream = nullptr;
+
+  // Of all-reduces that could stay in memory which ranks have opened as well: which is faster, by their size. Found out
+  // by doing both in turns.
+  struct Choice {
+    std::unique_ptr<Trial> trial = std::make_unique<Trial>();  // null: decided
+    bool opened = false;
+    bool takes_opened() const { return trial != nullptr ? trial->second_next() : opened; }
+  };
+  Choice& choice(size_t bytes) { return choices_[std::bit_width(bytes)]; }
+
+ private:
+  std::map<int, Choice> choices_;  // by the power of two above
+};
+
+}  // namespace dcoll

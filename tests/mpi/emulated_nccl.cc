@@ -1,0 +1,216 @@
+// NCCL for tests, on the emulated device: the functions that csrc/device/nccl.cc calls, between processes of one
+// machine. As NCCL's do, a kernel waits in its stream until all ranks have begun theirs, and a call returns before its
+// kernel is in the stream.
+//
+// CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "call 1 3", the third call of rank 1; "late 1
+// 3", that call's kernel, as a thread of the library finds out; "hang 1 3", it waits for ever; "kill 1 3", the process
+// is killed in it.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "device/device.h"
+#include "kernels/reduce.h"
+
+namespace {
+
+using dcoll::DType;
+using dcoll::ReduceOp;
+constexpr int kSuccess = 0, kSystemError = 2, kRemoteError = 6, kInProgress = 7;
+constexpr size_t kChunk = size_t{1} << 20;
+
+struct Shared {
+  std::atomic<int> joined;
+  std::atomic<uint64_t> arrived;
+};
+
+struct Comm {
+  int size = 0, rank = 0, calls = 0;
+  Shared* shared = nullptr;
+  std::byte* data = nullptr;
+  uint64_t barriers = 0;  // of the stream's thread
+  std::atomic<bool> aborted{false};
+  std::function<void()> not_begun;
+  int failed = kSuccess;
+
+  std::byte* chunk(int of) const { return data + static_cast<size_t>(of) * kChunk; }
+  bool meet() {
+    shared->arrived.fetch_add(1);
+    const uint64_t all = ++barriers * static_cast<uint64_t>(size);
+    while (shared->arrived.load() < all && !aborted.load()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    return !aborted.load();
+  }
+};
+using Handle = std::shared_ptr<Comm>;
+Comm& of(void* comm) { return **static_cast<Handle*>(comm); }
+
+struct Failure {
+  char what[8] = "";
+  int rank = -1, call = 0;
+};
+Failure failure() {
+  Failure found;
+  const char* const text = std::getenv("CHECKS_NCCL");
+  if (text != nullptr) std::sscanf(text, "%7s %d %d", found.what, &found.rank, &found.call);
+  return found;
+}
+
+DType dtype_of(int type) {
+  constexpr std::array kTypes = {DType::kInt8,   DType::kUInt8,   DType::kInt32,   DType::kUInt32,  DType::kInt64,
+                                 DType::kUInt64, DType::kFloat16, DType::kFloat32, DType::kFloat64, DType::kBFloat16};
+  return kTypes.at(static_cast<size_t>(type));
+}
+ReduceOp op_of(int op) {
+  constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum};
+  return kOps.at(static_cast<size_t>(op));
+}
+
+using Take = std::function<void(Comm&, std::byte* out, size_t bytes)>;
+
+// Every rank shows a part of `bytes`; out: what take() writes, null where this rank has none of it.
+bool by_chunks(Comm& comm, const std::byte* in, std::byte* out, size_t bytes, const Take& take) {
+  for (size_t at = 0; at < bytes; at += kChunk) {
+    const size_t length = std::min(kChunk, bytes - at);
+    if (in != nullptr) std::memcpy(comm.chunk(comm.rank), in + at, length);
+    if (!comm.meet()) return false;
+    if (out != nullptr) take(comm, out + at, length);
+    if (!comm.meet()) return false;
+  }
+  return true;
+}
+
+Take reduction(int type, int op) {
+  return [=](Comm& comm, std::byte* out, size_t bytes) {
+    std::vector<const void*> from;
+    for (int rank = 0; rank < comm.size; ++rank) from.push_back(comm.chunk(rank));
+    void* const to = out;
+    constexpr int kAverage = 4;
+    const DType dtype = dtype_of(type);
+    dcoll::kernels::reduce_n_to_n({&to, 1}, from, bytes / dcoll::dtype_bytes(dtype), dtype, op_of(op),
+                                  op == kAverage ? 1.0 / comm.size : 1.0);
+  };
+}
+
+int begin(void* handle, void* stream, std::function<void(Comm&)> kernel) {
+  const Handle comm = *static_cast<Handle*>(handle);
+  if (comm->not_begun) return kSystemError;  // a call before the last one has settled
+  const Failure fails = failure();
+  const bool now = fails.rank == comm->rank && ++comm->calls == fails.call;
+  if (now && std::strcmp(fails.what, "call") == 0) return kSystemError;
+  const std::string fate = now ? fails.what : "";
+  comm->not_begun = [=, kernel = std::move(kernel)] {
+    if (fate == "late") comm->failed = kRemoteError;  // and the kernel never comes, for which the others wait
+    dcoll::device::put_into_emulated(stream, [=] {
+      if (fate == "kill") raise(SIGKILL);
+      if (fate.empty()) return kernel(*comm);
+      while (!comm->aborted.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  };
+  return kInProgress;
+}
+
+}  // namespace
+
+extern "C" {
+
+extern const int dcoll_emulated_nccl;
+const int dcoll_emulated_nccl = 1;
+
+struct Id {
+  std::array<std::byte, 128> bytes;
+};
+
+int ncclGetVersion(int* version) {
+  *version = 22703;
+  return kSuccess;
+}
+
+int ncclGetUniqueId(Id* id) {
+  const std::string name = "/dcoll-nccl-" + std::to_string(getpid()) + "-" + std::to_string(std::random_device()());
+  std::memcpy(id->bytes.data(), name.c_str(), name.size() + 1);
+  return kSuccess;
+}
+
+int ncclCommInitRankConfig(void** comm, int size, Id id, int rank, void* /*config*/) {
+  const Failure fails = failure();
+  if (fails.rank == rank && std::strcmp(fails.what, "init") == 0) return kSystemError;
+  const auto* const name = reinterpret_cast<const char*>(id.bytes.data());
+  const size_t bytes = sizeof(Shared) + static_cast<size_t>(size) * kChunk;
+  const int file = shm_open(name, O_RDWR | O_CREAT, 0600);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return kSystemError;
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (at == MAP_FAILED) return kSystemError;
+  auto made = std::make_shared<Comm>();
+  made->size = size;
+  made->rank = rank;
+  made->shared = static_cast<Shared*>(at);
+  made->data = static_cast<std::byte*>(at) + sizeof(Shared);
+  if (made->shared->joined.fetch_add(1) + 1 == size) shm_unlink(name);
+  *comm = new Handle(std::move(made));
+  return kInProgress;
+}
+
+int ncclCommAbort(void* comm) {
+  of(comm).aborted.store(true);
+  delete static_cast<Handle*>(comm);
+  return kSuccess;
+}
+
+int ncclCommGetAsyncError(void* handle, int* state) {
+  Comm& comm = of(handle);
+  *state = comm.shared->joined.load() < comm.size || comm.not_begun ? kInProgress : comm.failed;
+  if (comm.not_begun) std::exchange(comm.not_begun, nullptr)();
+  return kSuccess;
+}
+
+int ncclAllReduce(const void* in, void* out, size_t count, int type, int op, void* comm, void* stream) {
+  const size_t bytes = count * dcoll::dtype_bytes(dtype_of(type));
+  return begin(comm, stream, [=](Comm& self) {
+    by_chunks(self, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), bytes, reduction(type, op));
+  });
+}
+
+int ncclReduceScatter(const void* in, void* out, size_t count, int type, int op, void* comm, void* stream) {
+  const size_t bytes = count * dcoll::dtype_bytes(dtype_of(type));
+  return begin(comm, stream, [=](Comm& self) {
+    for (int rank = 0; rank < self.size; ++rank) {
+      const auto* const part = static_cast<const std::byte*>(in) + static_cast<size_t>(rank) * bytes;
+      auto* const to = rank == self.rank ? static_cast<std::byte*>(out) : nullptr;
+      if (!by_chunks(self, part, to, bytes, reduction(type, op))) return;
+    }
+  });
+}
+
+int ncclBroadcast(const void* in, void* out, size_t count, int type, int root, void* comm, void* stream) {
+  const size_t bytes = count * dcoll::dtype_bytes(dtype_of(type));
+  return begin(comm, stream, [=](Comm& self) {
+    const auto* const from = self.rank == root ? static_cast<const std::byte*>(in) : nullptr;
+    by_chunks(self, from, static_cast<std::byte*>(out), bytes,
+              [root](Comm& one, std::byte* to, size_t length) { std::memcpy(to, one.chunk(root), length); });
+  });
+}
+
+const char* ncclGetErrorString(int result) {
+  return result == kSystemError ? "unhandled system error" : "remote error";
+}
+const char* ncclGetLastError(void* /*comm*/) { return ""; }
+
+}  // extern "C"

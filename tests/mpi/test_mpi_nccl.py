@@ -1,0 +1,131 @@
+"""Collectives by NCCL, on the emulated device and by a library of ours that stands for NCCL (emulated_nccl.cc)."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import checks_device
+import checks_nccl
+import checks_optimizer
+import checks_process_sets
+import pytest
+from mpirun import HERE, expect, launch, names_of_checks, run_checks
+
+from dcoll import _C
+
+pytestmark = pytest.mark.mpi
+
+LAYOUTS = [
+    (2, ()),
+    (3, (("DCOLL_GPU_ENGINE", "nccl"),)),
+    (3, (("DCOLL_TRANSPORT", "mpi"),)),
+    (3, (("DCOLL_NODES", "0,0,1"),)),
+]
+
+
+@pytest.fixture(scope="module")
+def nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    package = Path(_C.__file__).parent
+    compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
+    made = tmp_path_factory.mktemp("nccl") / "libnccl.so.2"
+    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    command += [f"-I{HERE.parents[1] / 'csrc'}", str(HERE / "emulated_nccl.cc"), "-o", str(made)]
+    subprocess.run([*command, f"-L{package}", f"-Wl,-rpath,{package}", "-ldcoll"], check=True)
+    return made
+
+
+def on_emulated(nccl: Path, *more: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    return ("DCOLL_DEVICE", "emulated"), ("DCOLL_NCCL", str(nccl)), *more
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_nccl))
+@pytest.mark.parametrize(("n", "env"), LAYOUTS, ids=str)
+def test_nccl(nccl: Path, n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_nccl", n, on_emulated(nccl, *env)), check)
+
+
+OF_DEVICES_TOO = [
+    pytest.param(module.__name__, check, id=f"{module.__name__}-{check}")
+    for module in (checks_device, checks_optimizer, checks_process_sets)
+    for check in names_of_checks(module)
+]
+
+
+@pytest.mark.parametrize(("module", "check"), OF_DEVICES_TOO)
+def test_of_devices_too(nccl: Path, module: str, check: str) -> None:
+    expect(run_checks(module, 3, on_emulated(nccl)), check)
+
+
+def job(nccl: Path, program: str, n: int = 3, **env: str) -> str:
+    settings = dict(on_emulated(nccl)) | {"DCOLL_LOG_LEVEL": "info", "DCOLL_TIMEOUT": "60"} | env
+    done = launch(n, "-c", "import torch, dcoll as hvd\nfrom dcoll import _C\n" + program, preloaded=True, **settings)
+    assert done.returncode == 0, done.text
+    return done.text
+
+
+REDUCES = """
+hvd.init()
+for _ in range(3):
+    one = torch.ones(10)
+    hvd.allreduce_(one, op=hvd.Sum)
+    assert (one == hvd.size()).all()
+    hvd.broadcast_(one, 1)
+print("went on", hvd.rank())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "env", "why"),
+    [
+        ("", {"DCOLL_NCCL": "/none/libnccl.so"}, "rank 0: no NCCL: /none/libnccl.so: cannot open shared object file"),
+        ("_C.place_emulated('one')", {}, "ranks 0, 1 share a GPU, which NCCL refuses"),
+        ("", {"CHECKS_NCCL": "init 2"}, "rank 2: emulated:0: ncclCommInitRankConfig failed: unhandled system error"),
+    ],
+)
+def test_ranks_that_do_without_it(nccl: Path, before: str, env: dict[str, str], why: str) -> None:
+    """They say why, once, and go on; a failed beginning too, of one rank, for which the others have waited. Where it is
+    demanded it is an error, on every rank."""
+    text = job(nccl, before + REDUCES, **env)
+    assert text.count(f"collectives on GPUs do not use NCCL: {why}") == 1, text
+    assert text.count("went on") == 3
+    if "CHECKS_NCCL" in env:
+        return  # for which the others have waited long
+    demanding = f"try:{REDUCES}".replace("\n", "\n    ") + "\nexcept hvd.DcollError as e:\n    print('got', e)\n"
+    text = job(nccl, f"{before}\n{demanding}", DCOLL_GPU_ENGINE="nccl", **env)
+    assert text.count(f"DCOLL_GPU_ENGINE=nccl, but {why}") >= 3, text
+    assert "went on" not in text
+
+
+@pytest.mark.parametrize("fails", ["call 1 4", "late 1 4"])
+def test_a_call_that_fails(nccl: Path, fails: str) -> None:
+    """Its rank, device and NCCL's words on every rank, also on those in whose streams a kernel waits for it."""
+    text = job(nccl, """
+hvd.init()
+try:
+    for _ in range(10):
+        hvd.broadcast_(torch.ones(10), 0)
+except hvd.DcollError as e:
+    print("got", type(e).__name__, e, "end")
+""", CHECKS_NCCL=fails)  # fmt: skip
+    assert text.count("got") == 3, text
+    want = {"call": "ncclBroadcast failed: unhandled system error", "late": "NCCL failed: remote error"}[fails[:4]]
+    assert text.count(f"emulated:0: {want} (on rank 1)") >= 3, text
+
+
+@pytest.mark.parametrize(("fate", "error"), [("kill", "PeerError"), ("hang", "TimeoutError")])
+def test_a_rank_that_does_not_come(nccl: Path, fate: str, error: str) -> None:
+    """It has agreed on the call, and dies in it or waits for ever."""
+    program = """
+import time
+hvd.init()
+begin = time.monotonic()
+try:
+    for _ in range(10):
+        hvd.broadcast_(torch.ones(10), 0)
+except hvd.DcollError as e:
+    print("got", type(e).__name__, time.monotonic() - begin < 15)
+"""
+    done = launch(3, "-c", "import torch, dcoll as hvd\n" + program, preloaded=True, options=("--continuous",),
+                  **dict(on_emulated(nccl)), DCOLL_TIMEOUT="5", CHECKS_NCCL=f"{fate} 1 4")  # fmt: skip
+    assert done.stdout.count(f"got {error} True") == (2 if fate == "kill" else 3), done.text
