@@ -1,4 +1,4 @@
-"""The fault matrix: what hits rank 1 of 4, in which phase, over which transport; and what must come of it.
+"""The fault matrix: what hits which of 4 ranks, in which phase, over which transport; and what must come of it.
 
 No rank hangs, no result is wrong, and every survivor names the rank. A rank that was only stopped for a second changes
 nothing at all.
@@ -7,6 +7,7 @@ nothing at all.
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ PHASES = (
     "shutdown",
 )
 TRANSPORTS = {"shm": {}, "mpi": {"DCOLL_TRANSPORT": "mpi"}, "two_levels": {"DCOLL_NODES": "0,0,1,1"}}
-RANKS, VICTIM = 4, 1
+RANKS = 4
 TIMEOUT_S = 20
 """DCOLL_TIMEOUT: what nothing else notices ends then."""
 LIMIT_S = 120.0
@@ -39,13 +40,15 @@ class Cell:
     phase: str
     transport: str
     delay_s: float = 0.3
+    victim: int = 1
 
     def __str__(self) -> str:
-        return f"{self.fault}-{self.phase}-{self.transport}-{self.delay_s:.3f}"
+        return f"{self.fault}-{self.phase}-{self.transport}-{self.victim}-{self.delay_s:.3f}"
 
 
 def draw(dice: random.Random) -> Cell:
-    return Cell(dice.choice(FAULTS), dice.choice(PHASES), dice.choice(list(TRANSPORTS)), dice.uniform(0.0, 0.6))
+    where = dice.choice(FAULTS), dice.choice(PHASES), dice.choice(list(TRANSPORTS))
+    return Cell(*where, dice.uniform(0.0, 0.6), dice.randrange(RANKS))
 
 
 NOT_STARTED = "The PMIx server's listener thread failed to start"
@@ -67,7 +70,7 @@ def _run(cell: Cell) -> str:
         folder = Path(name)
         # Only the ranks of a backward need torch, to import which takes longer than all else.
         python = python_for(*map(str, range(RANKS))) if cell.phase == "backward" else (sys.executable,)
-        rank = [*python, str(HERE / "rank.py"), cell.phase, cell.fault, str(cell.delay_s), name]
+        rank = [*python, str(HERE / "rank.py"), cell.phase, cell.fault, str(cell.delay_s), name, str(cell.victim)]
         with open(folder / "output", "w+") as output:
             job = subprocess.Popen(
                 [find_mpirun(), *options, "-n", str(RANKS), *rank],
@@ -76,7 +79,7 @@ def _run(cell: Cell) -> str:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            expected = [rank for rank in range(RANKS) if rank != VICTIM or cell.fault == "STOP"]
+            expected = [rank for rank in range(RANKS) if rank != cell.victim or cell.fault == "STOP"]
             status = _wait(job, [folder / f"{rank}.json" for rank in expected])
             output.seek(0)
             words = output.read()[-3000:]
@@ -114,4 +117,12 @@ def _problem(cell: Cell, rank: int, file: Path) -> str:
         return "" if may_be_fine else f"rank {rank} noticed nothing"
     if told["how"] == "wrong" or cell.fault == "STOP":
         return f"rank {rank}: {told['text']}"
-    return "" if f"rank {VICTIM}" in told["text"] else f"rank {rank} does not name rank {VICTIM}: {told['text']}"
+    return "" if names(told["text"], cell.victim) else f"rank {rank} does not name rank {cell.victim}: {told['text']}"
+
+
+def names(text: str, victim: int) -> bool:
+    """Whether that is the rank at which it says to look: the first one, but for those that tell of others, as in
+    "rank 0: rank 1 (pid 7) died"; or the one of several that could not make its call."""
+    told_of = re.findall(r"\branks? (\d+)\b(?!:| left dcoll\.init\(\):)", text)
+    first = (told_of or re.findall(r"\brank (\d+)\b", text) or [""])[0]
+    return first == str(victim) or f"rank {victim} could not" in text

@@ -1,6 +1,6 @@
-"""One rank of a job that is hit by a fault: python rank.py PHASE FAULT DELAY_S FOLDER (see cells.py).
+"""One rank of a job that is hit by a fault: python rank.py PHASE FAULT DELAY_S FOLDER VICTIM (see cells.py).
 
-Rank 1 is hit after DELAY_S of the phase; each other rank leaves a file which says how the job ended for it.
+Rank VICTIM is hit after DELAY_S of the phase; each other rank leaves a file which says how the job ended for it.
 """
 
 import json
@@ -18,8 +18,8 @@ import numpy as np
 import dcoll as hvd
 
 PHASE, FAULT, DELAY_S, FOLDER = sys.argv[1], sys.argv[2], float(sys.argv[3]), Path(sys.argv[4])
-RANK, SIZE = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-VICTIM = 1
+RANK, SIZE = (int(os.environ.get(f"OMPI_COMM_WORLD_{what}") or os.environ[f"PMI_{what}"]) for what in ("RANK", "SIZE"))
+VICTIM = int(sys.argv[5])
 STOPPED_S, CALM_S, LONGEST_S = 1.0, 3.0, 60.0
 """How long a stopped rank stands, a job with one goes on, and one that ought to fail."""
 BEGIN = [time.monotonic()]
@@ -113,7 +113,7 @@ def backward() -> None:
 
 def process_set() -> None:
     hvd.init()
-    some = hvd.add_process_set([0, 1, 3])
+    some = hvd.add_process_set([rank for rank in range(SIZE) if rank != (VICTIM + 1) % SIZE])
     repeat(lambda: reduce(1000, process_set=some) if some.included() else None)
 
 
