@@ -217,7 +217,7 @@ OTHER_TESTS := $(addprefix tests/mpi/test_mpi_,$(addsuffix .py,collectives names
 
 test-others: build $(PEERS)/mpich/.installed  ## core and tests with clang (warnings are errors), then jobs under MPICH
 	CC=clang CXX=clang++ $(CMAKE) -B build/clang $(call WITH_PYTHON,clang) -DDCOLL_CUDA=0 -DCMAKE_UNITY_BUILD=OFF \
-		-DDCOLL_MPICC="$(CURDIR)/$(PEERS)/mpich/bin/mpicc"
+		-DDCOLL_MPICC="$(CURDIR)/$(PEERS)/mpich/bin/mpicc" -DDCOLL_UCX_ROOT="$(UCX_ROOT)"
 	$(BIN)/cmake --build build/clang
 	cd build/clang && $(CTEST)
 	$(BIN)/python tests/built.py build/clang -q $(OTHER_TESTS) -k 'not mpi4py' # which is the other MPI's

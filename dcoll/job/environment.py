@@ -69,13 +69,17 @@ def _nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+_LONGEST_S = 1e9  # as the core has it (settings.cc)
+
+
 def seconds(name: str) -> float:
-    """A setting that is a time, whether or not the core has read it; its default where it is no number."""
+    """A setting that is a time, whether or not the core has read it; its default where the core refuses it."""
     default, value = next((row[1], row[4]) for row in _C.settings() if row[0] == name)
     try:
-        return float(value)
+        found = float(value)
     except ValueError:
         return float(default)
+    return found if 0 < found <= _LONGEST_S else float(default)
 
 
 _said = False

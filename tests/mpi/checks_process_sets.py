@@ -372,6 +372,9 @@ def check_communicators_of_mpi4py() -> None:
     hvd.shutdown()
     by_parity = hvd.ProcessSet(parity)
     assert by_parity.mpi_comm is parity
+    for again in (parity, parity.Dup(), MPI.COMM_WORLD.Split(r % 2, -r)):
+        with pytest.raises(ValueError, match=r"process_sets with the ranks .* twice"):
+            hvd.init(process_sets=[by_parity, hvd.ProcessSet(again)])
     hvd.init(process_sets=[by_parity])
     alike = [k for k in range(n) if k % 2 == r % 2]
     assert by_parity.ranks == alike

@@ -139,6 +139,15 @@ def test_the_note_lists_all_of_horovods_variables_in_one_line(monkeypatch: pytes
     )
 
 
+@pytest.mark.parametrize("value", ["0", "-5", "nan", "inf", "soon", "1e10"])
+def test_a_time_that_the_core_refuses_ends_no_program(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read at a program's end, too, after an init() that failed because of it."""
+    monkeypatch.setenv("DCOLL_TIMEOUT", value)
+    assert environment.seconds("DCOLL_TIMEOUT") == 300
+    monkeypatch.setenv("DCOLL_TIMEOUT", "7.5")
+    assert environment.seconds("DCOLL_TIMEOUT") == 7.5
+
+
 def test_misspelt_settings_are_named() -> None:
     assert (
         environment.unknown_settings({"DCOLL_TIMEOUT": "3", "DCOLL_MPI": "0", "DCOLL_REQUIRE_GPU": "1", "PATH": "x"})
