@@ -182,6 +182,19 @@ def check_premul_sum() -> None:
         assert equal(mine, values(dtype, 4, dist.get_rank()) * dist.get_world_size() / 2), dtype
 
 
+def check_premul_sum_of_other_reductions() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    op = torch._C._distributed_c10d._make_nccl_premul_sum(0.5)
+    for dtype in FLOATS:
+        tensor, parts = mine_and_all(dtype, 17)
+        want = (sum(part.double() for part in parts) / 2).to(dtype)
+        dist.reduce(tensor, n - 1, op=op)
+        assert equal(tensor, want if r == n - 1 else parts[r]), dtype
+        mine = torch.empty(4, dtype=dtype)
+        dist.reduce_scatter(mine, [values(dtype, 4, rank) for rank in range(n)], op=op)
+        assert equal(mine, values(dtype, 4, r) * n / 2), dtype
+
+
 def check_sparse_all_reduce() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
     for way in WAYS:
@@ -285,7 +298,7 @@ def check_gather_and_scatter() -> None:
 
 def check_all_to_all() -> None:
     r, n = dist.get_rank(), dist.get_world_size()
-    for dtype in (*dtypes.REDUCED, *COMPLEX):
+    for dtype in MOVED:
         for rows in (0, 1, 3, 700):
             for way in WAYS:
                 send = torch.cat([filled(dtype, rows * 2, r * n + to + 1) for to in range(n)]).view(-1, 2)
