@@ -42,6 +42,7 @@ struct Shared {
 };
 
 struct Comm {
+  std::string name;
   int size = 0, rank = 0, calls = 0;
   Shared* shared = nullptr;
   std::byte* data = nullptr;
@@ -143,7 +144,7 @@ int ncclGetVersion(int* version) {
 }
 
 int ncclGetUniqueId(Id* id) {
-  const std::string name = "/dcoll-nccl-" + std::to_string(getpid()) + "-" + std::to_string(std::random_device()());
+  const std::string name = "/emulated-nccl-" + std::to_string(getpid()) + "-" + std::to_string(std::random_device()());
   std::memcpy(id->bytes.data(), name.c_str(), name.size() + 1);
   return kSuccess;
 }
@@ -159,6 +160,7 @@ int ncclCommInitRankConfig(void** comm, int size, Id id, int rank, void* /*confi
   close(file);
   if (at == MAP_FAILED) return kSystemError;
   auto made = std::make_shared<Comm>();
+  made->name = name;
   made->size = size;
   made->rank = rank;
   made->shared = static_cast<Shared*>(at);
@@ -170,6 +172,7 @@ int ncclCommInitRankConfig(void** comm, int size, Id id, int rank, void* /*confi
 
 int ncclCommAbort(void* comm) {
   of(comm).aborted.store(true);
+  shm_unlink(of(comm).name.c_str());  // not all have joined, or it is gone
   delete static_cast<Handle*>(comm);
   return kSuccess;
 }
