@@ -205,31 +205,6 @@ def check_mesh() -> None:
     assert sum_in(flat.get_group(), 1) == n
 
 
-def check_dozens_of_overlapping_groups() -> None:
-    """All there at once, among them axes of a mesh of three dimensions, with operations under way in each."""
-    r, n = dist.get_rank(), dist.get_world_size()
-    made: list[tuple[dist.ProcessGroup, list[int]]] = []
-    for first in range(n):
-        for length in range(2, n + 1):
-            for _ in range(6):
-                ranks = sorted((first + i) % n for i in range(length))
-                made.append((dist.new_group(ranks), ranks))
-    mesh = init_device_mesh("cpu", (n, 1, 1), mesh_dim_names=("a", "b", "c"))
-    made += [(mesh.get_group("a"), list(range(n))), (mesh.get_group("b"), [r]), (mesh.get_group("c"), [r])]
-    mine = [(group, ranks) for group, ranks in made if r in ranks]
-    tensors = [torch.tensor([float(r + i)]) for i in range(len(mine))]
-    works = [dist.all_reduce(t, group=g, async_op=True) for t, (g, _) in zip(tensors, mine, strict=True)]
-    for work in reversed(works):
-        work.wait()
-    # A group's number among this rank's differs from rank to rank, so what each rank adds is told by another sum.
-    for t, (group, ranks), i in zip(tensors, mine, range(len(mine)), strict=True):
-        total = torch.tensor([float(i)])
-        dist.all_reduce(total, group=group)
-        assert t.item() == sum(ranks) + total.item()
-    for group, _ in mine[: len(mine) - 3]:
-        dist.destroy_process_group(group)
-
-
 def check_split_group() -> None:
     """The group's own method, and torch's function from 2.15 on. Ranks are numbers in the group that is split."""
     r, n = dist.get_rank(), dist.get_world_size()

@@ -332,3 +332,18 @@ def check_consumption_of_batches() -> None:
     assert BATCH % 2 == 0
     assert BATCH % dist.get_world_size() == 0
     assert os.environ["WORLD_SIZE"] == str(dist.get_world_size())
+
+
+def check_dozens_of_overlapping_groups() -> None:
+    """All there at once, with operations under way in each; among them the axes of a mesh of three dimensions."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (n, 1, 1), mesh_dim_names=("a", "b", "c"))
+    parts = [sorted((first + i) % n for i in range(length)) for first in range(n) for length in range(2, n + 1)] * 6
+    made = [(mesh.get_group("a"), list(range(n))), (mesh.get_group("c"), [r])]
+    mine = [(group, ranks) for group, ranks in (*made, *((dist.new_group(p), p) for p in parts)) if r in ranks]
+    tensors = [torch.tensor([r + 0.5]) for _ in mine]
+    works = [dist.all_reduce(t, group=g, async_op=True) for t, (g, _) in zip(tensors, mine, strict=True)]
+    assert all(work.wait() for work in reversed(works))
+    assert [t.item() for t in tensors] == [sum(ranks) + 0.5 * len(ranks) for _, ranks in mine]
+    for group, _ in mine[2:]:
+        dist.destroy_process_group(group)

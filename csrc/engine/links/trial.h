@@ -1,6 +1,6 @@
-// Which of two ways is faster for calls of a size, found out by going both in turns. In full or encoded, where the cost
-// model's two predictions are too close for it to be believed: between hosts that are pretended on one machine, for one,
-// the links are copies by the cores that encode. Or by NCCL or in memory that ranks have opened.
+// Which of two ways is faster for calls of a size, found out by going both in turns. By NCCL, or in memory that ranks
+// have opened. In full, or encoded, where the cost model's two predictions are too close for it to be believed: between
+// hosts that are pretended on one machine, for one, the links are copies by the cores that encode.
 #pragma once
 
 #include <algorithm>
