@@ -8,6 +8,7 @@
 
 #include "base/thread_safety.h"
 #include "device/device.h"
+#include "device/symbol.h"
 #if DCOLL_CUDA
 #include "kernels/cuda.h"
 #include "kernels/cuda_status.h"
@@ -26,14 +27,6 @@ constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
 constexpr unsigned kPeerAccess = 1;   // cudaIpcMemLazyEnablePeerAccess
 
 class Runtime {
-  struct Symbol {
-    void* at;
-    template <typename Function>
-    operator Function*() const {  // NOLINT: what it is assigned to knows its type
-      return reinterpret_cast<Function*>(at);
-    }
-  };
-
  public:
   std::string missing;  // why there is no runtime; "" where there is one
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "base/settings.h"
+#include "device/symbol.h"
 
 namespace dcoll::device {
 namespace {
@@ -45,14 +46,6 @@ constexpr int op_of(ReduceOp op) {
 }
 
 class Library {
-  struct Symbol {
-    void* at;
-    template <typename Function>
-    operator Function*() const {  // NOLINT: what it is assigned to knows its type
-      return reinterpret_cast<Function*>(at);
-    }
-  };
-
  public:
   std::string missing;  // why there is none; "" where there is
 

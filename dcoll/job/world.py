@@ -227,8 +227,8 @@ def mpi_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Always True: collectives take CUDA tensors; CUDA's runtime is looked up when one comes. An all-reduce whose ranks
-    all share a node stays on the devices where they can reach each other; all else goes through host memory."""
+    """Always True: collectives take CUDA tensors; CUDA's runtime is looked up when one comes. What stays on
+    the devices, by NCCL or in memory that ranks open of each other, and what goes through host memory: docs/gpu.md."""
     return True
 
 

@@ -1,5 +1,6 @@
-// Collectives on memory of a device. An all-reduce between ranks whose devices reach each other's memory stays there;
-// everything else goes through the host (core/staging.h).
+// Collectives on memory of a device. What NCCL has goes by it, where each rank has a GPU of its own (by_nccl.h). An
+// all-reduce between ranks whose devices reach each other's memory stays there; everything else goes through the host
+// (core/staging.h).
 //
 //   bytes          how                                                                                       barriers
 //   up to 64 Ki    copied into memory that the others read; each rank reduces all of it into its result      1
