@@ -101,8 +101,9 @@ class Handle:
         timeout in seconds; negative: no limit beyond the core's own deadline (DCOLL_TIMEOUT). When it passes,
         TimeoutError is raised and the collective goes on: wait again.
         """
-    def output(self) -> Buffer:
-        """Ragged collectives (allgather, alltoall): the received bytes, in rank order. After wait()."""
+    def output(self) -> Buffer | None:
+        """Ragged collectives (allgather, alltoall): the received bytes, in rank order; None: they are in the memory
+        that the caller gave, whose size was right. After wait()."""
     def counts(self) -> list[int]:
         """Ragged collectives: rows received from each rank. After wait()."""
     source: int

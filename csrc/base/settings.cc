@@ -42,7 +42,7 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_COMPRESS_LOCAL", "0", "0, 1",
                 "1: compress inside a node too, and tensors of any size. For tests and studies"},
     SettingInfo{"DCOLL_GPU_ENGINE", "auto", "auto, dcoll, nccl, host",
-                "who reduces GPU tensors. host: host memory. dcoll: GPU memory if all ranks of a node can open each "
+                "who moves and reduces GPU tensors. host: host memory. dcoll: GPU memory if all ranks of a node can open each "
                 "other's (tested at the first GPU tensor), else host memory. nccl: NCCL. auto: NCCL if each rank has "
                 "a GPU of its own, unless dcoll is faster; else as dcoll"},
     SettingInfo{"DCOLL_NCCL", "", "a file, empty = torch's", "NCCL's library"},

@@ -55,10 +55,6 @@ class Handle {
   }
   std::shared_ptr<Memory> output() const {
     check_finished();
-    if (operation_->output == nullptr) {
-      throw ArgumentError(operation_->request.describe() +
-                          " has no output of its own: it wrote to the caller's memory.");
-    }
     return operation_->output;
   }
   std::vector<int64_t> counts() const {

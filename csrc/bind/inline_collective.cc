@@ -104,7 +104,7 @@ class CollectiveCall {
       shape.dims[0] = shape.dims[0] / size + (core_.rank() < shape.dims[0] % size);
       same_shape = false;
     }
-    if (self_.kind == Kind::kAllGather || self_.kind == Kind::kAllToAll) {
+    if (is_ragged(self_.kind)) {
       call_.out_bytes = source_.bytes() * (same_shape ? 1 : core_.size());
       if (call_.out_bytes == 0) return false;
     }

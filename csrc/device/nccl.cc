@@ -76,6 +76,11 @@ class Library {
   Result (*all_reduce)(const void*, void*, size_t, int, int, Comm, Stream) = find("ncclAllReduce");
   Result (*reduce_scatter)(const void*, void*, size_t, int, int, Comm, Stream) = find("ncclReduceScatter");
   Result (*broadcast)(const void*, void*, size_t, int, int, Comm, Stream) = find("ncclBroadcast");
+  Result (*all_gather)(const void*, void*, size_t, int, Comm, Stream) = find("ncclAllGather");
+  Result (*send)(const void*, size_t, int, int, Comm, Stream) = find("ncclSend");
+  Result (*receive)(void*, size_t, int, int, Comm, Stream) = find("ncclRecv");
+  Result (*begin_group)() = find("ncclGroupStart");
+  Result (*end_group)() = find("ncclGroupEnd");
   const char* (*error_text)(Result) = find("ncclGetErrorString");
   const char* (*last_error)(Comm) = find("ncclGetLastError");
 
@@ -135,6 +140,19 @@ void Nccl::call(const char* what, const Call& begin) {
   check(result, what);
 }
 
+// What one of them says is the group's; the group must end all the same.
+template <typename Calls>
+void Nccl::group(const char* what, const Calls& begin) {
+  call(what, [&] {
+    Result first = library().begin_group();
+    begin([&](Result result) {
+      if (first == kSuccess || first == kInProgress) first = result;
+    });
+    const Result last = library().end_group();
+    return first == kSuccess || first == kInProgress ? last : first;
+  });
+}
+
 bool Nccl::settled() {
   Result state = kSuccess;
   check(library().async_error(comm_, &state), "ncclCommGetAsyncError");
@@ -154,6 +172,25 @@ void Nccl::reduce_scatter(const void* in, void* out, size_t count, DType dtype, 
 
 void Nccl::broadcast(const void* in, void* out, size_t bytes, int root, Stream stream) {
   call("ncclBroadcast", [&] { return library().broadcast(in, out, bytes, kBytes, root, comm_, stream); });
+}
+
+void Nccl::all_gather(const void* in, void* out, size_t bytes, Stream stream) {
+  call("ncclAllGather", [&] { return library().all_gather(in, out, bytes, kBytes, comm_, stream); });
+}
+
+void Nccl::all_to_all(const void* in, void* out, std::span<const size_t> send, std::span<const size_t> receive,
+                      Stream stream) {
+  const auto* from = static_cast<const std::byte*>(in);
+  auto* to = static_cast<std::byte*>(out);
+  group("ncclSend and ncclRecv", [&](const auto& note) {
+    for (size_t peer = 0; peer < send.size(); ++peer) {
+      const int rank = static_cast<int>(peer);
+      if (send[peer] > 0) note(library().send(from, send[peer], kBytes, rank, comm_, stream));
+      if (receive[peer] > 0) note(library().receive(to, receive[peer], kBytes, rank, comm_, stream));
+      from += send[peer];
+      to += receive[peer];
+    }
+  });
 }
 
 void Nccl::abort() noexcept {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstddef>
+#include <span>
 #include <string>
 
 #include "base/types.h"
@@ -43,6 +44,11 @@ class Nccl {
   // count: elements of each rank's share.
   void reduce_scatter(const void* in, void* out, size_t count, DType dtype, ReduceOp op, Stream stream);
   void broadcast(const void* in, void* out, size_t bytes, int root, Stream stream);
+  // bytes: of each rank.
+  void all_gather(const void* in, void* out, size_t bytes, Stream stream);
+  // Bytes for each rank, and from each.
+  void all_to_all(const void* in, void* out, std::span<const size_t> send, std::span<const size_t> receive,
+                  Stream stream);
   // What is in streams ends, wherever the others are. Nothing may be begun any more.
   void abort() noexcept;
 
@@ -50,6 +56,9 @@ class Nccl {
   void check(int result, const char* what);
   template <typename Call>
   void call(const char* what, const Call& begin);
+  // Several calls as one.
+  template <typename Calls>
+  void group(const char* what, const Calls& begin);
 
   Device& device_;
   void* comm_ = nullptr;

@@ -18,7 +18,7 @@ def empty(shape: int | Sequence[int], dtype: Any = None, device: Any = None) -> 
     """A tensor, at first of zeros, in memory that the ranks of this node can read: collectives on it copy nothing.
 
     dtype: a torch.dtype (torch.float32 if it is None) gives a torch.Tensor, a NumPy dtype a numpy.ndarray.
-    device: "cpu" if it is None. "cuda", "cuda:1" or the like: memory of that GPU, in which all-reduces work in place
+    device: "cpu" if it is None. "cuda", "cuda:1" or the like: memory of that GPU, in which collectives work in place
         where the ranks' GPUs reach each other (docs/gpu.md).
     """
     sizes = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)

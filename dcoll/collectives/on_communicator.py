@@ -4,6 +4,7 @@ job.
 Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
 """
 
+import contextlib
 import math
 import operator
 from collections.abc import Iterable
@@ -153,11 +154,18 @@ def allgather(comm: Lane, tensor: Any, name: str, of: str = "") -> Handle:
     """of: what the rows stand for, the same on all ranks."""
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
+    out, args = _allgather_args(comm, kind, source)
+    core = kind.on(comm, source).allgather(*args[:4], name, *args[4:], group=of)
+    return Handle(core, (source, out), lambda done: _rows(kind, out, done.output(), source, done.counts()), None)
+
+
+def _allgather_args(comm: Lane, kind: Kind, source: Any) -> tuple[Any, tuple[int, int, int, int, int, int, Any]]:
+    """A result, if ranks bring as many rows as this one, as they mostly do; and what the core takes but the name."""
     rows = rows_of(source, "allgather")
-    core = kind.on(comm, source).allgather(
-        kind.address(source), rows, _row_bytes(source), code_of(source.dtype), name, row_dims=source.shape[1:], group=of
-    )
-    return Handle(core, source, lambda done: _wrap_rows(kind, done.output(), source, done.counts()), None)
+    row_bytes = _row_bytes(source)
+    guess = rows * comm.size
+    out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
+    return out, (kind.address(source), rows, row_bytes, code_of(source.dtype), address, nbytes, source.shape[1:])
 
 
 _GUESS_BYTES = 128 << 10  # up to here a tensor of ours is cheaper than wrapping memory of the core
@@ -169,10 +177,12 @@ def _row_bytes(tensor: Any) -> int:
 
 
 def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, int]:
-    """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay."""
-    if 0 < nbytes <= _GUESS_BYTES and not kind.on_device(source):
-        out = kind.new_empty(source, (rows, *source.shape[1:]))
-        return out, kind.address(out), nbytes
+    """A result of `rows` rows, its address and size; or None, 0, 0 where guessing does not pay. On a device it always
+    does: what the core makes is in the host's memory."""
+    if nbytes > 0 and (nbytes <= _GUESS_BYTES or kind.on_device(source)):
+        with contextlib.suppress(RuntimeError):  # out of memory, which the right size may not be
+            out = kind.new_empty(source, (rows, *source.shape[1:]))
+            return out, kind.address(out), nbytes
     return None, 0, 0
 
 
@@ -185,20 +195,17 @@ def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) ->
     return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]), source)
 
 
+def _rows(kind: Kind, guess: Any, output: _C.Buffer | None, source: Any, counts: list[int]) -> Any:
+    """The guess, where the core has used it."""
+    return guess if output is None else _wrap_rows(kind, output, source, counts)
+
+
 def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
-    rows = rows_of(source, "allgather")
-    row_bytes = _row_bytes(source)
-    # Ranks mostly bring as many rows as this one.
-    guess = rows * comm.size
-    out, address, nbytes = _guess(kind, source, guess, guess * row_bytes)
-    code = code_of(source.dtype)
-    row_dims = source.shape[1:]
-    output, counts = kind.on(comm, source).allgather_sync(
-        kind.address(source), rows, row_bytes, code, name, address, nbytes, row_dims
-    )
-    return out if output is None else _wrap_rows(kind, output, source, counts)
+    out, args = _allgather_args(comm, kind, source)
+    output, counts = kind.on(comm, source).allgather_sync(*args[:4], name, *args[4:])
+    return _rows(kind, out, output, source, counts)
 
 
 def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
@@ -230,38 +237,40 @@ def _reducescatter_args(
 
 
 def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -> Handle:
-    kind = KINDS.get(type(tensor)) or kind_of(tensor)
-    source = kind.dense(tensor)
-    rows = rows_of(source, "alltoall")
-    send = splits_of(comm, rows, splits)
-    core = kind.on(comm, source).alltoall(
-        kind.address(source), send, _row_bytes(source), code_of(source.dtype), name, row_dims=source.shape[1:]
-    )
+    kind, source, out, args = _alltoall_args(comm, tensor, splits)
 
     def finish(done: _C.Handle) -> Any:
         counts = done.counts()
-        out = _wrap_rows(kind, done.output(), source, counts)
-        return out if splits is None else (out, kind.counts(counts))
+        result = _rows(kind, out, done.output(), source, counts)
+        return result if splits is None else (result, kind.counts(counts))
 
-    return Handle(core, source, finish, None)
+    return Handle(kind.on(comm, source).alltoall(*args[:4], name, *args[4:]), (source, out), finish, None)
 
 
 def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
+    kind, source, out, args = _alltoall_args(comm, tensor, splits)
+    output, counts = kind.on(comm, source).alltoall_sync(*args[:4], name, *args[4:])
+    result = _rows(kind, out, output, source, counts)
+    return result if splits is None else (result, kind.counts(counts))
+
+
+def _alltoall_args(
+    comm: Lane, tensor: Any, splits: Iterable[int] | None
+) -> tuple[Kind, Any, Any, tuple[int, list[int], int, int, int, int, Any]]:
+    """The dense operand; a result, if as many rows come back, as what is shared evenly does; and what the core takes
+    but the name."""
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
     source = kind.dense(tensor)
     rows = rows_of(source, "alltoall")
     send = splits_of(comm, rows, splits)
     row_bytes = _row_bytes(source)
-    # What is shared evenly comes back as many rows.
     out, address, nbytes = _guess(kind, source, rows, rows * row_bytes)
-    code = code_of(source.dtype)
-    row_dims = source.shape[1:]
-    output, counts = kind.on(comm, source).alltoall_sync(
-        kind.address(source), send, row_bytes, code, name, address, nbytes, row_dims
+    return (
+        kind,
+        source,
+        out,
+        (kind.address(source), send, row_bytes, code_of(source.dtype), address, nbytes, source.shape[1:]),
     )
-    if output is not None:
-        out = _wrap_rows(kind, output, source, counts)
-    return out if splits is None else (out, kind.counts(counts))
 
 
 def splits_of(comm: Lane, rows: int, splits: Iterable[int] | None) -> list[int]:

@@ -282,7 +282,7 @@ print(n, nccl, ", ".join(apart), sep=";")
 
 
 def between_gpus() -> Finding | None:
-    """Whether all-reduces can stay on the GPUs of this machine; None: torch sees none, or cannot say."""
+    """Whether collectives can stay on the GPUs of this machine; None: torch sees none, or cannot say."""
     status, text = ask_python(_ASK_TORCH)
     answer = last_line(text).split(";")
     if status != 0 or len(answer) != 3 or answer[0] == "0":
@@ -292,7 +292,7 @@ def between_gpus() -> Finding | None:
     if apart:
         return note(
             "between GPUs", f"{found}; no access from {apart}",
-            "All-reduces of CUDA tensors then go through host memory: let the ranks use GPUs that reach each other "
+            "Collectives of CUDA tensors then go through host memory: let the ranks use GPUs that reach each other "
             "(nvidia-smi topo -p2p r), by CUDA_VISIBLE_DEVICES and torch.cuda.set_device(dcoll.local_rank()).",
         )  # fmt: skip
     return fine("between GPUs", f"{found}; each reaches the others' memory" if count != "1" else found)

@@ -184,12 +184,22 @@ TEST(memory_that_cannot_be_shown_is_copied) {
   CHECK(hidden.is(7) && other.is(7));
 }
 
+Request gather_of(const Operand& one) {
+  Request request = one.request();
+  request.kind = Kind::kAllGather;
+  request.row_elems = sizeof(float);
+  request.out = nullptr;
+  return request;
+}
+
 // A stray write of rank 1 has changed what it posted.
-void expect_damaged(const std::function<void(BoardEntry::Post&)>& damage, const std::string& text) {
+void expect_damaged(
+    const std::function<void(BoardEntry::Post&)>& damage, const std::string& text,
+    Request (*request_of)(const Operand&) = [](const Operand& one) { return one.request(); }) {
   auto world = connect_threads(2, test_settings());
   const Operand ones[2] = {Operand(1), Operand(2)};
   on_threads(2, [&](int rank) { reduce(*world[static_cast<size_t>(rank)], ones[rank].request()); });
-  const auto other = world[1]->submit(ones[1].request());
+  const auto other = world[1]->submit(request_of(ones[1]));
   BoardEntry& posts = world[0]->members().window->board(1);
   const auto newest = [&]() -> BoardEntry::Record& {
     return posts.record[posts.record[1].ticket > posts.record[0].ticket];
@@ -197,7 +207,7 @@ void expect_damaged(const std::function<void(BoardEntry::Post&)>& damage, const 
   const uint64_t before = newest().ticket;
   while (newest().ticket == before) world[1]->poll(*other);
   damage(newest().post);
-  CHECK_THROWS(reduce(*world[0], ones[0].request()), TransportError, text);
+  CHECK_THROWS(reduce(*world[0], request_of(ones[0])), TransportError, text);
   CHECK_THROWS(world[1]->wait(*other), Error, "damaged");
   for (const auto& rank : world) rank->fail("the test is over");
 }
@@ -208,6 +218,17 @@ TEST(places_that_a_rank_cannot_have_meant) {
     expect_damaged([&](BoardEntry::Post& post) { post.offset_in = damage; }, "rank 1 ");
     expect_damaged([&](BoardEntry::Post& post) { post.offset_out = damage; }, "rank 1 ");
   }
+}
+
+TEST(rows_that_a_rank_cannot_have) {
+  for (const uint64_t rows : {uint64_t{1} << 62, (uint64_t{1} << 47) - 1}) {
+    expect_damaged([&](BoardEntry::Post& post) { post.offset_out = rows; },
+                   "rank 1 tells of " + std::to_string(rows) + " rows of 4 bytes", gather_of);
+  }
+  constexpr uint64_t kFar = uint64_t{1} << 40;
+  expect_damaged([&](BoardEntry::Post& post) { post.offset_out = kFar; },
+                 " posted " + std::to_string(4 * kFar) + " bytes", gather_of);
+  expect_damaged([&](BoardEntry::Post& post) { post.offset_in = uint64_t{200} << 48; }, "rank 1 ", gather_of);
 }
 
 TEST(segments_that_a_rank_cannot_have) {

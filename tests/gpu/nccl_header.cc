@@ -17,6 +17,10 @@ static_assert(takes<decltype(ncclAllReduce), In, void*, size_t, ncclDataType_t, 
 static_assert(
     takes<decltype(ncclReduceScatter), In, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t>);
 static_assert(takes<decltype(ncclBroadcast), In, void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t>);
+static_assert(takes<decltype(ncclAllGather), In, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t>);
+static_assert(takes<decltype(ncclSend), In, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t>);
+static_assert(takes<decltype(ncclRecv), void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t>);
+static_assert(takes<decltype(ncclGroupStart)> && takes<decltype(ncclGroupEnd)>);
 static_assert(std::is_same_v<decltype(ncclGetErrorString), const char*(ncclResult_t)>);
 static_assert(std::is_same_v<decltype(ncclGetLastError), const char*(ncclComm_t)>);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import checks_device
 import checks_device_memory
 import checks_device_models
+import checks_device_pull
 import checks_nccl
 import checks_torch_device
 import presence
@@ -35,6 +36,22 @@ def test_device(engine: str, n: int, module: str, check: str) -> None:
 def test_nccl(engine: str, n: int, check: str) -> None:
     presence.require(n)
     expect(run_checks("checks_nccl", n, (("DCOLL_GPU_ENGINE", engine), ("CHECKS_GPU", "own"))), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_pull))
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(("engine", "way"), [("dcoll", "device, pull"), ("host", "")])
+def test_pulls(engine: str, way: str, n: int, check: str) -> None:
+    presence.require()
+    expect(run_checks("checks_device_pull", n, (("DCOLL_GPU_ENGINE", engine), ("CHECKS_WAY", way))), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_pull))
+@pytest.mark.parametrize("n", [2, 3])
+def test_pulls_by_nccl(n: int, check: str) -> None:
+    presence.require(n)
+    env = ("DCOLL_GPU_ENGINE", "nccl"), ("CHECKS_GPU", "own"), ("CHECKS_WAY", "NCCL")
+    expect(run_checks("checks_device_pull", n, env), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_models))

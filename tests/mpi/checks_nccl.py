@@ -34,9 +34,10 @@ def check_which_way_it_takes() -> None:
     hvd.broadcast_(shared, 0)  # by which it is found out
     assert way(lambda: hvd.broadcast_(shared, 0)) == BY
     assert way(lambda: hvd.reducescatter(shared, op=hvd.Sum)) == BY
-    assert way(lambda: hvd.allgather(shared)) == set()
-    assert way(lambda: hvd.alltoall(shared)) == set()
     assert way(lambda: hvd.reducescatter(shared[: 12 * n - 1], op=hvd.Sum)) == set()  # shares differ
+    assert way(lambda: hvd.allgather(shared[: 12 * n - hvd.rank()])) == set()
+    uneven = torch.tensor([12 * n - n + 1, *[1] * (n - 1)])  # rank 0 gets most, and the others less than they send
+    assert way(lambda: hvd.alltoall(shared, uneven)) == set()
     assert n == 3 or way(lambda: hvd.allreduce_(shared, op=hvd.Adasum)) == set()
     if DEMANDED or SEVERAL_NODES:
         for _ in range(10):
@@ -95,30 +96,6 @@ def check_averages_and_scales() -> None:
             here = one.clone()
             hvd.allreduce_(here, op=hvd.Sum, prescale_factor=2.0)
             assert torch.equal(here, want * n * 2)
-
-
-def check_broadcasts() -> None:
-    for dtype in (torch.float32, torch.bool, torch.int16, torch.bfloat16):
-        for root in range(hvd.size()):
-            for count in (0, 1, 300_001):
-                one = (torch.arange(count, device=DEVICE) % 5 + hvd.rank()).to(dtype)
-                want = (torch.arange(count, device=DEVICE) % 5 + root).to(dtype)
-                assert torch.equal(hvd.broadcast(one, root), want)
-                hvd.broadcast_(one, root)
-                assert torch.equal(one, want)
-
-
-def check_reduce_scatters() -> None:
-    n, rank = hvd.size(), hvd.rank()
-    for rows, width in ((n, 3), (4 * n, 50_001), (4 * n - 1, 2)):
-        one = filled(rows * width, torch.float32, shared=False).view(rows, width)
-        want = expected(rows * width, torch.float32, total).view(rows, width)
-        first = [r * (rows // n) + min(r, rows % n) for r in range(n + 1)]
-        mine = want[first[rank] : first[rank + 1]]
-        assert torch.equal(hvd.reducescatter(one, op=hvd.Sum), mine)
-        assert torch.equal(hvd.reducescatter(one * n), mine)
-        assert torch.equal(hvd.reducescatter(one, op=hvd.Sum, postscale_factor=0.5), mine * 0.5)
-        assert torch.equal(hvd.reducescatter(one, op=hvd.Sum, prescale_factor=0.5), mine * 0.5)
 
 
 def check_many_at_once_and_by_name() -> None:

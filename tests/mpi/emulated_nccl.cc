@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -36,9 +37,17 @@ using dcoll::ReduceOp;
 constexpr int kSuccess = 0, kSystemError = 2, kRemoteError = 6, kInProgress = 7;
 constexpr size_t kChunk = size_t{1} << 20;
 
+// A piece of a message from one rank to another; left: of the message, this piece included. 0: there is none.
+struct Slot {
+  std::atomic<size_t> left;
+  std::array<std::byte, 64 << 10> data;
+};
 struct Shared {
+  static constexpr int kMostRanks = 8;
   std::atomic<int> joined;
   std::atomic<uint64_t> arrived;
+  std::array<Slot, size_t{kMostRanks} * kMostRanks> slots;
+  Slot& slot(int from, int to) { return slots.at(static_cast<size_t>(from * kMostRanks + to)); }
 };
 
 struct Comm {
@@ -84,6 +93,47 @@ ReduceOp op_of(int op) {
 }
 
 using Take = std::function<void(Comm&, std::byte* out, size_t bytes)>;
+using Kernel = std::function<void(Comm&)>;
+
+// The messages of a group, which are sent at once.
+struct Message {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  size_t send = 0, receive = 0;
+};
+struct Group {
+  bool open = false;
+  void *comm = nullptr, *stream = nullptr;
+  std::map<int, Message> messages;  // by peer
+};
+thread_local Group group;
+
+// All of them at once, in pieces; without the ranks that none is for.
+void exchange(Comm& comm, std::map<int, Message> messages) {
+  const auto done = [](const auto& one) { return one.second.send == 0 && one.second.receive == 0; };
+  while (!std::ranges::all_of(messages, done) && !comm.aborted.load()) {
+    for (auto& [peer, message] : messages) {
+      Slot& out = comm.shared->slot(comm.rank, peer);
+      if (message.send > 0 && out.left.load() == 0) {
+        const size_t bytes = std::min(out.data.size(), message.send);
+        std::memcpy(out.data.data(), message.from, bytes);
+        out.left.store(message.send);
+        message.from += bytes;
+        message.send -= bytes;
+      }
+      Slot& in = comm.shared->slot(peer, comm.rank);
+      const size_t left = message.receive > 0 ? in.left.load() : 0;
+      if (left == 0) continue;
+      if (left != message.receive) std::abort();  // the ranks do not agree on how long it is
+      const size_t bytes = std::min(in.data.size(), left);
+      std::memcpy(message.to, in.data.data(), bytes);
+      in.left.store(0);
+      message.to += bytes;
+      message.receive -= bytes;
+    }
+    std::this_thread::yield();
+  }
+}
 
 // Every rank shows a part of `bytes`; out: what take() writes, null where this rank has none of it.
 bool by_chunks(Comm& comm, const std::byte* in, std::byte* out, size_t bytes, const Take& take) {
@@ -109,7 +159,7 @@ Take reduction(int type, int op) {
   };
 }
 
-int begin(void* handle, void* stream, std::function<void(Comm&)> kernel) {
+int begin(void* handle, void* stream, Kernel kernel) {
   const Handle comm = *static_cast<Handle*>(handle);
   if (comm->not_begun) return kSystemError;  // a call before the last one has settled
   const Failure fails = failure();
@@ -209,6 +259,49 @@ int ncclBroadcast(const void* in, void* out, size_t count, int type, int root, v
     by_chunks(self, from, static_cast<std::byte*>(out), bytes,
               [root](Comm& one, std::byte* to, size_t length) { std::memcpy(to, one.chunk(root), length); });
   });
+}
+
+int ncclAllGather(const void* in, void* out, size_t count, int type, void* comm, void* stream) {
+  const size_t bytes = count * dcoll::dtype_bytes(dtype_of(type));
+  return begin(comm, stream, [=](Comm& self) {
+    for (int root = 0; root < self.size; ++root) {
+      const auto* const from = self.rank == root ? static_cast<const std::byte*>(in) : nullptr;
+      const auto take = [root](Comm& one, std::byte* to, size_t length) { std::memcpy(to, one.chunk(root), length); };
+      if (!by_chunks(self, from, static_cast<std::byte*>(out) + static_cast<size_t>(root) * bytes, bytes, take)) return;
+    }
+  });
+}
+
+int ncclSend(const void* from, size_t count, int type, int peer, void* comm, void* stream) {
+  if (!group.open) return kSystemError;  // it would wait for its receive
+  group.comm = comm;
+  group.stream = stream;
+  group.messages[peer].from = static_cast<const std::byte*>(from);
+  group.messages[peer].send = count * dcoll::dtype_bytes(dtype_of(type));
+  return kSuccess;
+}
+
+int ncclRecv(void* to, size_t count, int type, int peer, void* comm, void* stream) {
+  if (!group.open) return kSystemError;
+  group.comm = comm;
+  group.stream = stream;
+  group.messages[peer].to = static_cast<std::byte*>(to);
+  group.messages[peer].receive = count * dcoll::dtype_bytes(dtype_of(type));
+  return kSuccess;
+}
+
+int ncclGroupStart() {
+  if (group.open) return kSystemError;
+  group = {};
+  group.open = true;
+  return kSuccess;
+}
+
+int ncclGroupEnd() {
+  if (!group.open) return kSystemError;
+  const Group all = std::exchange(group, {});
+  if (all.comm == nullptr) return kSuccess;
+  return begin(all.comm, all.stream, [messages = all.messages](Comm& self) { exchange(self, messages); });
 }
 
 const char* ncclGetErrorString(int result) {

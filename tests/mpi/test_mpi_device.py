@@ -9,6 +9,7 @@ import checks_compression
 import checks_device
 import checks_device_memory
 import checks_device_models
+import checks_device_pull
 import checks_names
 import checks_optimizer
 import checks_optimizer_options
@@ -45,6 +46,13 @@ BOTH = [(module.__name__, check) for module in (checks_device, checks_device_mem
 def test_device(n: int, transport: str, engine: str, module: str, check: str) -> None:
     env = ("DCOLL_TRANSPORT", transport), ("DCOLL_GPU_ENGINE", engine)
     expect(run_checks(module, n, (*EMULATED, *env)), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_pull))
+@pytest.mark.parametrize(("n", "engine", "way"), [(3, "auto", "device, pull"), (2, "host", "")], ids=str)
+def test_pulls(n: int, engine: str, way: str, check: str) -> None:
+    env = ("DCOLL_GPU_ENGINE", engine), ("CHECKS_WAY", way)
+    expect(run_checks("checks_device_pull", n, (*EMULATED, *env)), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_models))

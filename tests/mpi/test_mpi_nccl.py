@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import checks_device
+import checks_device_pull
 import checks_nccl
 import checks_optimizer
 import checks_process_sets
@@ -43,6 +44,12 @@ def on_emulated(nccl: Path, *more: tuple[str, str]) -> tuple[tuple[str, str], ..
 @pytest.mark.parametrize(("n", "env"), LAYOUTS, ids=str)
 def test_nccl(nccl: Path, n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_nccl", n, on_emulated(nccl, *env)), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_pull))
+@pytest.mark.parametrize(("n", "env"), [LAYOUTS[1], LAYOUTS[3]], ids=str)
+def test_pulls(nccl: Path, n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_device_pull", n, on_emulated(nccl, ("CHECKS_WAY", "NCCL"), *env)), check)
 
 
 OF_DEVICES_TOO = [

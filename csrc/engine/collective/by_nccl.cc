@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/ranks_text.h"
+#include "engine/collective/by_schedule.h"
 #include "engine/collective/handshake.h"
 #include "engine/collective/mismatch.h"
 #include "engine/collective/on_device.h"
@@ -170,9 +172,15 @@ Task meet(Fabric& f, Staging& staging, int number) {
   tell(f, LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));
 }
 
-void begin(NcclState& nccl, const Request& r, int size, device::Device& device, device::Stream stream) {
+void begin(NcclState& nccl, const Operation& op, int size, device::Device& device, device::Stream stream) {
+  const Request& r = op.request;
   const Call call = r.call();
   const void* in = r.in;
+  if (r.kind == Kind::kAllGather) return nccl.comm->all_gather(r.in, r.out, r.bytes(), stream);
+  if (r.kind == Kind::kAllToAll) {
+    const std::vector<size_t> sent = bytes_of_rows({r.splits.begin(), r.splits.end()}, r.row_elems);
+    return nccl.comm->all_to_all(r.in, r.out, sent, bytes_of_rows(op.counts, r.row_elems), stream);
+  }
   if (r.kind == Kind::kBroadcast) return nccl.comm->broadcast(r.in, r.out, r.bytes(), r.root, stream);
   if (r.kind == Kind::kReduceScatter) {
     const size_t share = r.count / static_cast<size_t>(size) * r.row_elems;
@@ -191,6 +199,19 @@ void scale_result(const Request& r, int size, device::Device& device, device::St
   if (reduces(r.kind) && factor != 1.0) {
     device.scale(r.out, r.out, r.count / ranks * r.row_elems, r.dtype, factor, stream);
   }
+}
+
+// How many rows come from whom; whether every rank has room for just that, and all bring as many to a gather.
+Task learn_sizes(Fabric& f, Operation& op, bool& all_fit) {
+  const Request& r = op.request;
+  co_await exchange_counts(f, op);
+  const std::vector<size_t> bytes = bytes_of_rows(op.counts, r.row_elems);
+  const size_t total = std::reduce(bytes.begin(), bytes.end());
+  const bool even = std::ranges::adjacent_find(bytes, std::not_equal_to<>()) == bytes.end();
+  const bool fits_here = r.out != nullptr && total == r.out_bytes && (even || r.kind == Kind::kAllToAll);
+  RecordExchange fits(f, uint8_t{fits_here});
+  co_await fits.executor;
+  all_fit = std::ranges::all_of(fits.all, [](uint8_t one) { return one != 0; });
 }
 
 // After an all-reduce of which both ways are timed, on every rank. What counts is how long calls take on all of them.
@@ -223,7 +244,7 @@ bool is_timed(const Fabric& f, const Call& call) {
 
 bool nccl_has(const Call& call, int size) {
   if (call.device == device::kHost || call.encoding || call.packed) return false;
-  if (call.kind == Kind::kBroadcast) return true;
+  if (call.kind == Kind::kBroadcast || is_ragged(call.kind)) return true;
   const bool scales = call.prescale != 1.0 || scale_after(call, size) != 1.0;
   if (!reduces(call.kind) || !device::nccl_reduces(call.dtype, nccl_op(call)) ||
       (scales && !device::device_of(call.device).has_kernels())) {
@@ -268,6 +289,14 @@ Task by_nccl(Fabric& f, Operation& op) {
       co_return;
     }
   }
+  if (is_ragged(r.kind)) {
+    bool all_fit = false;
+    co_await learn_sizes(f, op, all_fit);
+    if (!all_fit) {
+      co_await in_opened_memory(f, op);
+      co_return;
+    }
+  }
   op.phases.enter(Phase::kMove);
   op.phases.name_algorithm("NCCL");
   const bool timed = is_timed(f, r.call());
@@ -276,7 +305,7 @@ Task by_nccl(Fabric& f, Operation& op) {
   staging.use(nccl.stream);
   staging.set_shown(true);
   staging.put([&](device::Device& device, device::Stream stream) {
-    or_abort(nccl, [&] { begin(nccl, r, f.size, device, stream); });
+    or_abort(nccl, [&] { begin(nccl, op, f.size, device, stream); });
   });
   co_await begun;
   // Its event is behind what NCCL has begun by now.

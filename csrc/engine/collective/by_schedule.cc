@@ -30,29 +30,6 @@ Fabric::Fastest choose_algorithm(Fabric& f, const Request& r) {
   return f.fastest(Collective::kAllReduce, r.count * dtype_bytes(r.dtype));
 }
 
-std::vector<size_t> split_rows(size_t rows, int size, size_t row_elems) {
-  const Layout layout = Layout::even(rows, size);
-  std::vector<size_t> lengths;
-  for (int rank = 0; rank < size; ++rank) lengths.push_back(layout.chunk(rank).len * row_elems);
-  return lengths;
-}
-
-// Rows of each rank, as it told them, in bytes.
-std::vector<size_t> scaled(const std::vector<int64_t>& counts, size_t factor) {
-  constexpr size_t kMost = size_t{1} << 47;  // more than any process can address, and sums of it do not overflow
-  std::vector<size_t> lengths;
-  for (const int64_t count : counts) {
-    size_t& length = lengths.emplace_back();
-    const auto rows = static_cast<size_t>(count);
-    if (rows > kMost || __builtin_mul_overflow(rows, factor, &length) || length > kMost) {
-      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) +
-                           " rows of " + std::to_string(factor) +
-                           " bytes, more than any memory holds. Run the same dcoll version on every rank");
-    }
-  }
-  return lengths;
-}
-
 // The schedule and the buffers of the data phase. Allocates the result of ragged collectives, whose sizes are known
 // now.
 struct DataPhase {
@@ -99,7 +76,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
       break;
     case Kind::kReduceScatter: {
       use(f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)));
-      const std::vector<size_t> lengths = r.splits.empty() ? split_rows(r.count, f.size, r.row_elems) : r.splits;
+      const std::vector<size_t> lengths = r.shares(f.size);
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;
@@ -109,7 +86,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
     case Kind::kAllGather: {
-      const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      const std::vector<size_t> lengths = bytes_of_rows(op.counts, r.row_elems);
       use(f.fastest(Collective::kAllGather, std::reduce(lengths.begin(), lengths.end())));
       b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
       b.input_layout = Layout::of({lengths[f.rank]});
@@ -118,9 +95,9 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     }
     case Kind::kAllToAll: {
       use({&plan::algorithm_of(Collective::kAllToAll, Family::kPairwise), f.slice_bytes});
-      const std::vector<size_t> lengths = scaled(op.counts, r.row_elems);
+      const std::vector<size_t> lengths = bytes_of_rows(op.counts, r.row_elems);
       b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
-      b.input_layout = Layout::of(scaled({r.splits.begin(), r.splits.end()}, r.row_elems));
+      b.input_layout = Layout::of(bytes_of_rows({r.splits.begin(), r.splits.end()}, r.row_elems));
       b.output_layout = Layout::of(lengths);
       break;
     }
@@ -133,29 +110,6 @@ DataPhase data_phase(Fabric& f, Operation& op) {
   }
   if (reduces(r.kind)) bind_reduction(f, r, phase);
   return phase;
-}
-
-// Of a ragged collective: how many rows come from whom.
-Task exchange_counts(Fabric& f, Operation& op) {
-  const Request& r = op.request;
-  if (r.kind == Kind::kAllGather) {
-    RecordExchange sizes(f, static_cast<int64_t>(r.count));
-    co_await sizes.executor;
-    op.counts = sizes.all;
-    co_return;
-  }
-  op.counts.resize(static_cast<size_t>(f.size));
-  const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
-  const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
-  // Of 8 bytes to each, so one hop is better than many, as long as there is room for everybody's at once.
-  const Family family = f.size <= static_cast<int>(plan::kMaxDirectRanks) ? Family::kDirect : Family::kPairwise;
-  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, family),
-                 {.input = reinterpret_cast<const std::byte*>(mine.data()),
-                  .output = reinterpret_cast<std::byte*>(op.counts.data()),
-                  .input_layout = one_each,
-                  .output_layout = one_each},
-                 f.slice_bytes);
-  co_await sizes;
 }
 
 // An encoded all-reduce in pieces, some of which are under way at once, each on channels of its own: while one is
@@ -247,6 +201,21 @@ Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
 
 }  // namespace
 
+std::vector<size_t> bytes_of_rows(const std::vector<int64_t>& counts, size_t row_bytes) {
+  constexpr size_t kMost = size_t{1} << 47;  // more than any process can address, and sums of it do not overflow
+  std::vector<size_t> lengths;
+  for (const int64_t count : counts) {
+    size_t& length = lengths.emplace_back();
+    const auto rows = static_cast<size_t>(count);
+    if (rows > kMost || __builtin_mul_overflow(rows, row_bytes, &length) || length > kMost) {
+      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) + " rows of " +
+                           std::to_string(row_bytes) +
+                           " bytes, more than any memory holds. Run the same dcoll version on every rank");
+    }
+  }
+  return lengths;
+}
+
 bool wants_coding(const Fabric& f, const Call& call) {
   return call.encoding.if_it_pays && call.kind == Kind::kAllReduce && f.board == nullptr && f.size > 1 &&
          !call.is_small() && !f.codings[static_cast<size_t>(call.encoding.codec)];
@@ -260,6 +229,28 @@ bool wants_constants(const Fabric& f, const Call& call) {
   return call.kind == Kind::kReduceScatter || call.kind == Kind::kBroadcast || call.kind == Kind::kAllGather;
 }
 
+Task exchange_counts(Fabric& f, Operation& op) {
+  const Request& r = op.request;
+  if (r.kind == Kind::kAllGather) {
+    RecordExchange sizes(f, static_cast<int64_t>(r.count));
+    co_await sizes.executor;
+    op.counts = sizes.all;
+    co_return;
+  }
+  op.counts.resize(static_cast<size_t>(f.size));
+  const std::vector<int64_t> mine(r.splits.begin(), r.splits.end());
+  const Layout one_each = Layout::even(f.size * sizeof(int64_t), f.size);
+  // Of 8 bytes to each, so one hop is better than many, as long as there is room for everybody's at once.
+  const Family family = f.size <= static_cast<int>(plan::kMaxDirectRanks) ? Family::kDirect : Family::kPairwise;
+  Executor sizes(*f.transport, f.schedule(Collective::kAllToAll, family),
+                 {.input = reinterpret_cast<const std::byte*>(mine.data()),
+                  .output = reinterpret_cast<std::byte*>(op.counts.data()),
+                  .input_layout = one_each,
+                  .output_layout = one_each},
+                 f.slice_bytes);
+  co_await sizes;
+}
+
 Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
   const bool encoded = encodes(f, r.call());
@@ -271,8 +262,7 @@ Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
     co_await move_encoded(f, op, cost);
     co_return;
   }
-  const bool ragged = r.kind == Kind::kAllGather || r.kind == Kind::kAllToAll;
-  if (ragged && op.counts.empty()) {  // else they came with the handshake
+  if (is_ragged(r.kind) && op.counts.empty()) {  // else they came with the handshake
     co_await exchange_counts(f, op);
   }
   op.phases.enter(Phase::kPack);

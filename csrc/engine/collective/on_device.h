@@ -1,12 +1,15 @@
-// Collectives on memory of a device. What NCCL has goes by it, where each rank has a GPU of its own (by_nccl.h). An
-// all-reduce between ranks whose devices reach each other's memory stays there; everything else goes through the host
-// (core/staging.h).
+// Collectives on memory of a device. What NCCL has goes by it, where each rank has a GPU of its own (by_nccl.h). Between
+// ranks whose devices reach each other's memory they stay there; everything else goes through the host
+// (core/staging.h). What a rank does on its device is in device_work.h:
 //
-//   bytes          how                                                                                       barriers
-//   up to 64 Ki    copied into memory that the others read; each rank reduces all of it into its result      1
-//   above          where all operands and results are in such memory (dcoll.empty, buckets), in place:
+//   all-reduce of  how                                                                                       barriers
+//   up to 64 KiB   copied into memory that the others read; each rank reduces all of it into its result      1
+//   more           where all operands and results are in such memory (dcoll.empty, buckets), in place:
 //                  rank r reduces slice r of all operands and writes it to all results (node/two_shot.h)     2
-//   above          otherwise, in slices of 32 MiB, copied there and back                                     2 a slice
+//   more           otherwise, in slices of 32 MiB, copied there and back                                     2 a slice
+//
+// The other collectives are pulls (node/pull.h): each rank takes, or reduces, what is meant for it out of all operands.
+// Small ones and slices as above, with as many barriers; in place where the operand is in such memory.
 //
 // No stream waits for another process: the host asks whether the device is done, and only then posts on the board.
 // Events of other processes (cudaIpcOpenEventHandle) would take the host out of that way; but a process that died would
@@ -27,6 +30,8 @@ bool stays_on_device(const Fabric& fabric, const Call& call);
 
 Task on_device(Fabric& fabric, Operation& operation);
 
+// As on_device(), without NCCL.
+Task in_opened_memory(Fabric& fabric, Operation& operation);
 // Through the host, whatever it was to be before.
 Task by_host(Fabric& fabric, Operation& operation);
 

@@ -118,6 +118,15 @@ Call Arguments<Held>::call() const {
 }
 
 template <typename Held>
+std::vector<size_t> Arguments<Held>::shares(int size) const {
+  if (!splits.empty()) return {splits.begin(), splits.end()};
+  const auto ranks = static_cast<size_t>(size);
+  std::vector<size_t> elements(ranks, count / ranks * row_elems);
+  for (size_t rank = 0; rank < count % ranks; ++rank) elements[rank] += row_elems;
+  return elements;
+}
+
+template <typename Held>
 void Arguments<Held>::validate(int size) const {
   if (is_point(kind)) return check_peer(kind, root, size);
   if (root < 0 || root >= size) {

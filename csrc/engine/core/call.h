@@ -42,6 +42,9 @@ inline bool is_point(Kind kind) { return kind == Kind::kSend || kind == Kind::kR
 // Whether results are computed. The others only move bytes.
 inline bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
 
+// Whether ranks may bring as much as they like, so that only the collective tells how long results are.
+inline bool is_ragged(Kind kind) { return kind == Kind::kAllGather || kind == Kind::kAllToAll; }
+
 // The factor of a reduction's results: an average is a sum that is divided.
 inline double final_scale(ReduceOp op, double postscale, int size) {
   return op == ReduceOp::kAverage ? postscale / size : postscale;
@@ -112,6 +115,8 @@ struct Arguments {
   // Of this rank's operand; kinds from kBarrier on have none.
   size_t bytes() const { return kind < Kind::kBarrier ? count * row_bytes() : 0; }
   size_t whole_count() const { return whole != 0 ? whole : count; }
+  // reducescatter: elements of each rank's share of the result.
+  std::vector<size_t> shares(int size) const;
   // So little that moving it takes no longer than telling another thread.
   bool is_small() const { return bytes() <= kSmallBytes; }
   static constexpr size_t kSmallBytes = size_t{64} << 10;

@@ -6,16 +6,6 @@
 #include "engine/core/slices.h"
 
 namespace dcoll {
-namespace {
-
-// What a rank keeps of the result of a reducescatter.
-size_t share_bytes(const Request& r, int rank, int size) {
-  const auto self = static_cast<size_t>(rank), ranks = static_cast<size_t>(size);
-  if (!r.splits.empty()) return r.splits[self] * dtype_bytes(r.dtype);
-  return (r.count / ranks + (self < r.count % ranks ? 1 : 0)) * r.row_elems * dtype_bytes(r.dtype);
-}
-
-}  // namespace
 
 StagingLane::StagingLane(device::Device& device, Allocate allocate)
     : device_(device),
@@ -112,7 +102,10 @@ void Staging::go_by_host(Request& r) {
       r.out = blocks_.back()->data();
       result_bytes = bytes;
     } else if (r.kind != Kind::kSend) {
-      result_bytes = r.kind == Kind::kReduceScatter ? share_bytes(r, ranks_.rank, ranks_.size) : r.out_bytes;
+      result_bytes = r.out_bytes;
+      if (r.kind == Kind::kReduceScatter) {
+        result_bytes = r.shares(ranks_.size)[static_cast<size_t>(ranks_.rank)] * dtype_bytes(r.dtype);
+      }
       r.out = result_bytes > 0 ? take(result_bytes) : nullptr;  // null: the core makes it, in host memory
     }
     // Of a broadcast others have nothing to give, nor has who receives.

@@ -21,7 +21,7 @@ namespace dcoll {
 namespace {
 
 constexpr const char* kTitle = "dcoll constants 2";
-constexpr off_t kMostBytes = 64 << 10;
+constexpr off_t kMostFileBytes = 64 << 10;
 
 struct Field {
   const char* name;
@@ -115,7 +115,7 @@ std::optional<Constants> CalibrationCache::load(std::string& complaint) const {
   const Fd file(open(path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (!file && errno != ELOOP) return {};
   struct stat info{};
-  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kMostBytes) {
+  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kMostFileBytes) {
     complaint = no_good(path(), "it is a link, no regular file, or far too large");
     return {};
   }

@@ -21,15 +21,16 @@ struct DeviceWord {
   static constexpr unsigned kCountBits = 20;
   int device = 0;
   size_t segments = 0;   // listed so far
+  bool large = false;    // its operand is not in a half of the small block: it waits until all have read it
   bool sliced = false;   // it has brought the first slice of its operand into memory that others open, not all of it
   bool by_host = false;  // it can only go through the host
   uint64_t word() const {
-    return static_cast<uint64_t>(static_cast<uint32_t>(device)) | uint64_t{segments} << 32 | uint64_t{sliced} << 62 |
-           uint64_t{by_host} << 63;
+    return static_cast<uint64_t>(static_cast<uint32_t>(device)) | uint64_t{segments} << 32 | uint64_t{large} << 61 |
+           uint64_t{sliced} << 62 | uint64_t{by_host} << 63;
   }
   static DeviceWord of(uint64_t word) {
     return {static_cast<int>(static_cast<uint32_t>(word)), word >> 32 & ((uint64_t{1} << kCountBits) - 1),
-            (word >> 62 & 1) != 0, (word >> 63 & 1) != 0};
+            (word >> 61 & 1) != 0, (word >> 62 & 1) != 0, (word >> 63 & 1) != 0};
   }
 };
 

@@ -62,7 +62,7 @@ bool PullNow::take(Operation* operation) {
     for (const Pull::Block& block : blocks_) form = Pull::form_with(block, form);
     operation->phases.name_algorithm(form);
   }
-  if (call_.kind == Kind::kAllGather || call_.kind == Kind::kAllToAll) return gather(operation);
+  if (is_ragged(call_.kind)) return gather(operation);
   if (call_.kind == Kind::kBroadcast) copy_block(blocks_[0], call_.root, static_cast<std::byte*>(call_.out));
   if (call_.kind == Kind::kReduceScatter) reduce();
   return true;
