@@ -3,11 +3,12 @@
     mpirun -n 2 python bench/gpu_collectives.py --json bench/results/gpu-h200-collectives-2.json
 
 Ranks share the GPUs there are. In this run are measured too: the rate of copies from pinned memory to the GPU and back
-by one rank, and of a copy within the GPU. "in place" is of memory of dcoll.empty(), and beside it stands its share of
-what the copy's rate allows: on a GPU that p ranks share each byte is read and written p times. "staged" is what a
-script does where CUDA tensors are not taken: a copy to pinned memory, dcoll's all-reduce there, a copy back. "apart":
-gradients of 200 tensors, one call for each, beside "grouped" as one. Median over the turns of the time of the slowest
-rank, each kind in its turn. With DCOLL_GPU_ENGINE=host all go through host memory.
+by one rank, and of a copy within the GPU. "in place" is an all-reduce of memory of dcoll.empty(), and beside it stands
+its share of what the copy's rate allows: on a GPU that p ranks share each byte is read and written p times. The other
+collectives are of such memory too; their bytes are those of an allgather's result, else of the operand. "staged" is
+what a script does where CUDA tensors are not taken: a copy to pinned memory, dcoll's all-reduce there, a copy back.
+"apart": gradients of 200 tensors, one call for each, beside "grouped" as one. Median over the turns of the time of the
+slowest rank, each kind in its turn. With DCOLL_GPU_ENGINE=host all go through host memory.
 """
 
 import argparse
@@ -68,6 +69,8 @@ def of_size(nbytes: int) -> dict[str, Call]:
     count = max(1, nbytes // 4)
     tensor = torch.ones(count, device="cuda")
     shared = dcoll.empty(count, device="cuda").fill_(1)
+    ranks = dcoll.size()
+    even = dcoll.empty(max(1, count // ranks) * ranks, device="cuda").fill_(1)
     pinned = torch.ones(count).pin_memory()
 
     def staged() -> None:
@@ -80,7 +83,10 @@ def of_size(nbytes: int) -> dict[str, Call]:
         "allreduce_": lambda: dcoll.allreduce_(tensor, op=dcoll.Max),
         "in place": lambda: dcoll.allreduce_(shared, op=dcoll.Max),
         "staged": staged,
-        "broadcast_": lambda: dcoll.broadcast_(tensor, 0),
+        "broadcast_": lambda: dcoll.broadcast_(shared, 0),
+        "allgather": lambda: dcoll.allgather(even[: len(even) // ranks]),
+        "alltoall": lambda: dcoll.alltoall(even),
+        "reducescatter": lambda: dcoll.reducescatter(even, op=dcoll.Max),
     }
 
 
@@ -136,13 +142,13 @@ def main() -> None:
     device = _C.cuda.device_name(torch.cuda.current_device())
     print(f"# {device}, {dcoll.size()} ranks on {torch.cuda.device_count()} GPU(s); GB/s of one rank's copies: "
           + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))  # fmt: skip
-    print(f"{'what':<12} {'bytes':>10} {'us':>10} {'GB/s':>7} {'share':>6}")
+    print(f"{'what':<13} {'bytes':>10} {'us':>10} {'GB/s':>7} {'share':>6}")
     most = rates["within the GPU"] / (2 * dcoll.size())
     for row in found:
         rate = row["bytes"] / row["us"] / 1e3
         bound = row["what"] == "in place" and dcoll.size() > 1 and torch.cuda.device_count() == 1
         share = f"{rate / most:>6.2f}" if bound else ""
-        print(f"{row['what']:<12} {row['bytes']:>10} {row['us']:>10.1f} {rate:>7.2f} {share}")
+        print(f"{row['what']:<13} {row['bytes']:>10} {row['us']:>10.1f} {rate:>7.2f} {share}")
     if options.json:
         environment = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device, "ranks": dcoll.size(),

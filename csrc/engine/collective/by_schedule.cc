@@ -208,8 +208,8 @@ std::vector<size_t> bytes_of_rows(const std::vector<int64_t>& counts, size_t row
     size_t& length = lengths.emplace_back();
     const auto rows = static_cast<size_t>(count);
     if (rows > kMost || __builtin_mul_overflow(rows, row_bytes, &length) || length > kMost) {
-      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) + " rows of " +
-                           std::to_string(row_bytes) +
+      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) +
+                           " rows of " + std::to_string(row_bytes) +
                            " bytes, more than any memory holds. Run the same dcoll version on every rank");
     }
   }

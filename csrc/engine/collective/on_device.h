@@ -1,5 +1,5 @@
-// Collectives on memory of a device. What NCCL has goes by it, where each rank has a GPU of its own (by_nccl.h). Between
-// ranks whose devices reach each other's memory they stay there; everything else goes through the host
+// Collectives on memory of a device. What NCCL has goes by it, where each rank has a GPU of its own (by_nccl.h).
+// Between ranks whose devices reach each other's memory they stay there; everything else goes through the host
 // (core/staging.h). What a rank does on its device is in device_work.h:
 //
 //   all-reduce of  how                                                                                       barriers
