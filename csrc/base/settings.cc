@@ -41,10 +41,11 @@ constexpr std::array kTable = {
                 "size of the bucket that is ready first in backward, instead of DCOLL_BUCKET_MB"},
     SettingInfo{"DCOLL_COMPRESS_LOCAL", "0", "0, 1",
                 "1: compress inside a node too, and tensors of any size. For tests and studies"},
-    SettingInfo{"DCOLL_GPU_ENGINE", "auto", "auto, dcoll, nccl, host",
-                "who moves and reduces GPU tensors. host: host memory. dcoll: GPU memory if all ranks of a node can open each "
-                "other's (tested at the first GPU tensor), else host memory. nccl: NCCL. auto: NCCL if each rank has "
-                "a GPU of its own, unless dcoll is faster; else as dcoll"},
+    SettingInfo{
+        "DCOLL_GPU_ENGINE", "auto", "auto, dcoll, nccl, host",
+        "who moves and reduces GPU tensors. host: host memory. dcoll: GPU memory if all ranks of a node can open each "
+        "other's (tested at the first GPU tensor), else host memory. nccl: NCCL. auto: NCCL if each rank has "
+        "a GPU of its own, unless dcoll is faster; else as dcoll"},
     SettingInfo{"DCOLL_NCCL", "", "a file, empty = torch's", "NCCL's library"},
     SettingInfo{"DCOLL_DEVICE", "auto", "auto, emulated",
                 "emulated: torch's CPU tensors are taken for those of an imitated GPU. For tests"},

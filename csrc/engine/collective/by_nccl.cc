@@ -201,14 +201,31 @@ void scale_result(const Request& r, int size, device::Device& device, device::St
   }
 }
 
-// How many rows come from whom; whether every rank has room for just that, and all bring as many to a gather.
+// What a rank brings to an all-gather, and the length of the result for which it has room.
+struct Part {
+  int64_t rows;
+  uint64_t room;
+};
+
+// How many rows come from whom. all_fit: whether every rank has room for just that, and all bring as many to a gather.
 Task learn_sizes(Fabric& f, Operation& op, bool& all_fit) {
   const Request& r = op.request;
+  const uint64_t room = r.out != nullptr ? r.out_bytes : 0;
+  if (r.kind == Kind::kAllGather) {
+    RecordExchange parts(f, Part{static_cast<int64_t>(r.count), room});
+    co_await parts.executor;
+    op.counts.clear();
+    for (const Part& one : parts.all) op.counts.push_back(one.rows);
+    const std::vector<size_t> bytes = bytes_of_rows(op.counts, r.row_elems);
+    const size_t total = std::reduce(bytes.begin(), bytes.end());
+    all_fit = total > 0 && std::ranges::all_of(parts.all, [&](const Part& one) {
+                return one.room == total && one.rows == parts.all[0].rows;
+              });
+    co_return;
+  }
   co_await exchange_counts(f, op);
   const std::vector<size_t> bytes = bytes_of_rows(op.counts, r.row_elems);
-  const size_t total = std::reduce(bytes.begin(), bytes.end());
-  const bool even = std::ranges::adjacent_find(bytes, std::not_equal_to<>()) == bytes.end();
-  const bool fits_here = r.out != nullptr && total == r.out_bytes && (even || r.kind == Kind::kAllToAll);
+  const bool fits_here = r.out != nullptr && room == std::reduce(bytes.begin(), bytes.end());
   RecordExchange fits(f, uint8_t{fits_here});
   co_await fits.executor;
   all_fit = std::ranges::all_of(fits.all, [](uint8_t one) { return one != 0; });

@@ -79,8 +79,7 @@ class DevicePull final : public DeviceWork {
     return DeviceWork::post(request_.kind == Kind::kAllGather ? request_.count : 0, by_host);
   }
 
-  void begin(uint64_t ticket, bool all_in_place) override {
-    all_in_place_ = all_in_place;
+  void begin(uint64_t ticket, bool /*all_in_place*/) override {
     if (is_ragged(request_.kind)) op_.counts.clear();
     for (int rank = 0; rank < f_.size; ++rank) {
       if (request_.kind != Kind::kBroadcast || rank == request_.root) sources_.push_back(source(rank, ticket));
@@ -97,7 +96,7 @@ class DevicePull final : public DeviceWork {
   }
   bool next() override {
     if (++round_ == rounds_) return false;
-    if (is_sliced(in_place_) && round_ * kSlice < request_.bytes()) {
+    if (!in_place_ && !is_small() && round_ * kSlice < request_.bytes()) {
       show(round_ * kSlice, std::min(kSlice, request_.bytes() - round_ * kSlice));
     }
     return true;
@@ -118,7 +117,6 @@ class DevicePull final : public DeviceWork {
     return request_.bytes() > 0 && (request_.kind != Kind::kBroadcast || f_.rank == request_.root);
   }
   bool shows_result() const override { return false; }
-  bool is_sliced(bool in_place) const { return !in_place && !is_small(); }
 
   Source source(int rank, uint64_t ticket) {
     const BoardEntry::Post post = f_.board->at(rank, ticket);
@@ -126,6 +124,7 @@ class DevicePull final : public DeviceWork {
     one.sliced = DeviceWord::of(post.value).sliced;
     tell_blocks(rank, ticket, post.offset_out, one);
     if (one.sliced) rounds_ = std::max(rounds_, (one.whole + kSlice - 1) / kSlice);
+    any_sliced_ = any_sliced_ || one.sliced;
     const size_t shown = one.sliced ? std::min(one.whole, kSlice) : one.whole;
     if (shown > 0) one.at = memory_.place(rank, post.offset_in, shown, device_);
     return one;
@@ -195,7 +194,7 @@ class DevicePull final : public DeviceWork {
   // All have blocks of equal length, and go by slices if one does.
   void reduce(device::Device& device, device::Stream stream) const {
     Source slowest = sources_[0];
-    slowest.sliced = !all_in_place_;
+    slowest.sliced = any_sliced_;
     const Span part = shown(slowest);
     if (part.size() == 0) return;
     std::vector<const void*> from;
@@ -205,7 +204,7 @@ class DevicePull final : public DeviceWork {
                          final_scale(request_.op, request_.postscale, f_.size), stream);
   }
 
-  bool all_in_place_ = false;
+  bool any_sliced_ = false;
   std::vector<size_t> shares_;   // of a reduce-scatter, in elements
   std::vector<Source> sources_;  // of all ranks, of a broadcast of the root alone
   std::byte* to_ = nullptr;      // the result
