@@ -1,4 +1,4 @@
-// All-reduces on the emulated device, in memory that ranks open of each other: which ways ranks agree on, and words of
+// Collectives on the emulated device, in memory that ranks open of each other: which ways ranks agree on, and words of
 // a rank's memory that a stray write has damaged.
 #include "engine/node/device_memory.h"
 

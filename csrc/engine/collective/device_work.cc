@@ -19,8 +19,10 @@ class DeviceAllReduce final : public DeviceWork {
   using DeviceWork::DeviceWork;
 
   BoardEntry::Post post(bool by_host) override { return DeviceWork::post(out_, by_host); }
-  void begin(uint64_t /*ticket*/, bool all_in_place) override {
-    slice_ = all_in_place ? request_.bytes() : std::min(request_.bytes(), kSlice);
+  void begin(uint64_t ticket) override {
+    bool any_sliced = false;
+    for (int rank = 0; rank < f_.size; ++rank) any_sliced |= DeviceWord::of(f_.board->at(rank, ticket).value).sliced;
+    slice_ = any_sliced ? std::min(request_.bytes(), kSlice) : request_.bytes();
   }
   void move(uint64_t ticket) override {
     const Span part = is_small() ? Span{0, slice_} : TwoShot::slice(slice_, f_.rank, f_.size);
@@ -79,7 +81,7 @@ class DevicePull final : public DeviceWork {
     return DeviceWork::post(request_.kind == Kind::kAllGather ? request_.count : 0, by_host);
   }
 
-  void begin(uint64_t ticket, bool /*all_in_place*/) override {
+  void begin(uint64_t ticket) override {
     if (is_ragged(request_.kind)) op_.counts.clear();
     for (int rank = 0; rank < f_.size; ++rank) {
       if (request_.kind != Kind::kBroadcast || rank == request_.root) sources_.push_back(source(rank, ticket));

@@ -26,8 +26,8 @@ class DeviceWork {
   // What the next post says.
   virtual BoardEntry::Post post(bool by_host) = 0;
 
-  // All ranks are ready and said so in the post `ticket`; all_in_place: none in slices.
-  virtual void begin(uint64_t ticket, bool all_in_place) = 0;
+  // All ranks are ready and said so in the post `ticket`.
+  virtual void begin(uint64_t ticket) = 0;
   // All operands, or slices of them, are where that post says: puts this rank's part into the stream.
   virtual void move(uint64_t ticket) = 0;
   // All ranks' parts are done. False: that was all; else the next slice is being shown.

@@ -34,13 +34,12 @@ struct Said {
       devices.push_back(word.device);
       segments.push_back(word.segments);
       by_host = by_host || word.by_host;
-      in_place = in_place && !word.sliced;
       any_large = any_large || word.large;
     }
   }
   std::vector<int> devices;
   std::vector<size_t> segments;
-  bool by_host = false, in_place = true, any_large = false, all_ready;
+  bool by_host = false, any_large = false, all_ready;
 };
 
 // What this rank has against staying on the device, from a step that may fail.
@@ -140,7 +139,7 @@ Task move_on_device(Fabric& f, Operation& op, DeviceWork& work, uint64_t ticket,
   Arrival arrival(*op.staging);
   op.phases.enter(Phase::kMove);
   op.phases.name_algorithm(work.form());
-  work.begin(ticket, said.in_place);
+  work.begin(ticket);
   for (;;) {
     work.move(ticket);
     co_await arrival;
