@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -132,7 +133,7 @@ void Presence::tell(const std::vector<int>& ended) {
   }
 }
 
-std::string Presence::missing() {
+std::string Presence::missing(const std::optional<std::vector<int>>& elsewhere) {
   const std::map<int, pid_t> now = look();
   if (!now.contains(who_ ? who_->rank : 0)) {
     return "some ranks have not called dcoll.init(), or have ended; which ones cannot be told before MPI is up";
@@ -143,13 +144,16 @@ std::string Presence::missing() {
   for (const auto& [rank, pid] : now) {
     if (is_stopped(pid)) stopped += ", rank " + std::to_string(rank) + " (pid " + std::to_string(pid) + ") is stopped";
   }
+  if (elsewhere)
+    std::erase_if(absent, [&](int rank) { return std::ranges::find(*elsewhere, rank) == elsewhere->end(); });
   if (absent.empty()) {
     return stopped.empty() ? "all ranks have called dcoll.init(), but MPI's start-up does not return"
                            : stopped.substr(2);
   }
-  if (who_->local_size == who_->size) {
-    return ranks_text(absent) + (absent.size() == 1 ? " has" : " have") + " not called dcoll.init(), or " +
-           (absent.size() == 1 ? "has" : "have") + " ended" + stopped;
+  if (on_one_machine() || elsewhere) {
+    const std::string have = absent.size() == 1 ? " has" : " have";
+    return ranks_text(absent) + have + " not called dcoll.init(), or" + have + " ended" +
+           (elsewhere ? " or got stuck in it" : "") + stopped;
   }
   return "of the " + std::to_string(who_->local_size) + " ranks of this node " + ranks_text(here) +
          (here.size() == 1 ? " has" : " have") + " called dcoll.init()" + stopped +

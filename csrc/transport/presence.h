@@ -33,8 +33,11 @@ class Presence {
  public:
   explicit Presence(std::optional<LaunchedAs> who);
 
-  // "rank 1 has not called dcoll.init(), or has ended", as far as it can be told. Looks anew.
-  std::string missing();
+  // "rank 1 has not called dcoll.init(), or has ended", as far as it can be told. Looks anew. elsewhere: of all machines
+  // the ranks that are not there, where somebody can tell.
+  std::string missing(const std::optional<std::vector<int>>& elsewhere = std::nullopt);
+  int size() const { return who_ ? who_->size : 1; }
+  bool on_one_machine() const { return !who_ || who_->local_size == who_->size; }
   // Ranks that this process or another one has seen and that have ended since. Looks anew.
   std::vector<int> ended();
   // These have ended, here or on other machines; the others of this machine see it.

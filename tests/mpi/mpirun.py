@@ -124,6 +124,26 @@ def environment(**env: str) -> dict[str, str]:
     }
 
 
+def still_run(pid: int) -> str:
+    """This process and those that it began, a line each: whether a job is only slow, or waits, and for what."""
+    lines = []
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        tick = os.sysconf("SC_CLK_TCK")
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / tick
+        threads = [
+            f"{(task / 'comm').read_text().strip()} {(task / 'wchan').read_text()}"
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        used = (int(words[11]) + int(words[12])) / tick
+        lines.append(f"{pid} {words[0]} runs for {age:.1f} s, used {used:.1f} s: {command}[{', '.join(threads)}]")
+        children = "".join(task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:  # it has ended
+        return "\n".join(lines)
+    return "\n".join([*lines, *map(still_run, map(int, children.split()))])
+
+
 def launch(
     n: int,
     *command: str,
@@ -152,13 +172,14 @@ def launch(
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
+        ran = still_run(process.pid)
         process.terminate()  # mpirun ends its ranks, kill would leave them
         try:
             stdout, stderr = process.communicate(timeout=10)
         except subprocess.TimeoutExpired:
             process.kill()
             stdout, stderr = process.communicate()
-        pytest.fail(f"{' '.join(job)} still ran after {timeout} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
+        pytest.fail(f"{' '.join(job)} still ran after {timeout} s\n{ran}\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
     return Finished(process.returncode, stdout, stderr, ())
 
 

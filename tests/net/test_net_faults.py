@@ -77,15 +77,35 @@ def job(lab: netlab.Lab) -> Iterator[Job]:
             running.process.kill()
 
 
-def test_each_host_names_its_ranks_that_do_not_begin(hosts: Hosts, tmp_path: Path) -> None:
-    env = {"DCOLL_TIMEOUT": "3", "FAULT_FOLDER": str(tmp_path), "FAULT_SURVIVORS": "3"}
-    done = launch(4, str(HERE / "late.py"), "never", timeout=LIMIT_S, launcher=tuple(hosts(2).launcher("2")), **env)
+ABSENT = r"dcoll\.init\(\): {} not called dcoll\.init\(\), or (has|have) ended or got stuck in it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "slots", "told"),
+    [
+        # Of each host one rank asks the launcher.
+        ("never", 3, "1", {0: "rank 1 has", 2: "rank 1 has"}),
+        ("never", 4, "2", {0: "rank 1 has", 2: "rank 1 has"}),
+        ("stops_in_it", 3, "1", {0: "ranks 1, 2 have"}),
+    ],
+    ids=str,
+)
+def test_ranks_of_other_hosts_that_do_not_begin_are_named(
+    hosts: Hosts, tmp_path: Path, kind: str, ranks: int, slots: str, told: dict[int, str]
+) -> None:
+    env = {"DCOLL_TIMEOUT": "5", "FAULT_FOLDER": str(tmp_path), "FAULT_SURVIVORS": str(len(told))}
+    launcher = tuple(hosts(3 if slots == "1" else 2).launcher(slots))
+    done = launch(ranks, str(HERE / "late.py"), kind, timeout=LIMIT_S, launcher=launcher, **env)
     assert done.returncode != 0, done.text
-    assert "[0] TimeoutError" in done.stdout, done.text
-    assert "of the 2 ranks of this node rank 0 has called dcoll.init(); the others have not, or" in done.stdout, (
-        done.text
-    )
-    assert done.stdout.count("ranks 2, 3 have called dcoll.init(); ranks of other nodes have not, or") == 2, done.text
+    for rank, text in told.items():
+        pattern = rf"^\[{rank}\] TimeoutError after [0-9.]+ s: {ABSENT.format(text)}"
+        assert re.search(pattern, done.stdout, re.MULTILINE), done.text
+
+
+def test_who_does_not_ask_the_launcher_tells_of_its_host(hosts: Hosts, tmp_path: Path) -> None:
+    env = {"DCOLL_TIMEOUT": "5", "FAULT_FOLDER": str(tmp_path), "FAULT_SURVIVORS": "3"}
+    done = launch(4, str(HERE / "late.py"), "never", timeout=LIMIT_S, launcher=tuple(hosts(2).launcher("2")), **env)
+    assert done.stdout.count("ranks 2, 3 have called dcoll.init(); ranks of other nodes have not, or") == 1, done.text
 
 
 def killed(lab: netlab.Lab, ranks: int, slots: str, kind: str, folder: Path, **env: str) -> Finished:
@@ -115,13 +135,17 @@ def test_a_killed_rank_of_another_host_ends_the_job_where_mpi_is_not_told_to_go_
     killed(hosts(3), 3, "1", "killed", tmp_path)
 
 
-def is_missed_at_once(kind: str, ranks: int, who: int, lab: netlab.Lab, slots: str, folder: Path, **env: str) -> None:
-    """All others name it, long before the deadline, or the test fails."""
-    env |= {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(folder), "FAULT_SURVIVORS": str(ranks - 1), "WHO": str(who)}
+def is_missed_at_once(
+    kind: str, survivors: set[int], who: int, lab: netlab.Lab, slots: str, folder: Path, **env: str
+) -> None:
+    """All survivors name it, long before the deadline, or the test fails."""
+    ranks = 4 if slots == "2" else 3
+    env |= {"DCOLL_TIMEOUT": "300", "FAULT_FOLDER": str(folder), "FAULT_SURVIVORS": str(len(survivors))}
+    env |= {"WHO": str(who)}
     launcher = (*lab.launcher(slots), "--continuous")
     done = launch(ranks, str(HERE / "late.py"), kind, timeout=LIMIT_S, launcher=launcher, **env)
     text = rf"dcoll\.init\(\): rank {who} died: its process has ended"
-    for rank in set(range(ranks)) - {who}:
+    for rank in survivors:
         assert re.search(rf"^\[{rank}\] PeerError after [0-9.]+ s: {text}", done.stdout, re.MULTILINE), done.text
 
 
@@ -131,7 +155,7 @@ def test_a_rank_that_ended_before_init_is_named_by_all_hosts(
     hosts: Hosts, tmp_path: Path, who: int, how: dict[str, str]
 ) -> None:
     """Of the host where mpirun is, which hears of those that were killed, or of another one."""
-    is_missed_at_once("ends_before", 4, who, hosts(2), "2", tmp_path, **how)
+    is_missed_at_once("ends_before", set(range(4)) - {who}, who, hosts(2), "2", tmp_path, **how)
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -139,7 +163,13 @@ def test_a_rank_of_another_host_that_died_is_named_by_those_who_begin_again(
     hosts: Hosts, tmp_path: Path, who: int
 ) -> None:
     """The one that leads the start-up, or another one. MPI ends the job unless it is told to go on."""
-    is_missed_at_once("again_dead", 3, who, hosts(3), "1", tmp_path, OMPI_MCA_mpi_ft_enable="1")
+    survivors = set(range(3)) - {who}
+    is_missed_at_once("again_dead", survivors, who, hosts(3), "1", tmp_path, OMPI_MCA_mpi_ft_enable="1")
+
+
+def test_a_rank_of_another_host_that_dies_in_init_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    """Where a third one never comes."""
+    is_missed_at_once("dies_in_it", {0}, 1, hosts(3), "1", tmp_path)
 
 
 def test_a_cut_in_the_middle(hosts: Hosts) -> None:

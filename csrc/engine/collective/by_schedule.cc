@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -202,16 +203,15 @@ Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
 }  // namespace
 
 std::vector<size_t> bytes_of_rows(const std::vector<int64_t>& counts, size_t row_bytes) {
-  constexpr size_t kMost = size_t{1} << 47;  // more than any process can address, and sums of it do not overflow
   std::vector<size_t> lengths;
   for (const int64_t count : counts) {
-    size_t& length = lengths.emplace_back();
-    const auto rows = static_cast<size_t>(count);
-    if (rows > kMost || __builtin_mul_overflow(rows, row_bytes, &length) || length > kMost) {
-      throw TransportError("rank " + std::to_string(lengths.size() - 1) + " tells of " + std::to_string(count) +
+    const std::optional<size_t> length = bytes_of_told(static_cast<uint64_t>(count), row_bytes);
+    if (!length) {
+      throw TransportError("rank " + std::to_string(lengths.size()) + " tells of " + std::to_string(count) +
                            " rows of " + std::to_string(row_bytes) +
                            " bytes, more than any memory holds. Run the same dcoll version on every rank");
     }
+    lengths.push_back(*length);
   }
   return lengths;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -153,13 +154,12 @@ class DevicePull final : public DeviceWork {
     }
   }
   size_t bytes_of(int rank, uint64_t rows) const {
-    constexpr size_t kMost = size_t{1} << 47;  // more than any process can address, and sums of it do not overflow
-    size_t bytes = 0;
-    if (rows > kMost || __builtin_mul_overflow(rows, request_.row_elems, &bytes) || bytes > kMost) {
+    const std::optional<size_t> bytes = bytes_of_told(rows, request_.row_elems);
+    if (!bytes) {
       f_.board->throw_damaged(
           rank, " tells of " + std::to_string(rows) + " rows of " + std::to_string(request_.row_elems) + " bytes");
     }
-    return bytes;
+    return *bytes;
   }
   // Where the caller has no room of just that size it is in memory of the host, which is copied to the device later.
   void place_result() {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -148,5 +149,13 @@ using Request = Arguments<Copies>;
 
 // What describe() says of a call with a refusal begins with this.
 inline constexpr std::string_view kCouldNot = "could not make its call: ";
+
+// The bytes of as many rows as a peer tells of; nullopt: more than any process can address. Sums of it do not overflow.
+inline std::optional<size_t> bytes_of_told(uint64_t rows, size_t row_bytes) {
+  constexpr size_t kMost = size_t{1} << 47;
+  size_t bytes = 0;
+  if (rows > kMost || __builtin_mul_overflow(rows, row_bytes, &bytes) || bytes > kMost) return std::nullopt;
+  return bytes;
+}
 
 }  // namespace dcoll

@@ -220,7 +220,7 @@ void Pull::Blocks::read(int rank, Block& block) const {
       block.bytes = bytes_of(rank, block.rows);
       begin = bytes_of(rank, first);
       block.longest = post.value;
-      if (block.bytes > block.longest || block.longest > kMost) [[unlikely]]
+      if (block.bytes > block.longest || !bytes_of_told(block.longest, 1)) [[unlikely]]
         throw_longer(rank, block);
     }
   }

@@ -177,16 +177,14 @@ class Pull final : public Pollable {
 
    private:
     uint64_t bytes_of(int rank, uint64_t rows) const {
-      uint64_t bytes = 0;
-      if (__builtin_mul_overflow(rows, call_.row_elems, &bytes) || rows > kMost || bytes > kMost) [[unlikely]]
+      const std::optional<size_t> bytes = bytes_of_told(rows, call_.row_elems);
+      if (!bytes) [[unlikely]]
         throw_many(rank, rows);
-      return bytes;
+      return *bytes;
     }
     [[noreturn]] void throw_many(int rank, uint64_t rows) const;
     [[noreturn]] void throw_longer(int rank, const Block& block) const;
 
-    // More than any process can address, and few enough that sums of it do not overflow.
-    static constexpr uint64_t kMost = uint64_t{1} << 47;
     const Board& board_;
     const PullSlots& slots_;
     const Call& call_;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <set>
 #include <span>
 #include <string>
@@ -30,6 +31,7 @@ constexpr double kEverySeconds = 1;
 
 // Of pmix_common.h, which wheels of Open MPI leave out. Its layout is part of what PMIx calls its stable ABI.
 constexpr uint16_t kString = 3, kProcInfo = 38, kDataArray = 39;
+constexpr int kSuccess = 0, kOutOfMemory = -32, kNotFound = -46, kFoundSome = -52;
 constexpr uint8_t kUndefined = 0, kUnterminated = 15, kMigrating = 60;
 
 struct Proc {
@@ -153,7 +155,7 @@ std::vector<int> ask_for_ended(const std::string& job, uint32_t own_rank) {
   Query query{.keys = keys, .qualifiers = of_job.get(), .qualifier_count = 1};
   Info* results = nullptr;
   size_t count = 0;
-  if (!of_job || pmix().query(&query, 1, &results, &count) != 0 || results == nullptr) return ranks;
+  if (!of_job || pmix().query(&query, 1, &results, &count) != kSuccess || results == nullptr) return ranks;
   for (const Info* result = results; result != results + count; ++result) {
     if (result->value.type != kDataArray || result->value.array == nullptr) continue;
     const DataArray& array = *result->value.array;
@@ -171,15 +173,42 @@ std::vector<int> ask_for_ended(const std::string& job, uint32_t own_rank) {
 }
 
 std::string key_of(const std::string& job) { return "dcoll-ended-" + job; }
+std::string key_of(const std::string& job, int rank) { return "dcoll-here-" + job + "-" + std::to_string(rank); }
+
+using Entries = std::unique_ptr<Published, std::function<void(Published*)>>;
+
+// What is published under these keys. Where that is not all of them the entries may all be empty.
+int look_up(const std::vector<std::string>& keys, Entries& entries) {
+  const size_t count = keys.size();
+  entries = Entries(pmix().create_published(count), [count](Published* all) { pmix().free_published(all, count); });
+  if (!entries) return kOutOfMemory;
+  for (size_t i = 0; i < count; ++i) keys[i].copy(entries.get()[i].key, sizeof entries->key - 1);
+  return pmix().lookup(entries.get(), count, nullptr, 0);
+}
+
+// Those of the ranks in [first, last) that have not said that they are here. Asks for halves where some have.
+void add_absent(const std::string& job, int first, int last, std::vector<int>& absent) {
+  std::vector<std::string> keys;
+  for (int rank = first; rank < last; ++rank) keys.push_back(key_of(job, rank));
+  Entries entries;
+  const int status = look_up(keys, entries);
+  if (status == kSuccess) return;
+  if (status != kNotFound && status != kFoundSome)
+    throw TransportError("PMIx_Lookup returned " + std::to_string(status));
+  if (last - first == 1 || status == kNotFound) {
+    for (int rank = first; rank < last; ++rank) absent.push_back(rank);
+    return;
+  }
+  const int middle = first + (last - first) / 2;
+  add_absent(job, first, middle, absent);
+  add_absent(job, middle, last, absent);
+}
 
 // What a host published that knew of some before others did.
-std::vector<int> look_up(const std::string& job) {
+std::vector<int> look_up_ended(const std::string& job) {
   std::vector<int> ranks;
-  const std::unique_ptr<Published, void (*)(Published*)> entry(pmix().create_published(1),
-                                                               [](Published* one) { pmix().free_published(one, 1); });
-  if (!entry) return ranks;
-  key_of(job).copy(entry->key, sizeof entry->key - 1);
-  if (pmix().lookup(entry.get(), 1, nullptr, 0) != 0 || entry->value.type != kString) return ranks;
+  Entries entry;
+  if (look_up({key_of(job)}, entry) != kSuccess || entry->value.type != kString) return ranks;
   const std::string_view text = entry->value.text == nullptr ? "" : entry->value.text;
   for (const char *at = text.data(), *end = at + text.size(); at < end;) {
     int rank = 0;
@@ -191,10 +220,14 @@ std::vector<int> look_up(const std::string& job) {
   return ranks;
 }
 
-void publish(const std::string& job, const std::set<int>& ranks) {
+void publish(const std::string& key, const std::string& text) {
+  if (const InfoPointer info = info_of(key.c_str(), text)) pmix().publish(info.get(), 1);
+}
+
+void publish_ended(const std::string& job, const std::set<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += std::to_string(rank) + " ";
-  if (const InfoPointer info = info_of(key_of(job).c_str(), text)) pmix().publish(info.get(), 1);
+  publish(key_of(job), text);
 }
 
 }  // namespace
@@ -207,9 +240,9 @@ struct Launcher::Answer {
 
   void ask(std::set<int> ranks) DCOLL_EXCLUDES(mutex) {
     if (pmix().is_initialized() == 0) return;
-    const std::vector<int> heard = look_up(job), known = ask_for_ended(job, rank);
+    const std::vector<int> heard = look_up_ended(job), known = ask_for_ended(job, rank);
     ranks.insert(known.begin(), known.end());
-    if (heard.empty() && !ranks.empty()) publish(job, ranks);
+    if (heard.empty() && !ranks.empty()) publish_ended(job, ranks);
     ranks.insert(heard.begin(), heard.end());
     const MutexLock lock(mutex);
     ended.assign(ranks.begin(), ranks.end());
@@ -238,6 +271,40 @@ std::vector<int> Launcher::ended(const std::vector<int>& told) {
   }
   const MutexLock lock(answer_->mutex);
   return answer_->ended;
+}
+
+void Launcher::say_here() {
+  if (!answer_ || said_here_ || (asking_ && !asking_->done())) return;
+  const auto now = Clock::now();
+  if (waits_since_ == Clock::time_point{}) waits_since_ = now;
+  if (seconds_between(waits_since_, now) < kEverySeconds || pmix().is_initialized() == 0) return;
+  try {
+    asking_.emplace([answer = answer_] { publish(key_of(answer->job, static_cast<int>(answer->rank)), "here"); });
+    said_here_ = true;
+  } catch (const Error&) {  // no thread: the next time
+  }
+}
+
+std::optional<std::vector<int>> Launcher::absent(int size) const {
+  constexpr int kTries = 200;
+  if (!answer_ || !said_here_) return std::nullopt;
+  struct Found {
+    Mutex mutex;
+    std::optional<std::vector<int>> ranks DCOLL_GUARDED_BY(mutex);
+  };
+  const auto found = std::make_shared<Found>();
+  try {
+    const Aside asking([answer = answer_, found, size] {
+      std::vector<int> ranks;
+      add_absent(answer->job, 0, size, ranks);
+      const MutexLock lock(found->mutex);
+      found->ranks = std::move(ranks);
+    });
+    for (int i = 0; i < kTries && !asking.done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  } catch (const Error&) {  // no thread
+  }
+  const MutexLock lock(found->mutex);
+  return found->ranks;
 }
 
 void Launcher::rest() const {

@@ -53,6 +53,7 @@ struct Process {
 
   void initialize(const StartUp& start);
   void wait_for(const Aside& call, const StartUp& start);
+  std::string missing();
   std::vector<int> ended();
 };
 
@@ -132,7 +133,18 @@ void Process::wait_for(const Aside& call, const StartUp& start) {
   quietly.report = [&](const std::string& text) {
     if (presence.speaks() && start.report) start.report(text);
   };
-  call.wait(quietly, [this] { return presence.missing(); }, [this] { return ended(); });
+  call.wait(
+      quietly, [this] { return missing(); },
+      [this] {
+        launcher.say_here();
+        return ended();
+      });
+}
+
+// The launcher is asked by one rank of each machine, for its answer takes longer the more ranks ask.
+std::string Process::missing() {
+  if (presence.on_one_machine() || !presence.speaks()) return presence.missing();
+  return presence.missing(launcher.absent(presence.size()));
 }
 
 // Of each machine one rank asks the launcher, and tells the others of its machine.
