@@ -33,8 +33,8 @@ class Presence {
  public:
   explicit Presence(std::optional<LaunchedAs> who);
 
-  // "rank 1 has not called dcoll.init(), or has ended", as far as it can be told. Looks anew. elsewhere: of all machines
-  // the ranks that are not there, where somebody can tell.
+  // "rank 1 has not called dcoll.init(), or has ended", as far as it can be told. Looks anew. elsewhere: of all
+  // machines the ranks that are not there, where somebody can tell.
   std::string missing(const std::optional<std::vector<int>>& elsewhere = std::nullopt);
   int size() const { return who_ ? who_->size : 1; }
   bool on_one_machine() const { return !who_ || who_->local_size == who_->size; }

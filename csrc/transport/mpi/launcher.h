@@ -1,6 +1,6 @@
-// What Open MPI's launcher knows of the processes of this job, on all hosts: which of them have ended, and which have said
-// that they are here. It is asked through PMIx, which MPI's library brings: PMIx_Query_info, PMIx_Publish and PMIx_Lookup
-// of the PMIx Standard.
+// What Open MPI's launcher knows of the processes of this job, on all hosts: which of them have ended, and which have
+// said that they are here. It is asked through PMIx, which MPI's library brings: PMIx_Query_info, PMIx_Publish and
+// PMIx_Lookup of the PMIx Standard.
 #pragma once
 
 #include <memory>
