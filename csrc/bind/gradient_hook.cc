@@ -192,7 +192,7 @@ std::vector<size_t> kept_gradients(const py::list& views, const py::list& params
 
 // --- the type --------------------------------------------------------------------------------------------------------
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
+int traverse_hook(PyObject* object, visitproc visit, void* arg) {
   GradientHook& self = *cast(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self.owner);
@@ -201,7 +201,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   return 0;
 }
 
-int clear(PyObject* object) {
+int clear_hook(PyObject* object) {
   GradientHook& self = *cast(object);
   Py_CLEAR(self.owner);
   Py_CLEAR(self.views);
@@ -209,16 +209,16 @@ int clear(PyObject* object) {
   return 0;
 }
 
-void dealloc(PyObject* object) {
+void free_hook(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  clear(object);
+  clear_hook(object);
   delete cast(object)->state;
   type->tp_free(object);
   Py_DECREF(type);
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* make_hook(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"owner", "views", "graph_task", "state", "index", "row_major", nullptr};
   PyObject *owner, *views, *graph_task, *state;
   Py_ssize_t index = 0;
@@ -247,17 +247,17 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return object;
 }
 
-PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr},
-                         {nullptr, 0, 0, 0, nullptr}};
-PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
-                       {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
-                       {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                       {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-                       {Py_tp_members, members},
-                       {0, nullptr}};
-PyType_Spec spec = {"dcoll._C.GradientHook", sizeof(GradientHook), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+PyMemberDef hook_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr},
+                              {nullptr, 0, 0, 0, nullptr}};
+PyType_Slot hook_slots[] = {{Py_tp_new, reinterpret_cast<void*>(make_hook)},
+                            {Py_tp_dealloc, reinterpret_cast<void*>(free_hook)},
+                            {Py_tp_traverse, reinterpret_cast<void*>(traverse_hook)},
+                            {Py_tp_clear, reinterpret_cast<void*>(clear_hook)},
+                            {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                            {Py_tp_members, hook_members},
+                            {0, nullptr}};
+PyType_Spec hook_spec = {"dcoll._C.GradientHook", sizeof(GradientHook), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, hook_slots};
 
 }  // namespace
 
@@ -274,7 +274,7 @@ void bind_gradient_hook(py::module_& m) {
       .def_readwrite("task", &HookState::task)
       .def_readwrite("idle", &HookState::idle)
       .def_readwrite("sums_again", &HookState::sums_again);
-  PyObject* type = PyType_FromSpec(&spec);
+  PyObject* type = PyType_FromSpec(&hook_spec);
   if (type == nullptr) throw py::error_already_set();
   kHookType = type;
   m.add_object("GradientHook", py::reinterpret_borrow<py::object>(type));  // and one reference for good

@@ -265,7 +265,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
   InlineCall& self = as_inline(object);
-  self.call = grouped != 0 ? call_otherwise : kind == Kind::kAllReduce ? call_all_reduce : call_collective;
+  self.call = grouped != 0 ? call_otherwise : call_collective;
   self.otherwise = Py_NewRef(otherwise);
   self.no_compression = Py_XNewRef(no_compression);
   self.wrap_rows = Py_XNewRef(wrap_rows);

@@ -101,8 +101,7 @@ PyObject* hand_on(InlineCall& self, PyObject* const* args, size_t nargsf, PyObje
 // for them. Not of one that would have met by its name, in no order.
 PyObject* note_if_refused(const InlineCall& self, PyObject* result, const Ranks& ranks, PyObject* name);
 
-// What is called: of an all-reduce (inline_all_reduce.cc), of the others (inline_collective.cc).
-PyObject* call_all_reduce(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);
+// What is called (inline_collective.cc).
 PyObject* call_collective(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);
 
 }  // namespace dcoll::bind

@@ -1,4 +1,4 @@
-// broadcast, allgather, reducescatter, alltoall and barrier as inline calls (inline_call.h).
+// allreduce, broadcast, allgather, reducescatter, alltoall and barrier as inline calls (inline_call.h).
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -43,7 +43,14 @@ class CollectiveCall {
     if (!read_operand(tensor_, self_.in_place ? Access::kWrite : Access::kRead, source_, &shape_)) return false;
     call_.in = source_.data;
     call_.dtype = source_.dtype;
-    return read_kind() && call_.plainly_valid(core_.size()) && make_result();
+    // The core looks whether an all-reduce is valid, and takes it all the same.
+    if (self_.kind == Kind::kAllReduce ? !read_all_reduce() : !read_kind() || !call_.plainly_valid(core_.size())) {
+      return false;
+    }
+    if (!self_.in_place) return make_result();
+    result_ = py::reinterpret_borrow<py::object>(tensor_);
+    call_.out = source_.data;
+    return true;
   }
 
   // A new reference; null: a Python error is set.
@@ -58,6 +65,12 @@ class CollectiveCall {
   }
 
  private:
+  bool read_all_reduce() {
+    call_.count = source_.count;
+    call_.dims = shape_.all();
+    return absent(arguments_.given[kAverage]) && read_reduction();
+  }
+
   bool read_kind() {
     if (self_.kind == Kind::kBroadcast) {
       call_.count = source_.bytes();
@@ -65,7 +78,9 @@ class CollectiveCall {
       return read_root(core_, arguments_.given[kRootRank], call_.root);
     }
     call_.row_elems = shape_.row_elems();
-    if (self_.kind == Kind::kReduceScatter) return read_rows() && read_reduction();
+    if (self_.kind == Kind::kReduceScatter) {
+      return arguments_.given[kOp] != Py_None && read_rows() && read_reduction();
+    }
     if (self_.handle != nullptr) return false;  // the Python function's handle takes a result of any size
     call_.row_elems *= dtype_bytes(source_.dtype);
     return (self_.kind == Kind::kAllGather || absent(arguments_.given[kSplits])) && read_rows();
@@ -81,21 +96,16 @@ class CollectiveCall {
   bool read_reduction() {
     PyObject* compression = arguments_.given[kCompression];
     if (compression != nullptr && compression != self_.no_compression) return false;
-    if (arguments_.given[kOp] == Py_None || !read_op(self_, arguments_.given[kOp], call_.op)) return false;
-    return read_factor(arguments_.given[kPrescale], call_.prescale) &&
+    return read_op(self_, arguments_.given[kOp], call_.op) &&
+           read_factor(arguments_.given[kPrescale], call_.prescale) &&
            read_factor(arguments_.given[kPostscale], call_.postscale);
   }
 
-  // The tensor the result goes to. Of an all-gather and an all-to-all it is a guess: ranks mostly bring as many rows as
+  // A new tensor for the result. Of an all-gather and an all-to-all it is a guess: ranks mostly bring as many rows as
   // this one.
   bool make_result() {
     const auto size = static_cast<int64_t>(core_.size());
     Shape shape = shape_;
-    if (self_.in_place) {
-      result_ = py::reinterpret_borrow<py::object>(tensor_);
-      call_.out = source_.data;
-      return true;
-    }
     bool same_shape = true;
     if (self_.kind == Kind::kAllGather) {
       shape.dims[0] *= size;
@@ -118,7 +128,7 @@ class CollectiveCall {
     Operand target;
     if (!result_ || !read_operand(result_.ptr(), Access::kWrite, target)) return false;
     call_.out = target.data;
-    return true;
+    return !same_shape || (target.count == source_.count && target.dtype == source_.dtype);
   }
 
   // The result is of another size than was guessed, and lies in memory of the core.

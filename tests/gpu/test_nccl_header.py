@@ -19,7 +19,10 @@ def folder_of(header: str, *places: str) -> str:
 
 def test_nccls_header_says_what_we_take_for_granted() -> None:
     nccl = folder_of("nccl.h", "/usr/include")
-    cuda = folder_of("cuda_runtime.h", "/usr/local/cuda/include", *map(str, Path("/usr/local").glob("cuda-*/include")))
+    # What cuda_runtime.h includes, and the packages that torch brings leave out.
+    cuda = folder_of(
+        "crt/host_config.h", "/usr/local/cuda/include", *map(str, Path("/usr/local").glob("cuda-*/include"))
+    )
     source = Path(__file__).with_name("nccl_header.cc")
     compiler = shutil.which("g++") or "c++"
     subprocess.run([compiler, "-std=c++20", "-fsyntax-only", f"-I{nccl}", f"-I{cuda}", str(source)], check=True)
