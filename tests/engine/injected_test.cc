@@ -252,20 +252,25 @@ Settings by_messages(Settings settings) {
 World by_messages_alone(Fault& fault) { return faulty_world(fault, quiet_settings().on_nodes(false)); }
 
 // The culprit is the first of a node of two, and carries what they send to the other node.
-World on_two_levels(Fault& fault) {
+World on_two_levels(Fault& fault, const char* calibrate) {
   ThreadsJob::Job job;
   job.fault = &fault;
+  Settings settings = on_nodes(quiet_settings(), {0, 1, 1});
+  settings.calibrate = calibrate;
   World world(kRanks);
   on_threads(kRanks, [&](int rank) {
     ThreadsJob mine(job, rank);
-    world[static_cast<size_t>(rank)] = connect_world(&mine, on_nodes(quiet_settings(), {0, 1, 1}));
+    world[static_cast<size_t>(rank)] = connect_world(&mine, settings);
   });
   return world;
 }
+World calibrated(Fault& fault) { return on_two_levels(fault, "force"); }
+World not_calibrated(Fault& fault) { return on_two_levels(fault, "off"); }
 
-void fail_calls_of_the_transport(World (*connect)(Fault&), bool refuses) {
+// sparse: after the first ones only some, each 20 per cent further on than the one before.
+void fail_calls_of_the_transport(World (*connect)(Fault&), bool refuses, bool sparse = false) {
   int64_t at = 1 + seed() % kStride;
-  for (bool fired = true; fired; at += kStride) {
+  for (bool fired = true; fired; at += sparse ? std::max(kStride, at / 5) : kStride) {
     Fault fault;
     fault.refuses = refuses;
     {
@@ -383,7 +388,10 @@ TEST(a_message_that_waits_for_its_connection_is_seen_to) {
 
 TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(by_messages_alone, false); }
 TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(by_messages_alone, true); }
-TEST(every_call_of_a_transport_fails_on_two_levels) { fail_calls_of_the_transport(on_two_levels, false); }
-TEST(every_call_of_a_transport_is_refused_once_on_two_levels) { fail_calls_of_the_transport(on_two_levels, true); }
+TEST(every_call_of_a_transport_fails_on_two_levels) { fail_calls_of_the_transport(not_calibrated, false); }
+TEST(every_call_of_a_transport_is_refused_once_on_two_levels) { fail_calls_of_the_transport(not_calibrated, true); }
+// Calibration sends as much as it can in its time, the same again and again.
+TEST(calls_of_a_transport_fail_in_calibration) { fail_calls_of_the_transport(calibrated, false, true); }
+TEST(calls_of_a_transport_are_refused_once_in_calibration) { fail_calls_of_the_transport(calibrated, true, true); }
 
 TEST_MAIN
