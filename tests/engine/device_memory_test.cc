@@ -199,12 +199,12 @@ void expect_damaged(
   auto world = connect_threads(2, test_settings());
   const Operand ones[2] = {Operand(1), Operand(2)};
   on_threads(2, [&](int rank) { reduce(*world[static_cast<size_t>(rank)], ones[rank].request()); });
-  const auto other = world[1]->submit(request_of(ones[1]));
   BoardEntry& posts = world[0]->members().window->board(1);
   const auto newest = [&]() -> BoardEntry::Record& {
     return posts.record[posts.record[1].ticket > posts.record[0].ticket];
   };
   const uint64_t before = newest().ticket;
+  const auto other = world[1]->submit(request_of(ones[1]));
   while (newest().ticket == before) world[1]->poll(*other);
   damage(newest().post);
   CHECK_THROWS(reduce(*world[0], request_of(ones[0])), TransportError, text);
