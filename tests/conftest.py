@@ -32,6 +32,8 @@ os.environ.setdefault("DCOLL_TIMEOUT", "20")
 # Each TCPStore of PyTorch's looks its peer's address up by DNS, for a message that nobody sees. Where a name server
 # loses a query, that would be 5 seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# Measured constants of links are not the user's.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
 SEED = int(os.environ.setdefault("TESTS_SEED", str(random.SystemRandom().randrange(10**6))))  # of the jobs too
 
 # Not hypothesis's own profile for CI, which draws the same examples for ever.

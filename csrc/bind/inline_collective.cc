@@ -43,10 +43,8 @@ class CollectiveCall {
     if (!read_operand(tensor_, self_.in_place ? Access::kWrite : Access::kRead, source_, &shape_)) return false;
     call_.in = source_.data;
     call_.dtype = source_.dtype;
-    // The core looks whether an all-reduce is valid, and takes it all the same.
-    if (self_.kind == Kind::kAllReduce ? !read_all_reduce() : !read_kind() || !call_.plainly_valid(core_.size())) {
-      return false;
-    }
+    // Of all-reduces the core takes others than the plainly valid ones too: Adasum, and bitwise operators.
+    if (!read_kind() || (self_.kind != Kind::kAllReduce && !call_.plainly_valid(core_.size()))) return false;
     if (!self_.in_place) return make_result();
     result_ = py::reinterpret_borrow<py::object>(tensor_);
     call_.out = source_.data;
@@ -65,13 +63,12 @@ class CollectiveCall {
   }
 
  private:
-  bool read_all_reduce() {
-    call_.count = source_.count;
-    call_.dims = shape_.all();
-    return absent(arguments_.given[kAverage]) && read_reduction();
-  }
-
   bool read_kind() {
+    if (self_.kind == Kind::kAllReduce) {
+      call_.count = source_.count;
+      call_.dims = shape_.all();
+      return absent(arguments_.given[kAverage]) && read_reduction();
+    }
     if (self_.kind == Kind::kBroadcast) {
       call_.count = source_.bytes();
       call_.dims = shape_.all();

@@ -252,7 +252,7 @@ Settings by_messages(Settings settings) {
 World by_messages_alone(Fault& fault) { return faulty_world(fault, quiet_settings().on_nodes(false)); }
 
 // The culprit is the first of a node of two, and carries what they send to the other node.
-World on_two_levels(Fault& fault, const char* calibrate) {
+World two_levels(Fault& fault, const char* calibrate) {
   ThreadsJob::Job job;
   job.fault = &fault;
   Settings settings = on_nodes(quiet_settings(), {0, 1, 1});
@@ -264,8 +264,8 @@ World on_two_levels(Fault& fault, const char* calibrate) {
   });
   return world;
 }
-World calibrated(Fault& fault) { return on_two_levels(fault, "force"); }
-World not_calibrated(Fault& fault) { return on_two_levels(fault, "off"); }
+World on_two_levels(Fault& fault) { return two_levels(fault, "off"); }
+World calibrated(Fault& fault) { return two_levels(fault, "force"); }
 
 // sparse: after the first ones only some, each 20 per cent further on than the one before.
 void fail_calls_of_the_transport(World (*connect)(Fault&), bool refuses, bool sparse = false) {
@@ -388,8 +388,8 @@ TEST(a_message_that_waits_for_its_connection_is_seen_to) {
 
 TEST(every_call_of_a_transport_fails) { fail_calls_of_the_transport(by_messages_alone, false); }
 TEST(every_call_of_a_transport_is_refused_once) { fail_calls_of_the_transport(by_messages_alone, true); }
-TEST(every_call_of_a_transport_fails_on_two_levels) { fail_calls_of_the_transport(not_calibrated, false); }
-TEST(every_call_of_a_transport_is_refused_once_on_two_levels) { fail_calls_of_the_transport(not_calibrated, true); }
+TEST(every_call_of_a_transport_fails_on_two_levels) { fail_calls_of_the_transport(on_two_levels, false); }
+TEST(every_call_of_a_transport_is_refused_once_on_two_levels) { fail_calls_of_the_transport(on_two_levels, true); }
 // Calibration sends as much as it can in its time, the same again and again.
 TEST(calls_of_a_transport_fail_in_calibration) { fail_calls_of_the_transport(calibrated, false, true); }
 TEST(calls_of_a_transport_are_refused_once_in_calibration) { fail_calls_of_the_transport(calibrated, true, true); }

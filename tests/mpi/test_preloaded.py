@@ -54,6 +54,13 @@ def test_it_ends_as_its_program_does(code: str, status: int, text: str) -> None:
     assert text in done.stderr, done.text
 
 
+def test_a_job_that_runs_too_long_tells_of_its_processes() -> None:
+    with pytest.raises(
+        pytest.fail.Exception, match=r"\d+ S runs for [2-9]\.\d s, used \d\.\d s: .*time\.sleep\(60\) \["
+    ):
+        launch(1, "-c", "import time; time.sleep(60)", timeout=3)
+
+
 def test_a_module_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("here = 5")
     (tmp_path / "script.py").write_text("import beside, sys\nprint(beside.here, __name__, sys.argv[1])")

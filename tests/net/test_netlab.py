@@ -53,6 +53,13 @@ def test_it_says_when_hosts_do_not_reach_each_other(hosts: Hosts, monkeypatch: p
         netlab.check()
 
 
+def test_the_mpirun_of_dcolls_build_serves_other_interpreters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That of another torch, say."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert netlab.find_mpirun() == (Path(netlab.__file__).parents[1] / "dcoll" / "mpirun.txt").read_text().strip()
+
+
 @pytest.mark.parametrize("slots", ["1", "2,2,2", "0,0", "a,b", "-1,1"])
 def test_slots(hosts: Hosts, slots: str) -> None:
     lab = hosts(2)
