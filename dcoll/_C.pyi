@@ -379,6 +379,14 @@ class InlineCall:
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+def all_reduce_plain(communicator: Communicator, tensor: Any, op: int, /) -> bool:
+    """An all-reduce in place on the calling thread, of a dense torch.Tensor of the CPU (or a numpy.ndarray) of any
+    dtype of dcoll's but bool, whose version for autograd stays; shapes may differ between ranks. op: an operator's
+    code.
+
+    False: it is another tensor, and nothing was done. A negated view is taken for what lies in its memory.
+    """
+
 def set_job(communicator: Communicator | None) -> None:
     """The communicator of dcoll's own InlineCalls; None: there is none, they hand every call on."""
 

@@ -346,6 +346,7 @@ void bind_inline_calls(py::module_& m) {
     if (interned[i] == nullptr) throw py::error_already_set();
   }
   m.add_object("InlineCall", py::reinterpret_steal<py::object>(make_type()));
+  bind_all_reduce_plain(m);
   m.def("set_process_set", &set_process_set, py::arg("process_set"), py::arg("communicator").none(true));
   m.def("set_job", &set_job, py::arg("communicator").none(true));
 }

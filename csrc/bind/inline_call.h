@@ -103,5 +103,6 @@ PyObject* note_if_refused(const InlineCall& self, PyObject* result, const Ranks&
 
 // What is called (inline_collective.cc).
 PyObject* call_collective(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names);
+void bind_all_reduce_plain(pybind11::module_& m);
 
 }  // namespace dcoll::bind

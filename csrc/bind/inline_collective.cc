@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "bind/arguments.h"
 #include "bind/inline_call.h"
 
 namespace py = pybind11;
@@ -168,6 +169,44 @@ PyObject* call_collective(PyObject* object, PyObject* const* args, size_t nargsf
     }
   }
   return hand_on(self, args, nargsf, names);
+}
+
+namespace {
+
+// What torch.distributed's all_reduce() is here, where it is plain: see dcoll/_C.pyi.
+PyObject* all_reduce_plain(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  if (given != 3) return PyErr_Format(PyExc_TypeError, "all_reduce_plain takes 3 arguments, but got %zd", given);
+  Communicator* const core = communicator_of(args[0]);
+  const long op = core == nullptr ? -1 : PyLong_AsLong(args[2]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  Operand operand;
+  if (!read_operand(args[1], Access::kWrite, operand) || operand.dtype == DType::kBool) Py_RETURN_FALSE;
+  const auto keep = py::reinterpret_borrow<py::object>(args[0]);
+  std::shared_ptr<Operation> operation;
+  try {
+    const Call call{.kind = Kind::kAllReduce,
+                    .in = operand.data,
+                    .out = operand.data,
+                    .count = operand.count,
+                    .dtype = operand.dtype,
+                    .op = to_op(static_cast<int>(op))};
+    if (!run_call(*core, call, operand.bytes(), {args[1]}, operation)) return nullptr;
+  } catch (...) {
+    set_error(std::current_exception());
+    return nullptr;
+  }
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef functions[] = {
+    {"all_reduce_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(all_reduce_plain)), METH_FASTCALL,
+     nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void bind_all_reduce_plain(py::module_& m) {
+  if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw py::error_already_set();
 }
 
 }  // namespace dcoll::bind

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dcoll import _C
 from dcoll.errors import ArgumentError
 from dcoll.torch.calls import Calls
 from dcoll.torch.ddp_buckets import LEAST_ELEMENTS, called_by_backward, place_of
@@ -25,7 +26,15 @@ class Reductions(Calls):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else one("all_reduce", tensors)
         op = operator_of(opts)
-        code, operator = PLAIN_DTYPES.get(tensor.dtype), PLAIN_OPERATORS.get(hash(op))
+        operator = PLAIN_OPERATORS.get(hash(op))
+        if (
+            operator is not None
+            and self._at_once(opts)
+            and not tensor.is_neg()
+            and _C.all_reduce_plain(self._comm, tensor, operator)
+        ):
+            return DONE
+        code = PLAIN_DTYPES.get(tensor.dtype)
         count, factor = tensor.numel(), 1.0
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, op, opts)

@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 
 import dcoll as hvd
 import dcoll.torch  # registers the backend
+from dcoll import _C
 from dcoll.job.world import WORLD
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
@@ -139,6 +140,31 @@ def check_overloads() -> None:
         with pytest.raises(TypeError):
             wrong()
     dist.barrier()
+
+
+def check_plain_tensors_are_reduced_in_c() -> None:
+    """In one call, which leaves all others to Python as they are."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    assert dist.group.WORLD is not None
+    comm = dist.group.WORLD._get_backend(torch.device("cpu"))._comm
+    plain: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        call = _C.all_reduce_plain
+        patch.setattr(_C, "all_reduce_plain", lambda *args: plain.append(call(*args)) or plain[-1])
+        for dtype, count in ((torch.float32, 0), (torch.float16, 1), (torch.int64, 5), (torch.float64, 1 << 16)):
+            mine = torch.full((count, 1), rank + 1, dtype=dtype)
+            version = mine._version
+            dist.all_reduce(mine)
+            assert mine._version == version  # as with Gloo: what autograd has saved of it is used as it is
+            assert torch.equal(mine, torch.full_like(mine, size * (size + 1) // 2))
+        assert plain == [not _C.emulates_device()] * 4
+    flat, bits, pairs = torch.ones(4), torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.complex64)
+    for other in (flat[::2], bits, pairs, torch.eye(2).to_sparse(), torch.ones(2, device="meta"), torch.nn.Linear):
+        assert _C.all_reduce_plain(comm, other, _C.SUM) is False
+    assert flat.tolist() == [1] * 4
+    if not _C.emulates_device():
+        with pytest.raises(hvd.ArgumentError, match="unknown op code 99"):
+            _C.all_reduce_plain(comm, flat, 99)
 
 
 def check_negated_views() -> None:
