@@ -282,7 +282,11 @@ def check_checkpoints() -> None:
     fully_shard(other)
     state = {"model": get_model_state_dict(other)}
     checkpoint.load(state, checkpoint_id=folder)
-    near({name: value.full_tensor() for name, value in state["model"].items()}, whole_state(net))
+    whole = whole_state(net)
+    near({name: value.full_tensor() for name, value in state["model"].items()}, whole)
+    alone = {"model": model(blocks=2).state_dict()}  # as a job of one process loads it
+    checkpoint.load(alone, checkpoint_id=folder, no_dist=True)
+    near(alone["model"], whole)
 
 
 def check_compiled_functional_collectives() -> None:

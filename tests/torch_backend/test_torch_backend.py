@@ -50,7 +50,14 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (2, "emulated"),
         (3, "emulated mpi"),
     ],
-    checks_torch_parallel: [(2, "auto"), (4, "auto"), (2, "torchrun"), (2, "emulated"), (2, "apart")],
+    checks_torch_parallel: [
+        (2, "auto"),
+        (4, "auto"),
+        (2, "torchrun"),
+        (2, "emulated"),
+        (2, "apart"),
+        (2, "torchrun apart"),
+    ],
     checks_torch_device: [(2, "emulated"), (3, "emulated mpi")],
 }
 ENVIRONMENTS = {
@@ -58,7 +65,6 @@ ENVIRONMENTS = {
     "torchrun": (),
     "apart": (("DCOLL_NODES", "0,1"),),
     "nodes": (("DCOLL_NODES", "0,0,1"),),
-    "torchrun nodes": (("DCOLL_NODES", "0,0,1"),),
     "mpi": (("DCOLL_TRANSPORT", "mpi"),),
     "emulated": (("DCOLL_DEVICE", "emulated"),),
     "emulated mpi": (("DCOLL_DEVICE", "emulated"), ("DCOLL_TRANSPORT", "mpi")),
@@ -73,7 +79,7 @@ CASES = [
 
 @pytest.mark.parametrize(("module", "n", "transport", "check"), CASES)
 def test_torch(module: str, n: int, transport: str, check: str) -> None:
-    if transport == "torchrun nodes" and not UCX.exists():
+    if transport in ("torchrun nodes", "torchrun apart") and not UCX.exists():
         pytest.skip("needs ucx: dcoll was built without it")
     launcher, setting = (
         (TORCHRUN, transport.removeprefix("torchrun").strip()) if transport.startswith("torchrun") else ((), transport)
