@@ -61,9 +61,11 @@ struct Feedback {
   float* error = nullptr;
   float* velocity = nullptr;
   float momentum = 0;
+  bool empty = false;  // `error` is all zeros
 
   Feedback from(size_t element) const {
-    return {error == nullptr ? nullptr : error + element, velocity == nullptr ? nullptr : velocity + element, momentum};
+    return {error == nullptr ? nullptr : error + element, velocity == nullptr ? nullptr : velocity + element, momentum,
+            empty};
   }
 };
 

@@ -8,7 +8,9 @@ import torch
 from checks_optimizer_options import Toy, distributed
 
 import dcoll as hvd
-from dcoll import plan
+from dcoll import _C, plan
+from dcoll.collectives.tensors import CODES, library
+from dcoll.job.world import communicator
 
 COUNT = 1 << 21
 FORCED = os.environ.get("DCOLL_COMPRESS_LOCAL") == "1"
@@ -53,6 +55,31 @@ def check_calls_that_are_close_are_tried_and_then_decided() -> None:
     if hvd.size() == hvd.cross_size():  # else ranks that carry nothing encode nothing
         assert all(one == encoded for one in everyones)
     assert len(set(encoded[9:])) == 1, encoded  # one way: 4 calls are timed each way, and one has measured before
+
+
+def check_what_is_kept_goes_with_calls_that_go_in_full() -> None:
+    """Of gradients that are whole numbers nothing is ever lost, whichever way each step took."""
+    library("torch")  # fills CODES
+    comm, steps, codec = communicator(), 14, "auto topk 0.1"
+    generator = torch.Generator().manual_seed(hvd.rank())
+    gradient = torch.randint(-50, 51, (1 << 20,), generator=generator).float()
+    options = {"op": _C.SUM, "bucket_bytes": 1 << 25, "first_bucket_bytes": 1 << 25, "codec": codec, "label": "kept"}
+    reducer = _C.Reducer(comm, [len(gradient)], [CODES[torch.float32]], ["w"], **options)
+    arrived, encoded = torch.zeros_like(gradient), 0
+    for _ in range(steps):
+        before = sum(calls_of(name) for name in hvd.stats() if "of kept" in name)
+        reducer.mark_ready(0, gradient.data_ptr())
+        reducer.finish()
+        buffer, offset = reducer.gradient(0)
+        arrived += torch.frombuffer(buffer, dtype=torch.float32, count=len(gradient), offset=offset)
+        encoded = sum(calls_of(name) for name in hvd.stats() if "of kept" in name) - before
+    kept = torch.as_tensor(reducer.kept(0)["error"])
+    given = steps * hvd.allreduce(gradient, op=hvd.Sum)
+    assert torch.equal(arrived + hvd.allreduce(kept, op=hvd.Sum), given)
+    if not hvd.allreduce(torch.tensor(float(encoded))):
+        assert not kept.any()
+    elif FORCED:
+        assert hvd.allreduce(kept.abs().sum())
 
 
 def check_a_thousandth_of_the_bytes_pays() -> None:

@@ -164,6 +164,54 @@ def test_scaling() -> None:
     run_ranks(2, body)
 
 
+NODES = [(2, ""), (2, "0,1"), (3, "0,0,1")]  # on none of them is a bucket of up to 64 KiB encoded
+LOSSY = {"codec": "topk 0.01", "bucket_bytes": 1 << 12, "first_bucket_bytes": 1 << 12}
+
+
+@pytest.mark.parametrize(("n", "nodes"), NODES)
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_what_was_kept_goes_with_a_bucket_that_is_not_encoded(
+    n: int, nodes: str, rebuilt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCOLL_NODES", nodes)
+
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [100, 7], prescale=0.5, **LOSSY)
+        kept = torch.arange(100.0) + comm.rank
+        b.reducer.keep(0, {"error": kept})
+        assert torch.equal(torch.as_tensor(b.reducer.kept(0)["error"]), kept)
+        if rebuilt:
+            b.reducer.rebuild([0, 1])
+            b.map()
+        assert b.round([1], 1.0) == [0]  # nobody has a gradient there, so nobody looks at what arrives
+        b.round([0, 1], 1.0)
+        assert torch.equal(b.slots[0], 0.5 * (n + n * torch.arange(100.0) + n * (n - 1) / 2))
+        assert b.slots[1].eq(n).all()
+        b.round([0, 1], 1.0)
+        assert b.slots[0].eq(0.5 * n).all()
+        assert torch.as_tensor(b.reducer.kept(0).get("error", torch.zeros(1))).eq(0).all()
+
+    run_ranks(n, body)
+
+
+@pytest.mark.parametrize(("n", "nodes"), NODES)
+def test_momentum_in_a_bucket_that_is_not_encoded(n: int, nodes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCOLL_NODES", nodes)
+
+    def body(comm: _C.Communicator) -> None:
+        b = Buckets(comm, [100, 7], prescale=0.5, momentum=0.5, **LOSSY)
+        for velocity in (1.0, 1.5, 1.75, 1.875):
+            b.round([0, 1], 1.0)
+            assert b.slots[0].eq(0.5 * n * velocity).all()
+            assert b.slots[1].eq(n * velocity).all()
+        assert torch.as_tensor(b.reducer.kept(1)["velocity"]).eq(2 * 1.875).all()
+        assert b.round([0], 1.0) == [1]  # flags have no momentum
+        b.round([0, 1], 0.0)
+        assert b.slots[1].eq(0.5 * n * (1.875 + 1)).all()  # and what nobody uses keeps its own
+
+    run_ranks(n, body)
+
+
 def test_no_parameters() -> None:
     def body(comm: _C.Communicator) -> None:
         assert Buckets(comm, []).reducer.finish() == []

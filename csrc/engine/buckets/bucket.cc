@@ -152,13 +152,11 @@ void Reducer::close_bucket(Bucket& bucket) {
   bucket.flags_offset = align(last.offset_bytes + params_[last.param].count * elem) / elem;
   bucket.count = bucket.flags_offset + bucket.slots.size();
   const bool is_encoded = bucket.dtype == DType::kFloat32 && options_.encoding;
-  bucket.encoded = is_encoded && comm_->as_made().ever_encodes();
+  bucket.encoded = is_encoded && comm_->as_made().may_encode(bucket.flags_offset * elem);
   const Codec codec = options_.encoding.codec;
   bucket.own_flags = bucket.encoded && (codec == Codec::kInt8 || codec == Codec::kTopK);
-  if (bucket.own_flags && options_.feedback) {
-    bucket.residual = Memory::plain(bucket.flags_offset * sizeof(float));
-    if (options_.momentum != 0) bucket.velocity = Memory::plain(bucket.flags_offset * sizeof(float));
-  }
+  if (bucket.own_flags && options_.feedback) bucket.residual = Memory::plain(bucket.count * elem);
+  if (is_encoded && options_.momentum != 0) bucket.velocity = Memory::plain(bucket.count * elem);
   const bool narrow = !is_encoded && options_.wire.has_value() && elem > dtype_bytes(*options_.wire);
   bucket.wire_dtype = narrow ? *options_.wire : bucket.dtype;
   allocate(bucket);
@@ -296,25 +294,17 @@ void Reducer::submit(Bucket& bucket) {
                   .postscale = options_.postscale,
                   .encoding = bucket.encoded ? encoding_now() : Encoding{},
                   .name = bucket.name};
-  if (!bucket.own_flags) {
-    bucket.operation = comm_->submit(std::move(request), Communicator::Start::kInBackground, bucket.wire);
-    return;
+  if (bucket.own_flags) {
+    request.count = bucket.flags_offset;
+    clear_gaps(bucket);
   }
-  request.count = bucket.flags_offset;
-  clear_gaps(bucket);
-  if (bucket.residual != nullptr) {
-    add_scattered(bucket);
-    const auto floats = [](const std::shared_ptr<Memory>& memory) {
-      return memory == nullptr ? nullptr : reinterpret_cast<float*>(memory->data());
-    };
-    if (request.encoding)
-      request.feedback = {floats(bucket.residual), floats(bucket.velocity), static_cast<float>(options_.momentum)};
-  }
+  give_feedback(bucket, request);
   // All blocks are in use for as long as the operation is.
   const auto all = std::make_shared<std::array<std::shared_ptr<Memory>, 3>>(
       std::array{bucket.wire, bucket.residual, bucket.velocity});
   bucket.operation = comm_->submit(std::move(request), Communicator::Start::kInBackground,
                                    std::shared_ptr<Memory>(all, bucket.wire.get()));
+  if (!bucket.own_flags) return;
   std::byte* const flags = bucket.flag(0);
   bucket.flags_operation = comm_->submit({.kind = Kind::kAllReduce,
                                           .in = flags,
@@ -334,7 +324,7 @@ void Reducer::flush() {
       if (ready_[param]) continue;
       std::memset(bucket.slot_on_wire(s), 0, params_[param].count * dtype_bytes(bucket.wire_dtype));
       write_flag(bucket.flag(s), bucket.wire_dtype, false);
-      if (bucket.residual != nullptr) hold_back(next_, s);
+      if (bucket.residual != nullptr || bucket.velocity != nullptr) hold_back(next_, s);
     }
     submit(bucket);
   }
@@ -377,9 +367,10 @@ void Reducer::unpack(const Bucket& bucket) const {
 void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
   const auto begin = Clock::now();
   std::exception_ptr failure;
-  for (const Bucket& bucket : buckets_) {
+  for (Bucket& bucket : buckets_) {
     try {
       wait(*bucket.operation);
+      note_kept(bucket);
       if (bucket.flags_operation != nullptr) wait(*bucket.flags_operation);
       unpack(bucket);
     } catch (const Error&) {

@@ -17,8 +17,9 @@
 // Encoded buckets (kernels/codec.h): what travels between nodes is float32's codec, and the error of int8 and top-k is
 // kept. What a rank lost in encoding is its residual, which it adds when it encodes the next backward's gradients, so
 // nothing is lost for good. In a node of several ranks each encodes its share of the bucket, so where a bucket is not
-// the one it was, the residual is added to the rank's own gradients, once. A flag would not survive beside large
-// gradients, so the flags of such a bucket are reduced by an operation of their own, as they are.
+// the one it was, the residual is added to the rank's own gradients, once. A bucket that is not encoded, always or this
+// time, takes all of its residual with it. A flag would not survive beside large gradients, so the flags of an encoded
+// bucket are reduced by an operation of their own, as they are.
 //
 // Gradients that the program keeps beyond their step stay what they are: move() gives what comes next another memory.
 // A gradient that was kept once has memory of its own from then on, and is copied in and out of its bucket, so that
@@ -80,6 +81,7 @@ struct Bucket {
   std::shared_ptr<Memory> wire;        // what is reduced: `memory`, unless the bucket is compressed
   std::shared_ptr<Memory> residual{};  // float32 like the gradients, where encoding loses what the next step is to get
   std::shared_ptr<Memory> velocity{};  // as long, of momentum correction
+  bool holds = false;                  // not all of the residual need be zero
   bool scattered = false;              // some of the residual is of what other ranks encode now
   bool encoded = false;
   bool own_flags = false;  // an operation of theirs: they would be lost in this encoding
@@ -141,7 +143,7 @@ class Reducer {
   void rebuild(const std::vector<size_t>& order);
 
   // What encoding this parameter's gradients has lost so far, and its velocity, both in units of gradients; empty where
-  // nothing of the kind is kept, where keep() does nothing.
+  // nothing of the kind is kept. keep() takes an error of any float32 gradients, and a velocity where there is momentum.
   enum class Kept : uint8_t { kError, kVelocity };
   std::vector<float> kept(size_t param, Kept what) const;
   void keep(size_t param, Kept what, std::span<const float> values);
@@ -173,11 +175,12 @@ class Reducer {
   void submit(Bucket& bucket);
   void clear_gaps(const Bucket& bucket) const;
   void add_scattered(Bucket& bucket) const;
+  void give_feedback(Bucket& bucket, Request& request) const;
+  void note_kept(Bucket& bucket) const;
   void hold_back(size_t bucket, size_t slot);
   void give_back();
   void keep_residuals(const std::vector<Bucket>& old);
   Encoding encoding_now() const;
-  bool is_starting() const;
   void flush();
   void unpack(const Bucket& bucket) const;
   void wait_for_all(const std::function<void(Operation&)>& wait);

@@ -10,6 +10,20 @@
 
 namespace dcoll {
 
+namespace {
+
+bool all_zero(std::span<const float> values) {
+  return std::ranges::all_of(values, [](float value) { return value == 0; });
+}
+
+// Something is to be put into the bucket's residual.
+void hold(Bucket& bucket) {
+  if (bucket.residual == nullptr) bucket.residual = Memory::plain(bucket.count * sizeof(float));
+  bucket.holds = true;
+}
+
+}  // namespace
+
 // Residuals belong to parameters, whatever bucket they are in.
 void Reducer::keep_residuals(const std::vector<Bucket>& old) {
   for (const Bucket& bucket : old) {
@@ -17,24 +31,22 @@ void Reducer::keep_residuals(const std::vector<Bucket>& old) {
       const Place& place = place_[slot.param];
       Bucket& now = buckets_[place.bucket];
       const size_t bytes = params_[slot.param].count * sizeof(float), to = now.slots[place.slot].offset_bytes;
-      if (bucket.residual == nullptr || now.residual == nullptr) continue;
-      std::memcpy(now.residual->data() + to, bucket.residual->data() + slot.offset_bytes, bytes);
-      const bool stays = to == slot.offset_bytes && now.count == bucket.count;  // in the same rank's share
-      now.scattered |= bucket.scattered || (!stays && comm_->as_made().shares_encoding());
       if (now.velocity != nullptr && bucket.velocity != nullptr) {
         std::memcpy(now.velocity->data() + to, bucket.velocity->data() + slot.offset_bytes, bytes);
       }
+      if (!bucket.holds) continue;
+      hold(now);
+      std::memcpy(now.residual->data() + to, bucket.residual->data() + slot.offset_bytes, bytes);
+      const bool stays = to == slot.offset_bytes && now.count == bucket.count;  // in the same rank's share
+      now.scattered |= bucket.scattered || (!stays && comm_->as_made().shares_encoding());
     }
   }
 }
 
-// Gradients go as they are, and what is kept, from a checkpoint say, goes with the first.
-bool Reducer::is_starting() const { return rounds_ < options_.start_step; }
-
 // A step's share of the elements, in warm-up: from a quarter down to the ratio, geometrically (Y. Lin et al., "Deep
 // Gradient Compression", 2018, section 3.3).
 Encoding Reducer::encoding_now() const {
-  if (is_starting()) return {};
+  if (rounds_ < options_.start_step) return {};
   Encoding encoding = options_.encoding;
   constexpr double kFirst = 0.25;
   const size_t round = rounds_ - options_.start_step;
@@ -47,13 +59,31 @@ Encoding Reducer::encoding_now() const {
 // The residual is what was lost behind the prescale; the gradients are in front of it. Left behind: zeros. What goes
 // through a velocity comes out 1 / (1 - momentum) times, by and by.
 void Reducer::add_scattered(Bucket& bucket) const {
-  if (!std::exchange(bucket.scattered, false)) return;
+  if (!std::exchange(bucket.scattered, false) || !bucket.holds) return;
   std::byte* const residual = bucket.residual->data();
   const size_t count = bucket.flags_offset;
   const double factor = (bucket.velocity == nullptr ? 1.0 : 1.0 - options_.momentum) / options_.prescale;
   if (factor != 1.0) kernels::scale(residual, residual, count, DType::kFloat32, factor);
   kernels::reduce2(bucket.wire->data(), bucket.wire->data(), residual, count, DType::kFloat32, ReduceOp::kSum);
   std::memset(residual, 0, count * sizeof(float));
+  bucket.holds = false;
+}
+
+void Reducer::give_feedback(Bucket& bucket, Request& request) const {
+  add_scattered(bucket);
+  const auto floats = [](const std::shared_ptr<Memory>& memory) {
+    return memory == nullptr ? nullptr : reinterpret_cast<float*>(memory->data());
+  };
+  float* const velocity = floats(bucket.velocity);
+  if (velocity != nullptr) std::fill_n(velocity + bucket.flags_offset, bucket.slots.size(), 0.0f);  // flags have none
+  request.feedback = {floats(bucket.residual), velocity, static_cast<float>(options_.momentum), !bucket.holds};
+  bucket.holds = bucket.residual != nullptr;  // until it is known better
+}
+
+// After its operation has ended well. A bucket that is never encoded has sent what it was given to keep.
+void Reducer::note_kept(Bucket& bucket) const {
+  bucket.holds &= bucket.operation->encoded;
+  if (!bucket.holds && !bucket.own_flags) bucket.residual = nullptr;
 }
 
 // Before its bucket is sent.
@@ -78,10 +108,11 @@ void Reducer::give_back() {
     if (bucket.operation != nullptr && !bucket.operation->released()) return false;
     const size_t offset = bucket.slots[held.slot].offset_bytes;
     const auto add = [&](const std::shared_ptr<Memory>& memory, const std::vector<float>& values) {
-      if (memory == nullptr) return;
+      if (all_zero(values)) return;
       std::byte* const to = memory->data() + offset;
       kernels::reduce2(to, to, values.data(), values.size(), DType::kFloat32, ReduceOp::kSum);
     };
+    if (!all_zero(held.error)) hold(bucket);
     add(bucket.residual, held.error);
     add(bucket.velocity, held.velocity);
     bucket.scattered |= held.scattered;
@@ -103,8 +134,9 @@ std::vector<float> Reducer::kept(size_t param, Kept what) const {
 void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
   const Place& place = place_.at(param);
   Bucket& bucket = buckets_[place.bucket];
-  const std::shared_ptr<Memory>& memory = what == Kept::kError ? bucket.residual : bucket.velocity;
-  if (memory == nullptr) return;
+  const bool is_error = what == Kept::kError;
+  if (is_error ? bucket.wire_dtype != DType::kFloat32 : bucket.velocity == nullptr) return;
+  if (is_error && bucket.residual == nullptr && all_zero(values)) return;
   if (values.size() != params_[param].count) {
     throw ArgumentError("What encoding lost of '" + params_[param].name + "' has " + std::to_string(values.size()) +
                         " elements, but the parameter has " + std::to_string(params_[param].count) +
@@ -112,9 +144,10 @@ void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
   }
   settle([&](Operation& operation) { comm_->wait_for(operation, -1); });
   give_back();
-  std::byte* const to = memory->data() + bucket.slots[place.slot].offset_bytes;
+  if (is_error) hold(bucket);
+  std::byte* const to = (is_error ? bucket.residual : bucket.velocity)->data() + bucket.slots[place.slot].offset_bytes;
   kernels::scale(to, values.data(), values.size(), DType::kFloat32, options_.prescale);
-  bucket.scattered = comm_->as_made().shares_encoding() || is_starting();
+  bucket.scattered |= is_error && comm_->as_made().shares_encoding();
 }
 
 }  // namespace dcoll

@@ -253,10 +253,9 @@ Task exchange_counts(Fabric& f, Operation& op) {
 
 Task move_by_schedule(Fabric& f, Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
-  const bool encoded = encodes(f, r.call());
   const bool chooses = r.encoding.codec == Codec::kTopK && r.encoding.exchange == kernels::Exchange::kPredicted;
-  if ((!encoded || chooses) && wants_constants(f, r.call())) co_await learn_constants(f, r.call());
-  if (encoded) {
+  if ((!op.encoded || chooses) && wants_constants(f, r.call())) co_await learn_constants(f, r.call());
+  if (op.encoded) {
     op.phases.enter(Phase::kMove);
     op.phases.name_algorithm(kernels::codec_name(r.encoding.codec));
     co_await move_encoded(f, op, cost);

@@ -30,10 +30,8 @@ bool has_codec(const Fabric& f, const Call& call) {
 }
 
 bool uses_codec(const Fabric& f, const Call& call) {
-  if (!has_codec(f, call)) return false;
-  if (f.compress_local) return true;
-  if (f.board != nullptr || call.is_small()) return false;
-  return !call.encoding.if_it_pays || f.pays(call.encoding, call.bytes());
+  if (!has_codec(f, call) || !f.may_encode(call.bytes())) return false;
+  return f.compress_local || !call.encoding.if_it_pays || f.pays(call.encoding, call.bytes());
 }
 
 Path choose_path(const Fabric& f, const Call& call) {

@@ -60,9 +60,11 @@ struct Fabric {
 
   // Where all ranks share memory: board, slots and the direct forms.
   void connect_slots();
-  // Whether a codec is ever used here (encodes() in choose_path.h), and whether ranks then encode for each other, each
-  // a share of an operand.
-  bool ever_encodes() const { return size > 1 && (board == nullptr || compress_local); }
+  // Whether a codec may be used here for so many bytes (encodes() in choose_path.h), and whether ranks then encode for
+  // each other, each a share of an operand.
+  bool may_encode(size_t bytes) const {
+    return size > 1 && (compress_local || (board == nullptr && bytes > Request::kSmallBytes));
+  }
   bool shares_encoding() const { return hierarchy != nullptr; }
 
   // The schedule of this rank, built once per algorithm and root.

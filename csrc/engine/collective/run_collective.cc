@@ -1,6 +1,7 @@
 #include "engine/collective/run_collective.h"
 
 #include <array>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -12,13 +13,14 @@
 #include "engine/collective/on_device.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/levels/hierarchical_all_reduce.h"
+#include "kernels/reduce.h"
 
 namespace dcoll {
 namespace {
 
 // In `job` where it is used; else says once why not.
-void note_codec(Fabric& f, const Call& call, ReduceJob& job, EncodedCost& cost) {
-  if (encodes(f, call)) {
+void note_codec(Fabric& f, const Operation& op, const Call& call, ReduceJob& job, EncodedCost& cost) {
+  if (op.encoded) {
     job.encoding = call.encoding;
     job.feedback = call.feedback;
     job.by_owners = f.goes_by_owners(call.encoding, call.count);
@@ -29,6 +31,25 @@ void note_codec(Fabric& f, const Call& call, ReduceJob& job, EncodedCost& cost) 
              "nothing is compressed inside one node, where memory is faster than any encoder "
              "(DCOLL_COMPRESS_LOCAL=1 does it all the same)");
   }
+}
+
+// Of a call that is not encoded: what encoding lost in those before it goes now, in full. The velocity gathers momentum
+// as there, but nothing of it is kept back.
+void send_kept(Request& r) {
+  const Feedback kept = std::exchange(r.feedback, {});  // once, though the call be begun again beside one that joined
+  const auto scale = [&](void* to, const void* from, double factor) {
+    if (factor != 1.0 || to != from) kernels::scale(to, from, r.count, DType::kFloat32, factor);
+  };
+  if (kept.velocity != nullptr) {
+    scale(kept.velocity, kept.velocity, kept.momentum);
+    scale(r.out, r.out, r.prescale);  // feedback is of what lies behind it
+    kernels::reduce2(kept.velocity, kept.velocity, r.out, r.count, DType::kFloat32, ReduceOp::kSum);
+    scale(r.out, kept.velocity, 1.0 / r.prescale);
+  }
+  if (kept.error == nullptr || kept.empty) return;
+  scale(kept.error, kept.error, 1.0 / r.prescale);
+  kernels::reduce2(r.out, r.out, kept.error, r.count, DType::kFloat32, ReduceOp::kSum);
+  std::memset(kept.error, 0, r.count * sizeof(float));
 }
 
 // Once: that there were values which float16 had no room for.
@@ -105,7 +126,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   ReduceJob job;
   if (path == Path::kTwoLevels) set_job(job, call, f.size);
   EncodedCost cost;
-  if (call.encoding) note_codec(f, call, job, cost);
+  op.encoded = encodes(f, call);
+  if (call.encoding) note_codec(f, op, call, job, cost);
+  if (!op.encoded) send_kept(op.request);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) co_await learn_slots(f);
   Handshake handshake(f, op, call, path, entry, path == Path::kTwoLevels ? &job : nullptr);

@@ -83,8 +83,9 @@ struct Arguments {
   Algo algo{};
   // allreduce: what float32 is between nodes. encodes() (choose_path.h) says whether it is used.
   Encoding encoding{};
-  // As long as the operand: what this rank's encoding lost before, and loses now. Used where this rank encodes, which
-  // is in the same places in every call of the same length.
+  // Of a call in place, as long as the operand: what this rank's encoding lost before, and loses now. Used where this
+  // rank encodes, which is in the same places in every call of the same length. What a call that is not encoded finds
+  // there goes with it.
   Feedback feedback{};
   typename Held::Text name{};  // part of what ranks compare; "" is fine
   // alltoall: rows for each rank. reducescatter: elements for each rank; {} is rows shared evenly. Adasum: elements of
