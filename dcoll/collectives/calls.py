@@ -90,12 +90,16 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     algo: str = "",
+    compression: Any = Compression.none,
 ) -> T:
     """As allreduce(), overwriting the tensor, which is returned."""
     if average is not None or op is None:
         op = _op(average, op)
     options = (op, name or "", prescale_factor, postscale_factor, algo)
-    return cast(T, on_communicator.allreduce_sync_(_comm(process_set), tensor, *options))
+    comm = _comm(process_set)
+    if compression is not Compression.none:
+        return cast(T, on_communicator.start_compressed(comm, tensor, compression, options, in_place=True).wait())
+    return cast(T, on_communicator.allreduce_sync_(comm, tensor, *options))
 
 
 @inline("allreduce", starts=True)
@@ -108,12 +112,13 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     algo: str = "",
+    compression: Any = Compression.none,
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
-    lane = _lane(process_set, name)
-    return on_communicator.allreduce(
-        lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo
-    )
+    lane, options = _lane(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
+    if compression is not Compression.none:
+        return on_communicator.start_compressed(lane, tensor, compression, options, in_place=False)
+    return on_communicator.allreduce(lane, tensor, *options)
 
 
 @inline("allreduce", in_place=True, starts=True)
@@ -126,12 +131,13 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     algo: str = "",
+    compression: Any = Compression.none,
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
-    lane = _lane(process_set, name)
-    return on_communicator.allreduce_(
-        lane, tensor, _op(average, op), name or "", prescale_factor, postscale_factor, algo
-    )
+    lane, options = _lane(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
+    if compression is not Compression.none:
+        return on_communicator.start_compressed(lane, tensor, compression, options, in_place=True)
+    return on_communicator.allreduce_(lane, tensor, *options)
 
 
 @inline("allreduce", grouped=True)

@@ -45,6 +45,12 @@ class Handle:
         self._memory = None
         return self._result
 
+    def then(self, change: Callable[[Any], Any]) -> "Handle":
+        """This handle, whose result is from now on what `change` makes of it, where wait() is called."""
+        finish, result = self._finish, self._result
+        self._finish = lambda core: change(result if finish is None else finish(core))
+        return self
+
     def ended(self) -> bool:
         """Whether the core is done, however it went. The result is made by wait() and poll() alone."""
         return self._core.poll()

@@ -7,12 +7,13 @@ Every function that starts a collective returns a Handle; those called *_sync ru
 import contextlib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dcoll import _C
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of
+from dcoll.compression.codecs import encode
 from dcoll.errors import ArgumentError
 from dcoll.ops import ReduceOp, wrong_op
 
@@ -59,7 +60,7 @@ def allreduce_sync_(
 ) -> Any:
     _, target, _, on, args, dims = _allreduce_args(comm, tensor, op, in_place=True)
     on.allreduce_sync(*args, name, prescale, postscale, algo, dims, codec)
-    return _stored(tensor, target)
+    return stored(tensor, target)
 
 
 def allreduce(
@@ -87,13 +88,27 @@ def allreduce_(
     return _in_place(on.allreduce(*args, name, prescale, postscale, algo, dims, codec, group), tensor, target)
 
 
+def start_compressed(comm: Lane, tensor: Any, compression: Any, options: tuple[Any, ...], in_place: bool) -> Handle:
+    """allreduce() or allreduce_() of what travels compressed. options: those of both, but for the codec."""
+    sent, context, codec = encode(compression, tensor, options[0])
+    if codec:
+        start: Callable[..., Handle] = allreduce_ if in_place else allreduce
+        return start(comm, tensor, *options, codec)
+
+    def wide(out: Any) -> Any:
+        whole = compression.decompress(out, context)
+        return stored(tensor, whole) if in_place else whole
+
+    return allreduce(comm, sent, *options).then(wide)
+
+
 def _in_place(core: _C.Handle, tensor: Any, target: Any) -> Handle:
     if target is not tensor:
-        return Handle(core, target, lambda _: _stored(tensor, target), tensor)
-    return Handle(core, None, None, _stored(tensor, target))
+        return Handle(core, target, lambda _: stored(tensor, target), tensor)
+    return Handle(core, None, None, stored(tensor, target))
 
 
-def _stored(tensor: Any, target: Any) -> Any:
+def stored(tensor: Any, target: Any) -> Any:
     """The tensor, which the core has written to, or will; or to `target` in its place."""
     kind = KINDS[type(tensor)]
     if target is tensor:
@@ -125,7 +140,7 @@ def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> 
 def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
     _, target, _, on, args = _broadcast_args(comm, tensor, root, in_place=True)
     on.broadcast_sync(*args, name, target.shape)
-    return _stored(tensor, target)
+    return stored(tensor, target)
 
 
 def _broadcast_args(

@@ -27,6 +27,12 @@ def by_every_call(x: torch.Tensor, compression: object, op: hvd.ReduceOp) -> lis
         hvd.allreduce(x, compression=compression, op=op),
         torch.as_tensor(hvd.allreduce(x.numpy(), compression=compression, op=op)),
         hvd.allreduce(x, compression=compression, op=op, process_set=hvd.global_process_set),
+        hvd.allreduce_(x.clone(), compression=compression, op=op),
+        *(hvd.allreduce_async(x, name=name, compression=compression, op=op).wait() for name in (None, "named")),
+        *(
+            hvd.allreduce_async_(x.clone(), name=name, compression=compression, op=op).wait()
+            for name in (None, "named")
+        ),
         *hvd.grouped_allreduce([x, x], compression=compression, op=op),
         graded.detach(),
         leaf.grad,
@@ -52,6 +58,36 @@ def check_every_call_compresses() -> None:
             assert not torch.equal(other, x)
         everyones = hvd.allgather(first[None])
         assert all(torch.equal(one, first) for one in everyones)
+
+
+class Halves:
+    """A compressor as Horovod's users write them."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return tensor.half() / 2, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx) * 2
+
+
+def check_compressors_of_the_programs_own() -> None:
+    x = whole(60)[::2]
+    into = x.clone().repeat_interleave(2)[::2]
+    handle = hvd.allreduce_async_(into, compression=Halves)
+    while not hvd.poll(handle):
+        pass
+    assert hvd.synchronize(handle) is into
+    asynchronous = hvd.allreduce_async(x, op=hvd.Sum, compression=Halves).wait()
+    assert torch.equal(asynchronous, hvd.size() * x)
+    assert asynchronous.dtype == torch.float32
+    for got in (into, hvd.allreduce(x, compression=Halves), hvd.allreduce_(x.clone(), compression=Halves)):
+        assert torch.equal(got, x)
+    for call in (hvd.allreduce_async, hvd.allreduce_):
+        with pytest.raises(hvd.ArgumentError, match="Compression"):
+            call(x.clone(), compression="fp16")
+    hvd.barrier()
 
 
 def check_stochastic_rounding() -> None:

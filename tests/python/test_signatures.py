@@ -115,9 +115,9 @@ _ALGO = {"algo": ""}
 NEW_PARAMETERS = {
     "allgather_object": {"process_set": ALL},
     "allreduce": _ALGO,
-    "allreduce_": _ALGO,
-    "allreduce_async": _ALGO,
-    "allreduce_async_": _ALGO,
+    "allreduce_": _ALGO | {"compression": NO},
+    "allreduce_async": _ALGO | {"compression": NO},
+    "allreduce_async_": _ALGO | {"compression": NO},
 }
 """Ours, behind Horovod's."""
 

@@ -143,7 +143,7 @@ class Reducer {
   void rebuild(const std::vector<size_t>& order);
 
   // What encoding this parameter's gradients has lost so far, and its velocity, both in units of gradients; empty where
-  // nothing of the kind is kept. keep() takes an error of any float32 gradients, and a velocity where there is momentum.
+  // nothing of the kind is kept. keep() takes an error of any float32 gradients, a velocity where there is momentum.
   enum class Kept : uint8_t { kError, kVelocity };
   std::vector<float> kept(size_t param, Kept what) const;
   void keep(size_t param, Kept what, std::span<const float> values);
