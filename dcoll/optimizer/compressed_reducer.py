@@ -282,7 +282,7 @@ class BucketReducer(PythonReducer):
 
 
 class DeviceReducer(BucketReducer):
-    """For gradients on a device, as they are or in 16 bits: each bucket travels as one.
+    """For gradients on a device, as they are, float64 maybe in 16 bits: each bucket travels as one.
 
     As they are, and once the order of gradients is known, they lie side by side in memory that other ranks can open,
     and are reduced in place.
@@ -291,7 +291,7 @@ class DeviceReducer(BucketReducer):
     _has_layout = False  # the first one is by size alone: once backward has shown an order there is a better one
 
     def __init__(self, *args: Any, compression: Any) -> None:
-        """compression: Compression.none, fp16 or bf16."""
+        """compression: Compression.none, fp16 or bf16, which are for float64 here: float32 is the core's to encode."""
         self._compression = compression
         self._left: list[Handle] = []  # of rounds that came to nothing: the core still writes to their buckets
         self._flats: dict[tuple[int, ...], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}  # by unit
@@ -303,8 +303,11 @@ class DeviceReducer(BucketReducer):
     def rebuild(self, order: Sequence[int]) -> None:
         self._flats, self._moved = {}, set()
         super().rebuild(order)
-        if self._has_layout and self._compression is NoneCompressor:
-            self._place(self._units)
+        if self._has_layout:
+            self._place([unit for unit in self._units if self._compression_of(unit) is NoneCompressor])
+
+    def _compression_of(self, unit: Sequence[int]) -> Any:
+        return self._compression if self.gradients[unit[0]].dtype is torch.float64 else NoneCompressor
 
     def _place(self, units: Sequence[Sequence[int]]) -> None:
         """Give buckets memory, in which their gradients are if other ranks can open it."""
@@ -359,8 +362,9 @@ class DeviceReducer(BucketReducer):
             handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales)
             self._sent.append((unit, self._note(handle), []))
             return
-        wires, contexts = zip(*(self._compression.compress(self.gradients[i]) for i in unit), strict=True)
-        in_place = self._compression is NoneCompressor
+        compression = self._compression_of(unit)
+        wires, contexts = zip(*(compression.compress(self.gradients[i]) for i in unit), strict=True)
+        in_place = compression is NoneCompressor
         handle = grouped.start_allreduce(self._comm, list(wires), self._op, name, *self._scales, in_place=in_place)
         self._sent.append((unit, self._note(handle), list(contexts)))
 

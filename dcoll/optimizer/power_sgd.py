@@ -24,6 +24,7 @@ from dcoll.errors import ArgumentError, DcollError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer.compressed_reducer import BucketReducer
+from dcoll.optimizer.optimizer_arguments import compresses_locally
 
 
 def _exactly(gradient: torch.Tensor) -> torch.autocast:
@@ -33,8 +34,7 @@ def _exactly(gradient: torch.Tensor) -> torch.autocast:
 
 def is_used(comm: _C.Communicator) -> bool:
     """Whether gradients are compressed among these ranks: between nodes, or anywhere if a setting says so."""
-    forced = any(name == "DCOLL_COMPRESS_LOCAL" and value == "1" for name, _, _, _, value in _C.settings())
-    if comm.size > 1 and (comm.num_nodes > 1 or forced):
+    if comm.size > 1 and (comm.num_nodes > 1 or compresses_locally()):
         return True
     if comm.rank == 0:
         comm.log("info", "PowerSGD compresses nothing on one node (DCOLL_COMPRESS_LOCAL=1 does it all the same)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import checks_device
+import checks_device_compression
 import checks_device_memory
 import checks_device_models
 import checks_device_pull
@@ -28,6 +29,13 @@ BOTH = [(module.__name__, check) for module in (checks_device, checks_device_mem
 def test_device(engine: str, n: int, module: str, check: str) -> None:
     presence.require()
     expect(run_checks(module, n, (("DCOLL_GPU_ENGINE", engine),)), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_compression))
+@pytest.mark.parametrize(("n", "env"), [(1, ()), (2, ()), (3, (("DCOLL_NODES", "0,0,1"),))], ids=str)
+def test_16_bits_between_nodes(n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
+    presence.require()
+    expect(run_checks("checks_device_compression", n, env), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_nccl))

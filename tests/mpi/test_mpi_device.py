@@ -7,6 +7,7 @@ import checks_batch_norm
 import checks_collectives
 import checks_compression
 import checks_device
+import checks_device_compression
 import checks_device_memory
 import checks_device_models
 import checks_device_pull
@@ -70,6 +71,27 @@ COMPRESSED = [(module.__name__, check) for module in (checks_compression, checks
 @pytest.mark.parametrize(("module", "check"), COMPRESSED)
 def test_compression(module: str, check: str) -> None:
     expect(run_checks(module, 2, (*EMULATED, ("DCOLL_COMPRESS_LOCAL", "1"))), check)
+
+
+BETWEEN = [
+    (2, EMULATED),
+    (2, (*EMULATED, ("DCOLL_COMPRESS_LOCAL", "1"))),
+    (3, (*EMULATED, ("DCOLL_NODES", "0,0,1"))),
+    (4, (*EMULATED, ("DCOLL_NODES", "0,1,2,3"))),
+    (2, PRETENDED),
+]
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_device_compression))
+@pytest.mark.parametrize(("n", "env"), BETWEEN, ids=str)
+def test_16_bits_between_nodes(n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_device_compression", n, env), check)
+
+
+@pytest.mark.parametrize(("n", "env"), BETWEEN[:-1], ids=str)
+def test_saturation_is_told(n: int, env: tuple[tuple[str, str], ...]) -> None:
+    told = "float16 has no room for" in run_checks("checks_device_compression", n, env).stderr
+    assert told == (env != EMULATED)
 
 
 @pytest.mark.parametrize(
