@@ -16,7 +16,7 @@ from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.inline import inline
 from dcoll.collectives.tensors import has_gradient
-from dcoll.compression.codecs import Compression, codec_of, encode, narrow
+from dcoll.compression.codecs import Compression, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.job import objects
 from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set, root_in
@@ -156,12 +156,10 @@ def grouped_allreduce(
     options = (process_set, op, name or "", prescale_factor, postscale_factor)
     if compression is Compression.none:
         return cast(list[T], _reduce_group(tensors, *options))
-    listed = grouped.list_of(tensors, "grouped_allreduce")
-    codecs = {codec_of(compression, tensor, op) for tensor in listed}
-    codec = codecs.pop() if len(codecs) == 1 else ""
-    if codec:
-        return cast(list[T], _reduce_group(listed, *options, codec))
-    return grouped.compressed(listed, compression, lambda sent: _reduce_group(sent, *options))
+    encoded = [encode(compression, tensor, op) for tensor in grouped.list_of(tensors, "grouped_allreduce")]
+    codec = max((codec for _, _, codec in encoded), default="")  # of all float32 there is; "" for what is cast here
+    results = _reduce_group([sent for sent, _, _ in encoded], *options, codec)
+    return [compression.decompress(out, context) for out, (_, context, _) in zip(results, encoded, strict=True)]
 
 
 def _reduce_group(

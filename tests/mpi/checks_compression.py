@@ -90,6 +90,27 @@ def check_compressors_of_the_programs_own() -> None:
     hvd.barrier()
 
 
+def check_groups_of_several_dtypes() -> None:
+    """The codec is float32's; what else is in the group goes as it does alone."""
+    rounded, kept = torch.linspace(-1.0, 1.0, COUNT), whole(COUNT)
+    fine = torch.full((5,), 1 + 2**-12, dtype=torch.float64)
+    group = [kept, fine, torch.arange(7), rounded, np.full(3, 1 + 2**-12)]
+    of_all = hvd.Compression.topk(1.0)
+    for compression in (*OURS, hvd.Compression.auto("int8"), of_all, hvd.Compression.none):
+        cast = compression in (hvd.Compression.fp16, hvd.Compression.bf16)
+        some = group[:4] if compression is hvd.Compression.bf16 else group  # which NumPy has not
+        got = hvd.grouped_allreduce(some, compression=compression, name="of several dtypes")
+        assert [one.dtype for one in got] == [one.dtype for one in some]
+        assert torch.equal(got[0], kept)
+        assert (got[1] == (1 if cast else fine)).all()
+        assert torch.equal(got[2], group[2])
+        off = float((got[3] - rounded).abs().max())
+        assert off < 1e-6 if compression in (of_all, hvd.Compression.none) else 1e-4 < off < 2e-2
+        assert cast or bool((got[-1] == group[-1]).all())
+    with pytest.raises(hvd.ArgumentError, match=r"Compression\.int8 is for all-reduces with op Sum or Average"):
+        hvd.grouped_allreduce(group[:2], compression=hvd.Compression.int8, op=hvd.Max)
+
+
 def check_stochastic_rounding() -> None:
     """Equal bits on all ranks, others in the next call, the same again in a job that begins anew, right on average."""
     x = torch.linspace(-1.0, 1.0, COUNT)
