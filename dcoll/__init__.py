@@ -22,14 +22,12 @@ except ImportError as error:
     raise ImportError(
         f"dcoll's compiled core cannot be loaded ({error}). Run `python -m dcoll doctor`: it says why and what to do."
     ) from error
-from dcoll.collectives.calls import (
+from dcoll.collectives.handle import Handle, poll, synchronize
+from dcoll.collectives.memory import empty, empty_like
+from dcoll.collectives.movement import (
     allgather,
     allgather_async,
     allgather_object,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     barrier,
@@ -40,6 +38,12 @@ from dcoll.collectives.calls import (
     broadcast_object,
     grouped_allgather,
     grouped_allgather_async,
+)
+from dcoll.collectives.reductions import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
@@ -50,8 +54,6 @@ from dcoll.collectives.calls import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from dcoll.collectives.handle import Handle, poll, synchronize
-from dcoll.collectives.memory import empty, empty_like
 from dcoll.collectives.stats import stats
 from dcoll.collectives.uneven import Join, join
 from dcoll.compression.codecs import Compression

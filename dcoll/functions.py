@@ -1,6 +1,6 @@
 """What scripts import from horovod.torch.functions."""
 
-from dcoll.collectives.calls import allgather_object, broadcast_object
+from dcoll.collectives.movement import allgather_object, broadcast_object
 from dcoll.optimizer.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]

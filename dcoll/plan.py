@@ -182,13 +182,13 @@ def explain_job(
     """How that call goes in the job this process is a rank of; None on all ranks but the first. Collective."""
     import torch
 
-    from dcoll.collectives import calls, on_communicator
+    from dcoll.collectives import on_communicator, reductions
     from dcoll.job import world
 
     world.init()
     comm = world.communicator()
     # The first large all-reduce between nodes measures, or reads what was measured.
-    calls.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
+    reductions.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
     for codec in CODECS if compression else ():
         on_communicator.allreduce_sync_(comm, torch.zeros(1 << 16), ReduceOp.Sum, "", 1.0, 1.0, codec=f"auto {codec}")
     text = None

@@ -10,7 +10,7 @@ from dcoll import _C
 from dcoll.collectives import on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import CODES, KINDS, code_of, has_gradient, kind_of
-from dcoll.compression.codecs import Compression, narrow
+from dcoll.compression.codecs import Compression, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.ops import Adasum, ReduceOp, wrong_op
 
@@ -80,6 +80,37 @@ def compressed(tensors: Sequence[Any], compression: Any, run: Callable[[Sequence
     pairs = [narrow(compression, tensor) for tensor in tensors]
     results = run([sent for sent, _ in pairs])
     return [compression.decompress(out, context) for out, (_, context) in zip(results, pairs, strict=True)]
+
+
+def encoded(tensors: Any, compression: Any, op: ReduceOp) -> tuple[list[Any], str, Callable[[list[Any]], list[Any]]]:
+    """What of the tensors travels, the codec of what is float32, and what makes the results of what arrives."""
+    each = [encode(compression, tensor, op) for tensor in list_of(tensors, "grouped_allreduce")]
+    codec = max((codec for _, _, codec in each), default="")  # of all float32 there is; "" for what is cast here
+
+    def wide(results: list[Any]) -> list[Any]:
+        return [compression.decompress(out, context) for out, (_, context, _) in zip(results, each, strict=True)]
+
+    return [sent for sent, _, _ in each], codec, wide
+
+
+def start_compressed(
+    comm: on_communicator.Lane,
+    tensors: Any,
+    compression: Any,
+    options: tuple[ReduceOp, str, float, float],
+    in_place: bool,
+) -> Handle:
+    """start_allreduce() of what travels compressed. options: its own, from op to postscale."""
+    sent, codec, wide = encoded(tensors, compression, options[0])
+    if in_place and all(one is tensor for one, tensor in zip(sent, tensors, strict=True)):
+        return start_allreduce(comm, sent, *options, in_place=True, codec=codec)
+
+    def finish(results: list[Any]) -> list[Any]:
+        whole = wide(results)
+        pairs = zip(tensors, whole, strict=True)
+        return [on_communicator.stored(tensor, one) for tensor, one in pairs] if in_place else whole
+
+    return start_allreduce(comm, sent, *options, in_place=False, codec=codec).then(finish)
 
 
 def _graded() -> bool:

@@ -1,5 +1,5 @@
-"""The collectives on a given communicator. calls.py has them under Horovod's names, on the communicator of the
-job.
+"""The collectives on a given communicator. reductions.py and movement.py have them under Horovod's names, on
+the communicator of the job.
 
 Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
 """
@@ -15,10 +15,25 @@ from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of
 from dcoll.compression.codecs import encode
 from dcoll.errors import ArgumentError
+from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set
+from dcoll.job.world import WORLD, communicator
 from dcoll.ops import ReduceOp, wrong_op
 
 Lane = _C.Communicator | _C.OnDevice
 """Where an asynchronous operation is started: in order, or to meet those of its name."""
+
+
+def comm_of(process_set: ProcessSet) -> _C.Communicator:
+    """Whose ranks work together."""
+    if process_set is global_process_set:
+        return WORLD.comm or communicator()
+    return communicator_of(process_set)
+
+
+def lane_of(process_set: ProcessSet, name: str | None) -> Lane:
+    """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
+    comm = comm_of(process_set)
+    return comm.by_name if name else comm
 
 
 def _allreduce_args(comm: Lane, tensor: Any, op: ReduceOp, in_place: bool) -> tuple[Kind, Any, Any, Any, Any, Any]:

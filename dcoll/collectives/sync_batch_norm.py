@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from dcoll.collectives import calls
+from dcoll.collectives import movement, reductions
 from dcoll.errors import ArgumentError
 from dcoll.job import world
 from dcoll.ops import Sum
@@ -94,7 +94,7 @@ class _Normalize(torch.autograd.Function):
         rest = [dim for dim in range(input.dim()) if dim != 1]
         sums = torch.stack([gradient.sum(rest), (gradient * normal).sum(rest)])
         own = sums.clone()
-        calls.allreduce_(sums, op=Sum, name="SyncBatchNorm.backward")
+        reductions.allreduce_(sums, op=Sum, name="SyncBatchNorm.backward")
         to_input = None
         if ctx.needs_input_grad[0]:
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
@@ -119,7 +119,7 @@ def _moments_of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     else:
         mean = variance = input.new_zeros(channels)
     own = torch.cat([mean, variance, mean.new_tensor([count])]).unsqueeze(0)
-    everybody = calls.allgather(own, name="SyncBatchNorm.forward") if world.size() > 1 else own
+    everybody = movement.allgather(own, name="SyncBatchNorm.forward") if world.size() > 1 else own
     means, variances, counts = everybody[:, :channels], everybody[:, channels:-1], everybody[:, -1:]
     total = float(counts.sum())
     if total <= 1:

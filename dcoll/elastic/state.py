@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from dcoll.collectives import calls
+from dcoll.collectives import movement
 from dcoll.elastic.base_state import ObjectState
 from dcoll.elastic.sampler import ElasticSampler
 from dcoll.job import world
@@ -72,7 +72,7 @@ class SamplerStateHandler(StateDictHandler):
     """Of ElasticSampler."""
 
     def sync(self) -> None:
-        self.value.load_state_dict(calls.broadcast_object(self.value.state_dict(), root_rank=0))
+        self.value.load_state_dict(movement.broadcast_object(self.value.state_dict(), root_rank=0))
         self.save()
 
 
@@ -107,7 +107,7 @@ class TorchState(ObjectState):
     """The state of a training script: TorchState(model=model, optimizer=optimizer, epoch=0, batch=0).
 
     model, optimizer: what they say. Everything else becomes an attribute; modules, optimizers and ElasticSamplers among
-    them are saved and broadcast as such, other values as Python objects. Collective calls: sync() and commit().
+    them are saved and broadcast as such, other values as Python objects. Collective movement: sync() and commit().
     """
 
     _handlers: dict[str, StateHandler]
@@ -120,7 +120,7 @@ class TorchState(ObjectState):
         self._handlers = {name: handler for name, handler in found.items() if handler is not None}
         for name in self._handlers:
             object.__setattr__(self, name, kwargs.pop(name))
-        super().__init__(cast(Callable[[Any], Any], calls.broadcast_object), world.rank, **kwargs)
+        super().__init__(cast(Callable[[Any], Any], movement.broadcast_object), world.rank, **kwargs)
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""

@@ -34,6 +34,9 @@ def by_every_call(x: torch.Tensor, compression: object, op: hvd.ReduceOp) -> lis
             for name in (None, "named")
         ),
         *hvd.grouped_allreduce([x, x], compression=compression, op=op),
+        *hvd.grouped_allreduce_([x.clone(), x.clone()], compression=compression, op=op),
+        *hvd.grouped_allreduce_async([x, x], name="of two", compression=compression, op=op).wait(),
+        *hvd.grouped_allreduce_async_([x.clone(), x.clone()], compression=compression, op=op).wait(),
         graded.detach(),
         leaf.grad,
     ]
@@ -84,6 +87,11 @@ def check_compressors_of_the_programs_own() -> None:
     assert asynchronous.dtype == torch.float32
     for got in (into, hvd.allreduce(x, compression=Halves), hvd.allreduce_(x.clone(), compression=Halves)):
         assert torch.equal(got, x)
+    parts = [x.clone(), 2 * torch.arange(3)]
+    both = hvd.grouped_allreduce_async_(parts, op=hvd.Sum, compression=Halves).wait()
+    assert all(one is part for one, part in zip(both, parts, strict=True))
+    assert torch.equal(parts[0], hvd.size() * x)
+    assert parts[1].tolist() == [0, 2 * hvd.size(), 4 * hvd.size()]
     for call in (hvd.allreduce_async, hvd.allreduce_):
         with pytest.raises(hvd.ArgumentError, match="Compression"):
             call(x.clone(), compression="fp16")

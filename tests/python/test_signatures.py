@@ -118,6 +118,9 @@ NEW_PARAMETERS = {
     "allreduce_": _ALGO | {"compression": NO},
     "allreduce_async": _ALGO | {"compression": NO},
     "allreduce_async_": _ALGO | {"compression": NO},
+    "grouped_allreduce_": {"compression": NO},
+    "grouped_allreduce_async": {"compression": NO},
+    "grouped_allreduce_async_": {"compression": NO},
 }
 """Ours, behind Horovod's."""
 

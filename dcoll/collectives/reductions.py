@@ -1,4 +1,4 @@
-"""The collectives, under Horovod's names and with its arguments.
+"""The collectives that reduce, under Horovod's names and with its arguments.
 
 Each takes a torch.Tensor or a numpy.ndarray of any layout and returns the same kind. Ranks match their calls by order,
 so all of a process set must make the same calls in the same order; `name` appears in messages and must be the same on
@@ -8,19 +8,17 @@ place and what a handle returns does not.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.inline import inline
+from dcoll.collectives.on_communicator import comm_of, lane_of
 from dcoll.collectives.tensors import has_gradient
 from dcoll.compression.codecs import Compression, encode, narrow
 from dcoll.errors import ArgumentError
-from dcoll.job import objects
-from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set, root_in
-from dcoll.job.world import WORLD, communicator
+from dcoll.job.process_sets import ProcessSet, global_process_set
 from dcoll.ops import Average, ReduceOp, Sum
 
 T = TypeVar("T")
@@ -34,19 +32,6 @@ def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
         raise ArgumentError("got both average= and op=, which say the same thing: pass op= alone")
     warnings.warn("average= is deprecated: pass op=dcoll.Average or op=dcoll.Sum", DeprecationWarning, stacklevel=3)
     return Average if average else Sum
-
-
-def _comm(process_set: ProcessSet) -> _C.Communicator:
-    """Whose ranks work together."""
-    if process_set is global_process_set:
-        return WORLD.comm or communicator()
-    return communicator_of(process_set)
-
-
-def _lane(process_set: ProcessSet, name: str | None) -> on_communicator.Lane:
-    """Where an asynchronous operation goes: one with a name meets those of that name on the other ranks."""
-    comm = _comm(process_set)
-    return comm.by_name if name else comm
 
 
 @inline("allreduce")
@@ -76,7 +61,7 @@ def allreduce(
 
         out = autograd.allreduce(sent, process_set, *options)
     else:
-        out = on_communicator.allreduce_sync(_comm(process_set), sent, *options)
+        out = on_communicator.allreduce_sync(comm_of(process_set), sent, *options)
     return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
@@ -96,7 +81,7 @@ def allreduce_(
     if average is not None or op is None:
         op = _op(average, op)
     options = (op, name or "", prescale_factor, postscale_factor, algo)
-    comm = _comm(process_set)
+    comm = comm_of(process_set)
     if compression is not Compression.none:
         return cast(T, on_communicator.start_compressed(comm, tensor, compression, options, in_place=True).wait())
     return cast(T, on_communicator.allreduce_sync_(comm, tensor, *options))
@@ -115,7 +100,7 @@ def allreduce_async(
     compression: Any = Compression.none,
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
-    lane, options = _lane(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
+    lane, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
     if compression is not Compression.none:
         return on_communicator.start_compressed(lane, tensor, compression, options, in_place=False)
     return on_communicator.allreduce(lane, tensor, *options)
@@ -134,7 +119,7 @@ def allreduce_async_(
     compression: Any = Compression.none,
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
-    lane, options = _lane(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
+    lane, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
     if compression is not Compression.none:
         return on_communicator.start_compressed(lane, tensor, compression, options, in_place=True)
     return on_communicator.allreduce_(lane, tensor, *options)
@@ -156,10 +141,8 @@ def grouped_allreduce(
     options = (process_set, op, name or "", prescale_factor, postscale_factor)
     if compression is Compression.none:
         return cast(list[T], _reduce_group(tensors, *options))
-    encoded = [encode(compression, tensor, op) for tensor in grouped.list_of(tensors, "grouped_allreduce")]
-    codec = max((codec for _, _, codec in encoded), default="")  # of all float32 there is; "" for what is cast here
-    results = _reduce_group([sent for sent, _, _ in encoded], *options, codec)
-    return [compression.decompress(out, context) for out, (_, context, _) in zip(results, encoded, strict=True)]
+    sent, codec, wide = grouped.encoded(tensors, compression, op)
+    return wide(_reduce_group(sent, *options, codec))
 
 
 def _reduce_group(
@@ -171,7 +154,7 @@ def _reduce_group(
     postscale: float,
     codec: str = "",
 ) -> Any:
-    comm = _comm(process_set)
+    comm = comm_of(process_set)
     out = grouped.allreduce_sync(comm, tensors, op, name, prescale, postscale, codec, False, True)
     if out is not None:
         return out
@@ -189,11 +172,13 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = Compression.none,
 ) -> list[T]:
     """As grouped_allreduce(), overwriting the tensors, which are returned."""
-    op, comm = _op(average, op), _comm(process_set)
-    out: list[T] = grouped.allreduce_sync(comm, tensors, op, name or "", prescale_factor, postscale_factor, "", True)
-    return out
+    comm, options = comm_of(process_set), (_op(average, op), name or "", prescale_factor, postscale_factor)
+    if compression is not Compression.none:
+        return cast(list[T], grouped.start_compressed(comm, tensors, compression, options, in_place=True).wait())
+    return cast(list[T], grouped.allreduce_sync(comm, tensors, *options, "", True))
 
 
 @inline("allreduce", starts=True, grouped=True)
@@ -205,10 +190,12 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = Compression.none,
 ) -> Handle:
     """Start a grouped_allreduce(): one handle for all. The tensors are copied at once and may change."""
-    comm = _lane(process_set, name)
-    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    comm, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor)
+    if compression is not Compression.none:
+        return grouped.start_compressed(comm, tensors, compression, options, in_place=False)
     return grouped.start_allreduce(comm, tensors, *options, in_place=False)
 
 
@@ -221,10 +208,12 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = Compression.none,
 ) -> Handle:
     """Start a grouped_allreduce_(). The tensors are overwritten by wait(), or by the poll() that says it is done."""
-    comm = _lane(process_set, name)
-    options = (_op(average, op), name or "", prescale_factor, postscale_factor)
+    comm, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor)
+    if compression is not Compression.none:
+        return grouped.start_compressed(comm, tensors, compression, options, in_place=True)
     return grouped.start_allreduce(comm, tensors, *options, in_place=True)
 
 
@@ -234,89 +223,7 @@ def sparse_allreduce_async(
     """Start the sum or average of sparse tensors in COO form. Call the result to wait for it and to get the tensor."""
     from dcoll.collectives import sparse
 
-    return sparse.start_allreduce(_lane(process_set, name), tensor, name, op)
-
-
-@inline("broadcast")
-def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-    """Return the tensor of rank `root_rank`, a number of the job. The others pass one of the same shape and dtype.
-
-    Differentiable: the root's gradient is the average of all ranks', that of the others zero.
-    """
-    comm, root = _comm(process_set), root_in(process_set, root_rank)
-    if has_gradient(tensor):
-        from dcoll.collectives import autograd
-
-        carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
-        return carrying
-    out: T = on_communicator.broadcast_sync(comm, tensor, root, name or "")
-    return out
-
-
-@inline("broadcast", in_place=True)
-def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-    """As broadcast(), overwriting the tensor, which is returned."""
-    comm, root = _comm(process_set), root_in(process_set, root_rank)
-    out: T = on_communicator.broadcast_sync_(comm, tensor, root, name or "")
-    return out
-
-
-@inline("broadcast", starts=True)
-def broadcast_async(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start a broadcast(). The tensor must not change until the handle is done."""
-    return on_communicator.broadcast(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
-
-
-@inline("broadcast", in_place=True, starts=True)
-def broadcast_async_(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start a broadcast_(). The tensor must be left alone until the handle is done."""
-    return on_communicator.broadcast_(_lane(process_set, name), tensor, root_in(process_set, root_rank), name or "")
-
-
-@inline("allgather")
-def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-    """Concatenate the tensors of all ranks along the first dimension, in which they may differ.
-
-    Differentiable: the gradient is this rank's rows of the average of all ranks' gradients.
-    """
-    if has_gradient(tensor):
-        from dcoll.collectives import autograd
-
-        carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
-        return carrying
-    out: T = on_communicator.allgather_sync(_comm(process_set), tensor, name or "")
-    return out
-
-
-@inline("allgather", starts=True)
-def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start an allgather(). The tensor must not change until the handle is done."""
-    return on_communicator.allgather(_lane(process_set, name), tensor, name or "")
-
-
-@inline("allgather", grouped=True)
-def grouped_allgather(
-    tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[T]:
-    """allgather() of each of a list of tensors, as one operation, which succeeds or fails as a whole."""
-    out: list[T] | None = grouped.allgather_sync(_comm(process_set), tensors, name or "", carries=True)
-    if out is not None:
-        return out
-    from dcoll.collectives import autograd
-
-    return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
-
-
-@inline("allgather", starts=True, grouped=True)
-def grouped_allgather_async(
-    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start a grouped_allgather(): one handle for all. The tensors are copied at once and may change."""
-    return grouped.start_allgather(_lane(process_set, name), tensors, name or "")
+    return sparse.start_allreduce(lane_of(process_set, name), tensor, name, op)
 
 
 @inline("reducescatter")
@@ -341,7 +248,7 @@ def reducescatter(
 
         out = autograd.reducescatter(sent, process_set, *options)
     else:
-        out = on_communicator.reducescatter_sync(_comm(process_set), sent, *options)
+        out = on_communicator.reducescatter_sync(comm_of(process_set), sent, *options)
     result: T = out if compression is Compression.none else compression.decompress(out, context)
     return result
 
@@ -356,7 +263,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a reducescatter(). The tensor must not change until the handle is done."""
-    lane = _lane(process_set, name)
+    lane = lane_of(process_set, name)
     return on_communicator.reducescatter(lane, tensor, op, name or "", prescale_factor, postscale_factor)
 
 
@@ -377,7 +284,7 @@ def grouped_reducescatter(
 
 
 def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
-    out = grouped.reducescatter_sync(_comm(process_set), tensors, *options, carries=True)
+    out = grouped.reducescatter_sync(comm_of(process_set), tensors, *options, carries=True)
     if out is not None:
         return out
     from dcoll.collectives import autograd
@@ -395,57 +302,5 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a grouped_reducescatter(): one handle for all. The tensors are copied at once and may change."""
-    comm = _lane(process_set, name)
+    comm = lane_of(process_set, name)
     return grouped.start_reducescatter(comm, tensors, op, name or "", prescale_factor, postscale_factor)
-
-
-@inline("alltoall")
-def alltoall(
-    tensor: Any,
-    splits: Iterable[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Send splits[d] consecutive rows to each rank d of the set and return the received rows in rank order.
-
-    Without splits the rows are shared evenly. With splits the result is (received, received_splits), the latter being
-    the number of rows from each rank, int32. Differentiable: the gradient goes back the way the rows came.
-    """
-    comm = _comm(process_set)
-    if not has_gradient(tensor):
-        return on_communicator.alltoall_sync(comm, tensor, splits, name or "")
-    from dcoll.collectives import autograd
-
-    rows = on_communicator.splits_of(comm, on_communicator.rows_of(tensor, "alltoall"), splits)
-    out, received = autograd.alltoall(tensor, process_set, rows, name or "")
-    return out if splits is None else (out, received)
-
-
-@inline("alltoall", starts=True)
-def alltoall_async(
-    tensor: Any,
-    splits: Iterable[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start an alltoall(). The tensor must not change until the handle is done."""
-    return on_communicator.alltoall(_lane(process_set, name), tensor, splits, name or "")
-
-
-@inline("barrier")
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank of the set is here."""
-    _comm(process_set).barrier_sync()
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Return the object of rank `root_rank`, a number of the job, pickled with cloudpickle if that is installed."""
-    comm = _comm(process_set)
-    return objects.broadcast_object(comm, obj, root_in(process_set, root_rank), name or "")
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks of the set, in rank order."""
-    return objects.allgather_object(_comm(process_set), obj, name or "")
