@@ -59,15 +59,21 @@ class Residuals:
             state[KEY] = {"rank": rank, "process": _PROCESS, "lost": lost}
 
     def load(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
-        """What save() added on this rank, or in this process. Of another rank's, what is the same on all; this rank
-        keeps its own.
+        """What save() added on this rank, or in this process. Of another rank's, what is the same on all.
+
+        What is missing begins anew: the parameters go back too. Of shared(): this rank keeps its own.
         """
-        if KEY not in state:
-            return
-        if state[KEY]["rank"] != rank and state[KEY]["process"] != _PROCESS:
-            state = shared(state)
-        params = [p for group in groups for p in group["params"]]
-        self._keep({id(params[i]): one for i, one in state[KEY]["lost"].items() if i < len(params)})
+        saved = state.get(KEY, {"rank": rank, "lost": {}})
+        own = saved["rank"] == rank or saved["process"] == _PROCESS
+        lost = saved["lost"] if own else shared(state)[KEY]["lost"]
+        kept = self._kept()
+        for i, p in enumerate(p for group in groups for p in group["params"]):
+            before = kept.get(id(p), {})
+            if saved["rank"] is not None:
+                alone = {name: torch.as_tensor(values) for name, values in before.items() if name not in _SHARED}
+                before = {name: torch.zeros_like(values) for name, values in alone.items()}
+            kept[id(p)] = before | lost.get(i, {})
+        self._keep(kept)
 
     def norms(self) -> dict[str, float]:
         """Of each bucket of the core's that keeps anything."""
@@ -93,7 +99,6 @@ def norms() -> dict[str, float]:
 
 def shared(state: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state_dict() without what is its rank's alone."""
-    if KEY not in state:
-        return state
-    lost = {i: {name: one[name] for name in _SHARED if name in one} for i, one in state[KEY]["lost"].items()}
-    return state | {KEY: state[KEY] | {"lost": lost, "process": ""}}
+    all_lost = state[KEY]["lost"] if KEY in state else {}
+    lost = {i: {name: one[name] for name in _SHARED if name in one} for i, one in all_lost.items()}
+    return state | {KEY: {"rank": None, "process": "", "lost": lost}}

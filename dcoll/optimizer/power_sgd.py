@@ -266,7 +266,7 @@ class PowerSGDReducer(BucketReducer):
         return {name: value.clone() for name, value in found.items() if value is not None}
 
     def keep(self, param: int, values: dict[str, Any]) -> None:
-        """What kept() returned, or some of it; a q of another rank of the factors is left out.
+        """What kept() returned; what is not there begins anew, and so does a q of another rank of the factors.
 
         Raises ArgumentError, and changes nothing, for an error of another shape than the parameter's.
         """
@@ -280,7 +280,6 @@ class PowerSGDReducer(BucketReducer):
                 f"{shape}: load the state of the same model, with the same compression"
             )
         like = {"device": self.gradients[param].device, "dtype": first.dtype, "copy": True}
-        if "error" in values:
-            state.error = values["error"].to(**like, memory_format=torch.contiguous_format)
-        if "q" in values and values["q"].shape == first.shape:
-            state.q = values["q"].to(**like, memory_format=torch.contiguous_format)
+        given = {name: one.to(**like, memory_format=torch.contiguous_format) for name, one in values.items()}
+        q = given.get("q")
+        state.error, state.q = given.get("error"), q if q is not None and q.shape == first.shape else None

@@ -321,6 +321,31 @@ def check_a_checkpoint_of_one_rank_goes_on_on_all() -> None:
         assert same_everywhere(model.w.grad)
 
 
+def check_a_checkpoint_before_the_first_step_begins_anew() -> None:
+    """dcoll.elastic goes back to such a one; directions begin anew as well, and wait for start_step."""
+    model = Model("w")
+    optimizer = powersgd(model)
+    before = optimizer.state_dict()
+    found = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(0, hvd.rank()).backward()
+        found.append(model.w.grad.clone())
+        optimizer.step()
+        if hvd.rank() == 0:
+            optimizer.load_state_dict(before)
+        kept = optimizer._dcoll._reducer.kept(0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # which has nothing to tell of
+        after = optimizer._dcoll._reducer.kept(0)
+        assert kept["error"].any() == (hvd.rank() > 0)
+        assert kept.keys() == after.keys()
+        assert all(torch.equal(kept[name], after[name]) for name in kept)
+        optimizer.load_state_dict(before)
+        assert not optimizer._dcoll._reducer.kept(0)["error"].any()
+        assert "q" not in optimizer._dcoll._reducer.kept(0)
+    assert torch.equal(*found)
+
+
 def check_directions_of_different_jobs_begin_anew() -> None:
     model = Model("w", "conv")
     optimizer = powersgd(model)

@@ -246,10 +246,30 @@ def check_what_is_kept_is_its_ranks_alone() -> None:
     others = optimizer.state_dict()
     others[KEY] = {"rank": hvd.rank() + 1, "process": "another", "lost": {0: {"error": torch.ones(6000)}}}
     optimizer.load_state_dict(others)
-    assert torch.equal(optimizer.state_dict()[KEY]["lost"][0]["error"], before)
+    assert not optimizer.state_dict()[KEY]["lost"][0]["error"].any()
     others[KEY].update(rank=hvd.rank(), lost={0: {"error": torch.ones(5)}})
     with pytest.raises(hvd.ArgumentError, match="has 5 elements, but the parameter has 6000"):
         optimizer.load_state_dict(others)
+
+
+def check_what_a_checkpoint_lacks_begins_anew() -> None:
+    """As after a start without it: one of a plain optimizer, of another compression, of another rank."""
+    torch.manual_seed(14 + hvd.rank())
+    gradient = torch.randint(-50, 51, (6000,)).float()
+    plain = torch.optim.SGD(weights().parameters(), lr=1.0).state_dict()
+    other = {KEY: {"rank": hvd.rank(), "process": "another", "lost": {}}}
+    for lacking in (plain, plain | other):
+        for compression in (TopK(0.05), TopK(0.05, momentum=0.5), hvd.Compression.int8):
+            model = weights()
+            optimizer = distributed(model, compression=compression, op=hvd.Sum)
+            first = reduced(optimizer, model, gradient)
+            assert all_kept(optimizer).any()
+            optimizer.load_state_dict(lacking)
+            assert not any(one.any() for one in optimizer.state_dict()[KEY]["lost"][0].values())
+            assert torch.equal(reduced(optimizer, model, gradient), first)
+            before = all_kept(optimizer)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            assert torch.equal(all_kept(optimizer), before)
 
 
 def check_new_parameters_leave_the_others_what_they_kept() -> None:
