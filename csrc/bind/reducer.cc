@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "base/error.h"
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "engine/buckets/bucket.h"
 
@@ -22,10 +23,10 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
                         ", " + std::to_string(dtypes.size()) + " and " + std::to_string(names.size()) + ".");
   }
   std::vector<ParamInfo> params;
-  for (size_t i = 0; i < numels.size(); ++i) params.push_back({numels[i], static_cast<DType>(dtypes[i]), names[i]});
-  const auto wire_dtype = wire ? std::optional(static_cast<DType>(*wire)) : std::nullopt;
+  for (size_t i = 0; i < numels.size(); ++i) params.push_back({numels[i], to_dtype(dtypes[i]), names[i]});
+  const auto wire_dtype = wire ? std::optional(to_dtype(*wire)) : std::nullopt;
   return std::make_shared<Reducer>(std::move(comm), std::move(params),
-                                   ReducerOptions{.op = static_cast<ReduceOp>(op),
+                                   ReducerOptions{.op = to_op(op),
                                                   .bucket_bytes = bucket_bytes,
                                                   .first_bucket_bytes = first_bucket_bytes,
                                                   .prescale = prescale,

@@ -216,7 +216,8 @@ class CompressedReducer(PythonReducer):
         if not tensors or not all(isinstance(one, torch.Tensor) for one in tensors):
             raise ArgumentError(f"{what} returned {made!r}, but must return a tensor, or a list of one or more")
         if compression.gathers:
-            tensors = [torch.atleast_1d(one) for one in tensors]  # type: ignore[no-untyped-call]
+            # On the CPU, or they would be several operations, and ranks count one.
+            tensors = [torch.atleast_1d(one).cpu() for one in tensors]  # type: ignore[no-untyped-call]
             rows = torch.tensor([[len(one) for one in tensors]], device="cpu")
             return grouped.start_allgather(self._comm, [rows, *tensors], self._names[i])
         if len({one.dtype for one in tensors}) > 1:
@@ -230,7 +231,7 @@ class CompressedReducer(PythonReducer):
         gradient = self.gradients[i]
         if compression.gathers:
             rows, *tensors = received
-            pieces = [torch.split(one, rows[:, t].tolist()) for t, one in enumerate(tensors)]
+            pieces = [torch.split(one.to(gradient.device), rows[:, t].tolist()) for t, one in enumerate(tensors)]
             received = [list(of_rank) for of_rank in zip(*pieces, strict=True)]  # type: ignore[misc]
         decoded = compression.decode(self._keys[i], received, gradient)
         if decoded.shape != gradient.shape:

@@ -1,6 +1,7 @@
 """send and recv of torch.distributed on dcoll, and pipeline parallelism, which is made of them: with 2 to 4 ranks."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -136,6 +137,23 @@ def check_lengths_that_differ() -> None:
     elif rank == 1:
         with pytest.raises(dcoll.MismatchError, match=r"400000.*80000|80000.*400000"):
             dist.recv(torch.zeros(20_000), 0)
+    dist.barrier()
+    # A small send is done by then: the next call with that rank says so, and is made again.
+    if rank == 0:
+        dist.send(torch.zeros(10), 1)
+    elif rank == 1:
+        with pytest.raises(dcoll.MismatchError, match=r"80 bytes.*40 bytes"):
+            dist.recv(torch.zeros(20), 0)
+    dist.barrier()
+    time.sleep(0.2)  # what rank 1 tells comes by another way than the barrier
+    if rank == 0:
+        with pytest.raises(dcoll.MismatchError, match=r"40 bytes.*80 bytes.*before this one.*make this call again"):
+            dist.send(torch.ones(5), 1)
+        dist.send(torch.ones(5), 1)
+    elif rank == 1:
+        got = torch.zeros(5)
+        dist.recv(got, 0)
+        assert got.eq(1).all()
     check_all_at_once_both_ways()
 
 

@@ -54,7 +54,9 @@ std::shared_ptr<Operation> Communicator::submit_message(Request request, std::sh
     PointToPoint& points = *progress_.under_way.points;
     if (!progress_.has_failed()) {
       const std::string text = progress_.entered([&] { return points.take_complaint(request.root); });
-      if (!text.empty()) throw MismatchError(text);
+      if (!text.empty()) {
+        throw MismatchError(text + " That was a message before this one, which was not begun: make this call again.");
+      }
     }
   }
   const bool is_long = request.kind == Kind::kReceive && request.count > Call::kSmallBytes;
