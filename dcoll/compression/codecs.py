@@ -5,6 +5,7 @@ float32 that is summed or averaged itself, between nodes only (csrc/kernels/code
 operators, and for classes of the user's, compress() is called, in Python.
 """
 
+import ctypes
 from typing import Any, ClassVar
 
 from dcoll import _C
@@ -47,10 +48,14 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+def _check_flag(codec: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"Compression.{codec} got {name} {value!r}, but takes True or False")
+
+
 def _rounded(codec: str, stochastic: bool) -> str:
     """The core's name for a codec that rounds so."""
-    if not isinstance(stochastic, bool):
-        raise ArgumentError(f"Compression.{codec} got stochastic {stochastic!r}, but takes True or False")
+    _check_flag(codec, "stochastic", stochastic)
     return f"{codec} stochastic" if stochastic else codec
 
 
@@ -116,6 +121,7 @@ class Int8Compressor(NoneCompressor):
         """feedback: False forgets what was lost. stochastic: rounded up or down at random, as by bf16(stochastic=True);
         for those who want no feedback. The class itself is as good as an instance with feedback.
         """
+        _check_flag("int8", "feedback", feedback)
         self.feedback = feedback
         self.codec = _rounded("int8", stochastic)  # type: ignore[misc]
 
@@ -165,13 +171,17 @@ class TopKCompressor(NoneCompressor):
 
         Raises ArgumentError for others.
         """
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-            raise ArgumentError(f"ratio is {ratio!r}, but must be a share of the elements: more than 0 and at most 1")
+        number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if not number or not 0 < ratio <= 1 or not ctypes.c_float(ratio).value:
+            raise ArgumentError(
+                f"ratio is {ratio!r}, but must be a share of the elements: more than 0, as a float32 too, and at most 1"
+            )
         if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
             raise ArgumentError(f"momentum is {momentum!r}, but must be at least 0 and less than 1")
         for name, steps in (("warmup_steps", warmup_steps), ("start_step", start_step)):
             if type(steps) is not int or steps < 0:
                 raise ArgumentError(f"{name} is {steps!r}, but must be a number of steps, 0 for none")
+        _check_flag("topk", "feedback", feedback)
         if momentum and not feedback:
             raise ArgumentError("momentum corrects what is kept for later steps: pass feedback=True, or no momentum")
         if momentum and start_step:

@@ -180,7 +180,7 @@ def DistributedOptimizer(
     schedulers work as in one process. Use the result from then on, and build schedulers on it.
 
     named_parameters: model.named_parameters(), for messages.
-    compression: what gradients are on their way: dcoll.Compression.none, fp16, bf16, int8, topk(ratio) or
+    compression: what gradients are on their way: dcoll.Compression.none, fp16, bf16, int8, topk(ratio), auto(lossy) or
         powersgd(rank), a class derived from dcoll.compression.Compressor, or an object of a class derived from
         StatefulCompressor, there too.
     backward_passes_per_step: backward passes added up locally before their gradients are reduced.

@@ -75,9 +75,14 @@ def check_what_is_not_encoded_goes_as_before() -> None:
 
 
 def check_wrong_arguments() -> None:
-    for ratio in (0, -1, 2, 1.01, "0.01", None, True, float("nan")):
+    for ratio in (0, -1, 2, 1.01, 1e-50, "0.01", None, True, float("nan")):
         with pytest.raises(hvd.ArgumentError, match="must be a share of the elements"):
             TopK(ratio)  # type: ignore[arg-type]
+    assert hvd.allreduce(torch.ones(COUNT), compression=TopK(2e-45)).any()  # one element of each piece
+    for codec, of in (("int8", hvd.Compression.int8), ("topk", TopK)):
+        for flag in ("no", 0, None):
+            with pytest.raises(hvd.ArgumentError, match=f"{codec} got feedback {flag!r}, but takes True or False"):
+                of(feedback=flag)  # type: ignore[arg-type]
     with pytest.raises(hvd.ArgumentError, match=r"momentum is 1\.5, but must be at least 0 and less than 1"):
         TopK(momentum=1.5)
     with pytest.raises(hvd.ArgumentError, match="warmup_steps is -1"):
