@@ -61,11 +61,14 @@ struct Feedback {
   float* error = nullptr;
   float* velocity = nullptr;
   float momentum = 0;
-  bool empty = false;  // `error` is all zeros
+  bool empty = false;      // `error` is all zeros
+  bool scattered = false;  // some of `velocity` is of what other ranks encode
 
   Feedback from(size_t element) const {
-    return {error == nullptr ? nullptr : error + element, velocity == nullptr ? nullptr : velocity + element, momentum,
-            empty};
+    Feedback rest = *this;
+    if (error != nullptr) rest.error += element;
+    if (velocity != nullptr) rest.velocity += element;
+    return rest;
   }
 };
 

@@ -184,8 +184,6 @@ class TopKCompressor(NoneCompressor):
         _check_flag("topk", "feedback", feedback)
         if momentum and not feedback:
             raise ArgumentError("momentum corrects what is kept for later steps: pass feedback=True, or no momentum")
-        if momentum and start_step:
-            raise ArgumentError("gradients of the steps before start_step get no momentum: pass warmup_steps instead")
         if exchange not in ("auto", "gather", "owners"):
             raise ArgumentError(f"exchange is {exchange!r}, but must be 'auto', 'gather' or 'owners'")
         self.ratio = float(ratio)

@@ -91,8 +91,6 @@ def check_wrong_arguments() -> None:
         TopK(exchange="best")
     with pytest.raises(hvd.ArgumentError, match="start_step is True"):
         TopK(start_step=True)
-    with pytest.raises(hvd.ArgumentError, match="start_step get no momentum: pass warmup_steps"):
-        TopK(momentum=0.9, start_step=3)
     with pytest.raises(hvd.ArgumentError, match="pass feedback=True"):
         TopK(momentum=0.9, feedback=False)
 
@@ -190,6 +188,20 @@ def check_first_steps_send_all() -> None:
     assert torch.equal(reduced(after, again, gradient), whole + lost)
     assert not all_kept(after).any()
     assert not torch.equal(reduced(after, again, gradient), whole)
+
+
+def check_first_steps_have_momentum_too() -> None:
+    """And what waits afterwards goes on with theirs."""
+    torch.manual_seed(12 + hvd.rank())
+    gradient = torch.randint(-50, 51, (6000,)).float()
+    whole = hvd.allreduce(gradient, op=hvd.Sum)
+    model = weights()
+    optimizer = optimizer_of(model, start_step=3, momentum=0.5)
+    for velocity in (1.0, 1.5, 1.75):
+        assert torch.equal(reduced(optimizer, model, gradient), velocity * whole)
+    arrived = reduced(optimizer, model, gradient)
+    assert 0 < arrived.count_nonzero() < whole.count_nonzero()
+    assert torch.equal(arrived + all_kept(optimizer), 1.875 * whole)
 
 
 def check_a_schedule_goes_on_with_more_parameters() -> None:

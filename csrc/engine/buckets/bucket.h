@@ -83,6 +83,7 @@ struct Bucket {
   std::shared_ptr<Memory> velocity{};  // as long, of momentum correction
   bool holds = false;                  // not all of the residual need be zero
   bool scattered = false;              // some of the residual is of what other ranks encode now
+  bool scattered_velocity = false;     // likewise
   bool encoded = false;
   bool own_flags = false;  // an operation of theirs: they would be lost in this encoding
   std::string name;

@@ -31,14 +31,16 @@ void Reducer::keep_residuals(const std::vector<Bucket>& old) {
       const Place& place = place_[slot.param];
       Bucket& now = buckets_[place.bucket];
       const size_t bytes = params_[slot.param].count * sizeof(float), to = now.slots[place.slot].offset_bytes;
+      const bool stays = to == slot.offset_bytes && now.count == bucket.count;  // in the same rank's share
+      const bool scatters = !stays && comm_->as_made().shares_encoding();
       if (now.velocity != nullptr && bucket.velocity != nullptr) {
         std::memcpy(now.velocity->data() + to, bucket.velocity->data() + slot.offset_bytes, bytes);
+        now.scattered_velocity |= bucket.scattered_velocity || scatters;
       }
       if (!bucket.holds) continue;
       hold(now);
       std::memcpy(now.residual->data() + to, bucket.residual->data() + slot.offset_bytes, bytes);
-      const bool stays = to == slot.offset_bytes && now.count == bucket.count;  // in the same rank's share
-      now.scattered |= bucket.scattered || (!stays && comm_->as_made().shares_encoding());
+      now.scattered |= bucket.scattered || scatters;
     }
   }
 }
@@ -76,13 +78,18 @@ void Reducer::give_feedback(Bucket& bucket, Request& request) const {
   };
   float* const velocity = floats(bucket.velocity);
   if (velocity != nullptr) std::fill_n(velocity + bucket.flags_offset, bucket.slots.size(), 0.0f);  // flags have none
-  request.feedback = {floats(bucket.residual), velocity, static_cast<float>(options_.momentum), !bucket.holds};
+  request.feedback = {.error = floats(bucket.residual),
+                      .velocity = velocity,
+                      .momentum = static_cast<float>(options_.momentum),
+                      .empty = !bucket.holds,
+                      .scattered = bucket.scattered_velocity};
   bucket.holds = bucket.residual != nullptr;  // until it is known better
 }
 
 // After its operation has ended well. A bucket that is never encoded has sent what it was given to keep.
 void Reducer::note_kept(Bucket& bucket) const {
   bucket.holds &= bucket.operation->encoded;
+  bucket.scattered_velocity = !bucket.operation->encoded && comm_->as_made().shares_encoding();
   if (!bucket.holds && !bucket.own_flags) bucket.residual = nullptr;
 }
 
@@ -147,7 +154,7 @@ void Reducer::keep(size_t param, Kept what, std::span<const float> values) {
   if (is_error) hold(bucket);
   std::byte* const to = (is_error ? bucket.residual : bucket.velocity)->data() + bucket.slots[place.slot].offset_bytes;
   kernels::scale(to, values.data(), values.size(), DType::kFloat32, options_.prescale);
-  bucket.scattered |= is_error && comm_->as_made().shares_encoding();
+  (is_error ? bucket.scattered : bucket.scattered_velocity) |= comm_->as_made().shares_encoding();
 }
 
 }  // namespace dcoll

@@ -52,6 +52,15 @@ void send_kept(Request& r) {
   std::memset(kept.error, 0, r.count * sizeof(float));
 }
 
+// Of one that is encoded: a velocity that other ranks are to gather momentum with goes to them with the gradients.
+void send_scattered_velocity(Request& r) {
+  Feedback& kept = r.feedback;
+  if (kept.velocity == nullptr || !std::exchange(kept.scattered, false)) return;
+  kernels::scale(kept.velocity, kept.velocity, r.count, DType::kFloat32, kept.momentum / r.prescale);
+  kernels::reduce2(r.out, r.out, kept.velocity, r.count, DType::kFloat32, ReduceOp::kSum);
+  std::memset(kept.velocity, 0, r.count * sizeof(float));
+}
+
 // Once: that there were values which float16 had no room for.
 void tell_saturated(Fabric& f, uint64_t saturated) {
   if (saturated == 0 || f.log == nullptr || std::exchange(f.told_saturated, true)) return;
@@ -128,7 +137,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   EncodedCost cost;
   op.encoded = encodes(f, call);
   if (call.encoding) note_codec(f, op, call, job, cost);
-  if (!op.encoded) send_kept(op.request);
+  op.encoded ? send_scattered_velocity(op.request) : send_kept(op.request);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) co_await learn_slots(f);
   Handshake handshake(f, op, call, path, entry, path == Path::kTwoLevels ? &job : nullptr);
