@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from dcoll import _C
 from dcoll.errors import ArgumentError
-from dcoll.ops import Average, ReduceOp, Sum
+from dcoll.ops import Adasum, Average, ReduceOp, Sum
 
 
 class Compressor:
@@ -393,6 +393,8 @@ def encode(compression: Any, tensor: Any, op: ReduceOp) -> tuple[Any, Any, str]:
     """
     if compression is NoneCompressor:
         return tensor, None, ""
+    if op is Adasum:
+        check_adasum(compression)
     codec = codec_of(compression, tensor, op)
     return (tensor, None, codec) if codec else (*narrow(compression, tensor), "")
 
@@ -405,10 +407,14 @@ def codec_for_buckets(compression: Any) -> dict[str, Any]:
     return {name: getattr(compression, name) for name in options if hasattr(compression, name)}
 
 
-def only_sums(compression: Any) -> str:
-    """Its name if it has no form for other operators than Sum and Average; else ""."""
+def check_adasum(compression: Any) -> None:
+    """Raises ArgumentError for what encodes sums and averages alone, and would do nothing here."""
     ours = compression if isinstance(compression, type) else type(compression)
-    return {Int8Compressor: "Compression.int8", TopKCompressor: "Compression.topk"}.get(ours, "")
+    name = {Int8Compressor: "Compression.int8", TopKCompressor: "Compression.topk"}.get(ours, "")
+    if ours is AutoCompressor and compression.codec:
+        name = f"Compression.auto({compression.codec.split()[1]!r})"
+    if name:
+        raise ArgumentError(f"{name} encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none")
 
 
 def wire_dtype_of(compression: Any) -> int | None:

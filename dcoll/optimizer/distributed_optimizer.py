@@ -10,7 +10,7 @@ import torch
 
 from dcoll import _C
 from dcoll.collectives import on_communicator
-from dcoll.compression.codecs import Compression, OptimizersCompressor, check_compression, only_sums
+from dcoll.compression.codecs import Compression, OptimizersCompressor, check_adasum, check_compression
 from dcoll.errors import ArgumentError
 from dcoll.job import world
 from dcoll.job.process_sets import communicator_if_included, global_process_set
@@ -273,8 +273,8 @@ def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float
     if predivide != 1.0 and op is not Average:
         raise ArgumentError("gradient_predivide_factor not supported with op != Average")
     check_compression(compression)
-    if op is Adasum and (name := only_sums(compression)):
-        raise ArgumentError(f"{name} encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none")
+    if op is Adasum:
+        check_adasum(compression)
     if op is Adasum and isinstance(compression, OptimizersCompressor):
         raise ArgumentError(
             f"compression is {compression!r}, which is for op Average and Sum, but op is Adasum. Use Compression.fp16, "

@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,7 @@ def check_no_loss_is_none() -> None:
     assert torch.equal(
         hvd.allreduce(x, op=hvd.Max, compression=hvd.Compression.auto("bf16")), hvd.allreduce(x, op=hvd.Max)
     )
+    distributed(Toy(1), compression=hvd.Compression.auto(), op=hvd.Adasum)
 
 
 def check_other_losses_are_refused() -> None:
@@ -107,6 +109,16 @@ def check_other_losses_are_refused() -> None:
         hvd.Compression.auto("int4")
     with pytest.raises(hvd.ArgumentError, match="ratio is 2"):
         hvd.Compression.auto("topk", ratio=2)
+
+
+def check_adasum_is_refused() -> None:
+    """Where a loss is allowed: it would change nothing."""
+    x = torch.ones(3)
+    calls: tuple[tuple[Any, Any], ...] = ((hvd.allreduce, x), (hvd.grouped_allreduce, [x, x]), (distributed, Toy(1)))
+    for lossy in CODECS:
+        for call, given in calls:
+            with pytest.raises(hvd.ArgumentError, match=rf"auto\('{lossy}'\) encodes sums .*, but op is Adasum\. Use"):
+                call(given, op=hvd.Adasum, compression=hvd.Compression.auto(lossy))
 
 
 def check_an_optimizer_ends_alike_everywhere() -> None:
