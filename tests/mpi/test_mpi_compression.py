@@ -1,10 +1,12 @@
 """What travels between nodes is compressed: over pretended nodes, MPI alone, and one node where it is forced."""
 
+import re
+
 import checks_auto_compression
 import checks_compression
 import checks_top_k
 import pytest
-from mpirun import expect, names_of_checks, run_checks
+from mpirun import expect, launch, names_of_checks, run_checks
 
 pytestmark = pytest.mark.mpi
 
@@ -30,7 +32,7 @@ def test_top_k(n: int, settings: tuple[tuple[str, str], ...], check: str) -> Non
 
 
 UNFORCED = [
-    (2, (("DCOLL_NODES", "0,1"),)),
+    (2, (("DCOLL_NODES", "0,1"), ("DCOLL_LOG_LEVEL", "info"))),
     (4, (("DCOLL_NODES", "0,0,1,1"),)),
     (3, (("DCOLL_NODES", "0,1,2"), ("DCOLL_CALIBRATE", "off"))),
 ]
@@ -40,3 +42,34 @@ UNFORCED = [
 @pytest.mark.parametrize(("n", "settings"), [*JOBS[1:], *UNFORCED], ids=str)
 def test_auto(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_auto_compression", n, settings), check)
+
+
+def test_auto_says_on_rank_0_what_it_has_chosen() -> None:
+    said = re.findall(
+        r"\[dcoll (\w+) rank (\d).*\] all-reduces of float32 of up to (.*)",
+        run_checks("checks_auto_compression", *UNFORCED[0]).stderr,
+    )
+    chosen = r"8192 KiB go (?:as .*|in full): [\d.]+ ms (\w+) as .*, [\d.]+ ms in full \(link .*\)"
+    how = {found[1] for _, _, text in said if (found := re.fullmatch(chosen, text))}
+    assert how == {"predicted", "measured"}, said  # check_calls_that_are_close_... has timed some
+    assert {(level, rank) for level, rank, _ in said} == {("info", "0")}
+
+
+def test_saturation_is_told() -> None:
+    assert "float16 has no room for " in run_checks("checks_compression", *JOBS[0]).stderr
+
+
+ONE_NODE = """
+import torch, dcoll
+dcoll.init()
+x = torch.full((40000,), 1e6)
+for _ in range(2):
+    assert torch.equal(dcoll.allreduce(x, compression=dcoll.Compression.fp16), x)
+"""
+
+
+def test_one_node_says_that_it_compresses_nothing() -> None:
+    done = launch(2, "-c", ONE_NODE, DCOLL_LOG_LEVEL="info")
+    assert done.returncode == 0, done.text
+    assert len(re.findall(r"\[dcoll info rank 0.*nothing is compressed inside one node", done.stderr)) == 1, done.text
+    assert "has no room for" not in done.stderr

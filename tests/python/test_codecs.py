@@ -46,13 +46,21 @@ def test_top_k_sends_the_greatest_and_keeps_the_rest(values: Floats, before: Flo
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(arrays.arrays(np.uint8, st.integers(0, 200)), st.integers(1, 300), st.integers(0, 40))
-def test_top_k_refuses_messages_or_stays_inside(noise: npt.NDArray[np.uint8], count: int, k: int) -> None:
+@hypothesis.given(
+    arrays.arrays(np.uint8, st.integers(0, 200)),
+    st.integers(0, 45) | st.integers(0, 2**32 - 1),
+    st.integers(1, 300),
+    st.integers(0, 40),
+)
+def test_top_k_refuses_messages_or_stays_inside(noise: npt.NDArray[np.uint8], sent: int, count: int, k: int) -> None:
     k = min(k, count)
     message = np.zeros(K.top_bytes(count, k), np.uint8)
     message[: len(noise)] = noise[: len(message)]
+    message[:4].view(np.uint32)[0] = sent
+    places = message[4 : 4 + 2 * k].view(np.uint16)[:sent]
     target = np.full(count + 2, 7, np.float32)
-    K.sum_top(target[1:].ctypes.data, [message.ctypes.data], count, k)
+    taken = K.sum_top(target[1:].ctypes.data, [message.ctypes.data], count, k)
+    assert taken == (sent <= k and bool((places < count).all()))
     assert target[0] == target[-1] == 7
 
 
