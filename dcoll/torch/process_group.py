@@ -37,10 +37,13 @@ class Collectives(Reductions, Movement, Messages):
 
     def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
         """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
-        if ranks and not groups.is_first(size):
+        is_job = not ranks or groups.is_first(size)
+        if is_job:
+            # A rank's number in the job is torch's, whatever order new_group(sort_ranks=False) has for this group.
+            in_job = dist.get_rank() if ranks else rank
+            self._comm, self._leaves_job = groups.world(store, in_job, size, timeout)
+        if not is_job or list(ranks) != sorted(ranks):
             self._comm = groups.subgroup(ranks)
-        else:
-            self._comm, self._leaves_job = groups.world(store, rank, size, timeout)
         self._store = store
         self._options = TorchBackend.Options(NAME, timeout)
         self._timeout_before_s = self._comm.timeout_s

@@ -62,7 +62,32 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("script", [BESIDE_GLOO, A_PART_FIRST], ids=["", "a part first"])
+IN_ANOTHER_ORDER = """
+import sys
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+rank, size = int(sys.argv[1]), 3
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=size)
+for order in ([2, 0, 1], [0, 2]):
+    group = dist.new_group(order, backend="dcoll", sort_ranks=False)
+    if rank in order:
+        gathered = [torch.zeros(1) for _ in order]
+        dist.all_gather(gathered, torch.tensor([float(rank)]), group=group)
+        assert [one.item() for one in gathered] == order, gathered
+        for root in order:
+            tensor = torch.tensor([float(rank)])
+            dist.broadcast(tensor, root, group=group)
+            assert tensor.item() == root, (tensor, root)
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [BESIDE_GLOO, A_PART_FIRST, IN_ANOTHER_ORDER], ids=["", "a part first", "in another order"]
+)
 def test_groups_beside_gloo(tmp_path: Path, script: str) -> None:
     expect_ended(run_ranks(3, script, str(tmp_path / "store")))
 
