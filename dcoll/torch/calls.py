@@ -120,6 +120,12 @@ class Calls:
         """Whether the call may run on this thread: async_op=False, and the group's deadline is the call's."""
         return opts is not None and not opts.asyncOp and opts.timeout <= NO_TIME
 
+    def _root(self, what: str, opts: Any) -> int:
+        root, size = 0 if opts is None else int(opts.rootRank), self._comm.size
+        if not 0 <= root < size:
+            raise ArgumentError(f"{what}: root rank {root} does not exist; allowed are 0 to {size - 1}")
+        return root
+
     def _start(
         self,
         core: _C.Handle,

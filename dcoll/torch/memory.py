@@ -88,6 +88,12 @@ def one(what: str, tensors: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tens
     return tensors[0]
 
 
+def one_per_rank(what: str, tensors: Any) -> list[torch.Tensor]:
+    """Such a list, which torch passes in a list of one, for the same reason."""
+    nested = len(tensors) > 0 and isinstance(tensors[0], (list, tuple))
+    return list(one(what, tensors) if nested else tensors)
+
+
 def same_kind(what: str, first: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
     for other in others:
         if other.get_device() != first.get_device():

@@ -8,20 +8,16 @@ import torch
 from dcoll.errors import ArgumentError, MismatchError
 from dcoll.torch.calls import Calls
 from dcoll.torch.dtypes import moved
-from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, room_for, same_kind
+from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, one_per_rank, room_for, same_kind
 from dcoll.torch.reductions import Tensors
 from dcoll.torch.work import DONE, Work
-
-
-def _root(opts: Any) -> int:
-    return 0 if opts is None else int(opts.rootRank)
 
 
 class Movement(Calls):
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = one("broadcast", tensors)
         target = dense("broadcast", tensor)
-        root = _root(opts)
+        root = self._root("broadcast", opts)
         back = target is not tensor and self._comm.rank != root
         args = (target.data_ptr(), target.nbytes, root, moved(tensor.dtype))
         if self._at_once(opts):
@@ -50,7 +46,7 @@ class Movement(Calls):
     def allgather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
         what = "all_gather"
         input = one(what, inputs)
-        rooms = list(outputs[0]) if isinstance(outputs[0], (list, tuple)) else list(outputs)
+        rooms = one_per_rank(what, outputs)
         self._check_list(what, rooms, input)
         source, count = dense(what, input), input.numel()
         target, back = room_for(rooms)
@@ -78,21 +74,21 @@ class Movement(Calls):
     # --- gather and scatter: exchanges in which one rank has all or gets all
 
     def gather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
-        what, root = "gather", _root(opts)
+        what, root = "gather", self._root("gather", opts)
         input = one(what, inputs)
         source = dense(what, input)
         count, size = source.numel(), self._comm.size
         send = [count if rank == root else 0 for rank in range(size)]
         if self._comm.rank != root:
             return self._exchange(what, source, send, source, [0] * size, [], None, opts)
-        rooms = list(outputs[0]) if outputs and isinstance(outputs[0], (list, tuple)) else list(outputs)
+        rooms = one_per_rank(what, outputs)
         self._check_list(what, rooms, input)
         target, back = room_for(rooms)
         return self._exchange(what, source, send, target, [count] * size, rooms, back, opts)
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """output: of the root alone, the tensors of all ranks one behind the other, in whatever shape."""
-        if self._comm.rank != _root(opts):
+        if self._comm.rank != self._root("gather_single", opts):
             return self.gather([], [input], opts)
         size = self._comm.size
         if output.numel() != size * input.numel() or not output.is_contiguous():
@@ -104,7 +100,7 @@ class Movement(Calls):
         return self.gather([list(output.view(size, input.numel()).unbind())], [input], opts)
 
     def scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
-        what, root = "scatter", _root(opts)
+        what, root = "scatter", self._root("scatter", opts)
         output = one(what, outputs)
         target = dense(what, output)
         count, size = target.numel(), self._comm.size
@@ -112,7 +108,7 @@ class Movement(Calls):
         expected = [count if rank == root else 0 for rank in range(size)]
         if self._comm.rank != root:
             return self._exchange(what, target, [0] * size, target, expected, [output], back, opts)
-        parts = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
+        parts = one_per_rank(what, inputs)
         self._check_list(what, parts, output)
         source = one_behind_the_other(what, parts)
         return self._exchange(what, source, [count] * size, target, expected, [output], back, opts)

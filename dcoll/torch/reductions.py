@@ -11,7 +11,7 @@ from dcoll.errors import ArgumentError
 from dcoll.torch.calls import Calls
 from dcoll.torch.ddp_buckets import LEAST_ELEMENTS, called_by_backward, place_of
 from dcoll.torch.dtypes import PLAIN_DTYPES, PLAIN_OPERATORS, reduction
-from dcoll.torch.memory import dense, one, one_behind_the_other, same_kind
+from dcoll.torch.memory import dense, one, one_behind_the_other, one_per_rank, same_kind
 from dcoll.torch.work import DONE, Work
 
 Tensors = Sequence[torch.Tensor] | torch.Tensor
@@ -83,7 +83,7 @@ class Reductions(Calls):
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensor = one("reduce", tensors)
-        root = 0 if opts is None else opts.rootRank
+        root = self._root("reduce", opts)
         code, per_element, operator, factor = reduction("reduce", tensor, operator_of(opts))
         source = dense("reduce", tensor)
         # Only the root's tensor changes; the sum of the others goes where nobody looks.
@@ -123,7 +123,7 @@ class Reductions(Calls):
     def reduce_scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
         what = "reduce_scatter"
         output = one(what, outputs)
-        parts = list(inputs[0]) if isinstance(inputs[0], (list, tuple)) else list(inputs)
+        parts = one_per_rank(what, inputs)
         same_kind(what, output, parts)
         if len(parts) != self._comm.size or any(part.numel() != output.numel() for part in parts):
             raise ArgumentError(

@@ -50,10 +50,37 @@ def check_what_is_refused() -> None:
         dist.all_to_all_single(torch.zeros(n), torch.zeros(n), [1] * n, [2] * n)
     with pytest.raises(RuntimeError, match="cannot share evenly"):
         dist.all_to_all_single(torch.zeros(n + 1), torch.zeros(n + 1))
+    for call in (dist.broadcast, dist.reduce, lambda t, root: dist.gather(t, None, root),
+                 lambda t, root: dist.scatter(t, None, root)):  # fmt: skip
+        with pytest.raises(RuntimeError, match=f"root rank {n} does not exist; allowed are 0 to {n - 1}"):
+            call(torch.zeros(2), n)
     dist.barrier()
     check = torch.ones(1)
     dist.all_reduce(check)
     assert check.item() == n
+
+
+def check_lists_without_tensors_are_refused() -> None:
+    group, one, r = dist.group.WORLD, [torch.zeros(2)], dist.get_rank()
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    gather, scatter = dist.GatherOptions(), dist.ScatterOptions()
+    gather.rootRank = scatter.rootRank = r
+    for call in (
+        lambda: backend.allgather([], one),
+        lambda: backend.gather([], one, gather),
+        lambda: backend.scatter(one, [], scatter),
+        lambda: backend.reduce_scatter(one, []),
+    ):
+        with pytest.raises(hvd.ArgumentError, match=r"got .*\[\] .* but takes one"):
+            call()
+    with pytest.raises(hvd.ArgumentError, match="takes one tensor per rank, but got a list of 2"):
+        backend.allgather([one, one], one)
+    for call in (dist.isend, dist.irecv):
+        for tag in (1 << 31, -(1 << 31) - 1):
+            with pytest.raises((hvd.ArgumentError, TypeError), match=f"tag {tag}" if not BACKENDS_IN_PYTHON else ""):
+                call(one[0], r, tag=tag)
+    dist.barrier()
 
 
 def check_what_one_rank_refuses() -> None:
