@@ -1,6 +1,7 @@
 """Where the communicator of a process group comes from: the job's for the first, parts of it for the others."""
 
 import atexit
+import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -126,10 +127,14 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
         )
     close_those_left()
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
-    if not GROUPS and not LEAVING:
-        atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
+    _close_at_exit()
     GROUPS.append(made)
     return made
+
+
+@functools.cache  # once
+def _close_at_exit() -> None:
+    atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
 
 
 def close(comm: _C.Communicator) -> None:
@@ -148,10 +153,9 @@ def close_those_left() -> None:
 
 
 def close_all() -> None:
-    """What is still open when the program ends."""
-    for comm in GROUPS[:]:
-        if comm.failure() == "":
-            close(comm)
+    """What is still open when the program ends. Of those that failed, by abort() say, nobody is waited for."""
+    while GROUPS:
+        close(GROUPS[0])
     while LEAVING:
         LEAVING.pop(0).close()
 

@@ -98,6 +98,8 @@ class Collectives(Reductions, Movement, Messages):
     def abort(self) -> None:
         """Whatever is under way fails, here and on the other ranks of the group."""
         self._comm.fail("the process group was aborted")
+        if self._comm in GROUPS:  # torch mostly forgets the group now, without shutdown()
+            groups.close(self._comm)
 
     def shutdown(self) -> None:
         """Finish what is queued and say goodbye. Collective over the group."""
@@ -105,7 +107,7 @@ class Collectives(Reductions, Movement, Messages):
             groups.leave()
         elif self._comm in GROUPS:
             groups.close(self._comm)
-        else:  # the program's own job, which goes on
+        else:  # the program's own job, which goes on, or a group that was aborted
             self._comm.timeout_s = self._timeout_before_s
 
 
