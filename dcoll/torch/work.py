@@ -162,8 +162,13 @@ class Handles:
         self._handles = handles
 
     def wait(self, timeout: float | None = None, spins: bool = True) -> None:
+        """timeout: of all together."""
+        begin = time.monotonic()
+        left = timeout
         for handle in self._handles:
-            handle.wait(timeout, spins)
+            handle.wait(left, spins)
+            if timeout is not None:
+                left = max(0.0, begin + timeout - time.monotonic())
 
     def poll(self) -> bool:
         return all([handle.poll() for handle in self._handles])  # every one: it is what brings them on

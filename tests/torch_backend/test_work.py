@@ -1,6 +1,7 @@
 """A Work of tensors on a GPU that several threads wait for, each with a stream of its own; without a GPU."""
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,20 @@ class Unfinished:
 
     def poll(self) -> bool:
         return self.done
+
+
+def test_several_operations_have_one_limit() -> None:
+    given: list[float] = []
+
+    def wait(timeout: float | None, spins: bool) -> None:
+        given.append(-1.0 if timeout is None else timeout)
+        time.sleep(0.02)
+
+    operations = works.Handles([SimpleNamespace(wait=wait)] * 3)
+    operations.wait(0.05)
+    assert all(0 <= limit <= 0.05 - 0.02 * before for before, limit in enumerate(given))
+    operations.wait()
+    assert given[3:] == [-1.0] * 3
 
 
 def test_where_there_is_no_thread_a_future_is_refused_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
