@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlparse
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from dcoll.errors import ArgumentError
 from dcoll.job.find_launcher import STORE_VARIABLES, find_launcher
 from dcoll.job.objects import broadcast_object
 from dcoll.job.world import WORLD, init
@@ -26,14 +27,24 @@ def fill_in(environ: Any, timeout: timedelta) -> Any:
     join(timeout, init)
     comm = WORLD.comm
     assert comm is not None
-    store = None
-    address, port = "", 0
+    store, told = None, ("", 0, "")
     if comm.rank == 0:
-        store = TCPStore("localhost", 0, comm.size, is_master=True, wait_for_workers=False)
         here = "localhost" if comm.num_nodes == 1 else socket.gethostname()
         address = here if _is_missing("MASTER_ADDR", environ) else environ["MASTER_ADDR"]
-        port = store.port
-    address, port = broadcast_object(comm, (address, port), 0, "init_process_group")
+        chosen = "0" if _is_missing("MASTER_PORT", environ) else environ["MASTER_PORT"]
+        try:
+            if int(chosen) >> 16:
+                raise ValueError("not a number of 16 bits")
+            store = TCPStore("localhost", int(chosen), comm.size, is_master=True, wait_for_workers=False)
+            told = address, store.port, ""
+        except (ValueError, RuntimeError) as error:
+            told = "", 0, f"rank 0 cannot listen at MASTER_PORT={chosen} ({str(error).splitlines()[0]})"
+    address, port, problem = broadcast_object(comm, told, 0, "init_process_group")
+    if problem:
+        raise ArgumentError(
+            f"init_process_group: {problem}. Allowed is a port that is free there, from 1 to 65535; or leave it unset: "
+            "then one is found"
+        )
     for name, value in (
         ("RANK", comm.rank),
         ("WORLD_SIZE", comm.size),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -164,20 +165,58 @@ def test_rank_and_size_in_the_call_and_the_address_in_the_environment(tmp_path: 
 
 AT_AN_ADDRESS = """
 import os
+import torch
 import torch.distributed as dist
 import dcoll.torch
 
+address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 for _ in range(2):
     dist.init_process_group("dcoll")
-    assert os.environ["MASTER_ADDR"] == "127.0.0.1", os.environ["MASTER_ADDR"]
+    assert os.environ["MASTER_ADDR"] == address, os.environ["MASTER_ADDR"]
+    assert os.environ["MASTER_PORT"] == port, os.environ["MASTER_PORT"]
+    dist.TCPStore(address, int(port), wait_for_workers=False).check([""])
     dist.destroy_process_group()
 print("ended")
 """
 
 
-def test_the_users_address_stays() -> None:
-    """Of mpirun's hosts one may have several names, of which not all are known to the others."""
-    done = launch(2, "-c", AT_AN_ADDRESS, MASTER_ADDR="127.0.0.1")
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def test_the_users_address_and_port_stay() -> None:
+    """Of mpirun's hosts one may have several names, of which not all are known to the others, and a firewall may leave
+    one port open."""
+    done = launch(2, "-c", AT_AN_ADDRESS, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 2
+
+
+AT_A_PORT_THAT_IS_TAKEN = """
+import os
+import torch.distributed as dist
+import dcoll.torch
+
+port = os.environ["MASTER_PORT"]
+try:
+    dist.init_process_group("dcoll")
+except dcoll.ArgumentError as error:
+    assert f"MASTER_PORT={port} (" in str(error) and "1 to 65535" in str(error), error
+    del os.environ["MASTER_PORT"]
+dist.init_process_group("dcoll")
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("port", ["taken", "70000", "none"])
+def test_a_port_where_rank_0_cannot_listen(port: str) -> None:
+    """All ranks hear of it, and may try again."""
+    with socket.create_server(("", 0)) as taken:
+        given = str(taken.getsockname()[1]) if port == "taken" else port
+        done = launch(2, "-c", AT_A_PORT_THAT_IS_TAKEN, MASTER_PORT=given)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
 
