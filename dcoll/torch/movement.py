@@ -38,6 +38,7 @@ class Movement(Calls):
                 f"{what} over {size} ranks got an output of {output.numel()} elements of {output.dtype} for inputs of "
                 f"{count} of {input.dtype}, but the output is {size} times the input, of its dtype"
             )
+        same_kind(what, input, [output])
         source = dense(what, input)
         target = dense(what, output)
         back = None if target is output else lambda _: output.detach().copy_(target)

@@ -107,6 +107,7 @@ class Reductions(Calls):
                 f"{what} over {size} ranks got an output of {count} elements of {output.dtype} for an input of "
                 f"{input.numel()} of {input.dtype}, but each rank's share is a {size}th of the input, of its dtype"
             )
+        same_kind(what, input, [output])
         source = dense(what, input)
         target = dense(what, output)
         # As `size` rows, of which each rank gets one.

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from checks_torch_collectives import WAYS
+from pretend_cuda import Pretended
 from torch.distributed import ReduceOp
 
 import dcoll as hvd
@@ -80,6 +81,24 @@ def check_lists_without_tensors_are_refused() -> None:
         for tag in (1 << 31, -(1 << 31) - 1):
             with pytest.raises((hvd.ArgumentError, TypeError), match=f"tag {tag}" if not BACKENDS_IN_PYTHON else ""):
                 call(one[0], r, tag=tag)
+    dist.barrier()
+
+
+def check_tensors_on_two_devices_are_refused() -> None:
+    n, group, one = dist.get_world_size(), dist.group.WORLD, torch.zeros(2)
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    whole, each = torch.zeros(2 * n).as_subclass(Pretended), [torch.zeros(2).as_subclass(Pretended) for _ in range(n)]
+    for call in (
+        lambda: backend.all_gather_single(whole, one),
+        lambda: backend.allgather([each], [one]),
+        lambda: backend.reduce_scatter_single(one, whole),
+        lambda: backend.reduce_scatter([one], [each]),
+        lambda: backend.all_to_all_single(whole, torch.zeros(2 * n)),
+        lambda: backend.alltoall(each, [one] * n),
+    ):
+        with pytest.raises(hvd.ArgumentError, match=r"takes tensors on one device, but got c.* and c"):
+            call()
     dist.barrier()
 
 
