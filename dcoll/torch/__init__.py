@@ -4,6 +4,13 @@ What PyTorch builds on process groups runs on it: DistributedDataParallel, FSDP,
 docs/torch.md.
 """
 
+import torch
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+    raise ImportError(
+        f"dcoll.torch got PyTorch {torch.__version__}, but needs 2.13 or later. dcoll's own calls need 2.4"
+    )
+
 from dcoll.torch.registration import register
 
 register()

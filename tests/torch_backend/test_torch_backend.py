@@ -1,5 +1,6 @@
 """torch.distributed on the dcoll backend: every collective, groups, and what PyTorch builds on them."""
 
+import importlib
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from mpirun import HERE, TORCHRUN, expect, launch, names_of_checks, run_checks
 
+import dcoll.torch
 from dcoll import _C
 from dcoll.torch import registration
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
@@ -295,6 +297,12 @@ def test_the_devices_are_those_of_pytorchs_build() -> None:
     registration.register()
     devices = ["cpu"] if torch.version.cuda is None else ["cpu", "cuda"]
     assert dist.Backend.backend_capability["dcoll"] == devices
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.12.1+cpu")
+    with pytest.raises(ImportError, match=r"2\.12\.1\+cpu, but needs 2\.13"):
+        importlib.reload(dcoll.torch)
 
 
 WITH_A_TIMEOUT = """
