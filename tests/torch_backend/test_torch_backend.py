@@ -35,7 +35,14 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (3, "torchrun nodes"),
         (1, "torchrun"),
     ],
-    checks_torch_methods: [(2, "auto"), (3, "auto"), (2, "torchrun"), (2, "emulated"), (3, "nodes")],
+    checks_torch_methods: [
+        (2, "auto"),
+        (3, "auto"),
+        (2, "torchrun"),
+        (2, "emulated"),
+        (3, "nodes"),
+        (2, "torchrun apart"),
+    ],
     checks_torch_groups: [
         (2, "auto"),
         (4, "auto"),
@@ -49,6 +56,7 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (4, "auto"),
         (3, "mpi"),
         (2, "torchrun"),
+        (2, "torchrun apart"),
         (2, "emulated"),
         (3, "emulated mpi"),
     ],
