@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from checks_fork import in_child, report
+from checks_torch_methods import is_mapped_shared
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcoll as hvd
@@ -245,6 +246,7 @@ def check_group_names_and_backends() -> None:
     assert (memory.dtype, memory.numel()) == (torch.bfloat16, 12)
     dist.all_reduce(memory.fill_(1), group=group)
     assert memory.eq(dist.get_world_size()).all()
+    assert is_mapped_shared(memory) == (hvd.local_size() > 1 and os.environ.get("DCOLL_TRANSPORT") != "mpi")
     place = memory.data_ptr()
     del memory
     again = backend.allocate_tensor(12, dtype=torch.bfloat16, device=torch.device("cpu"))

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,16 @@ from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
 def check_init() -> None:
     dist.init_process_group("dcoll")
+
+
+def is_mapped_shared(tensor: torch.Tensor) -> bool:
+    """Whether it lies in pages that other processes have too."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions = line.split()[:2]
+        first, end = (int(place, 16) for place in span.split("-"))
+        if first <= tensor.data_ptr() < end:
+            return permissions.endswith("s")
+    return False
 
 
 def check_what_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from checks_torch_methods import is_mapped_shared
 from parallel_models import BATCH, WIDTH, batches, model, near, train, trained
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import checkpoint
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import dcoll
 from dcoll import _C
 from dcoll.torch import ddp_buckets
-from dcoll.torch.process_group import BACKENDS_IN_PYTHON
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON, Collectives
 
 
 def check_init() -> None:
@@ -175,10 +176,12 @@ def check_ddp_unused_and_uneven() -> None:
     n = dist.get_world_size()
     assert net["a"].weight.grad is not None
     torch.testing.assert_close(net["a"].weight.grad, torch.full((1, 2), 1 / n))
-    ddp = DDP(torch.nn.Linear(2, 1))
+    r, ddp = dist.get_rank(), DDP(torch.nn.Linear(2, 1))
     with ddp.join():
-        for _ in range(1 + dist.get_rank()):
+        for _ in range(1 + r):
+            ddp.zero_grad()
             ddp(torch.ones(1, 2)).sum().backward()
+    assert ddp.module.weight.grad.eq((n - r) / n).all()  # in its last step the ranks before it have joined
     dist.barrier()
 
 
@@ -200,8 +203,20 @@ def check_fsdp2_with_memory_of_the_core() -> None:
     for module in net.modules():
         if hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
             module.set_allocate_memory_from_process_group_for_comm(True)
-    train(net, share)
+    mapped: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        allocate = Collectives.allocate_tensor
+
+        def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = allocate(*args, **kwargs)
+            mapped.append(is_mapped_shared(tensor))
+            return tensor
+
+        patch.setattr(Collectives, "allocate_tensor", noted)
+        train(net, share)
     near(whole_state(net), trained())
+    assert mapped
+    assert all(mapped) == any(mapped) == (dcoll.local_size() > 1)
 
 
 def check_fsdp1() -> None:
