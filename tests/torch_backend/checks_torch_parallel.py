@@ -4,8 +4,10 @@ import copy
 import gc
 import mmap
 import os
+import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -304,26 +306,35 @@ def check_checkpoints() -> None:
     near(alone["model"], whole)
 
 
-def check_compiled_functional_collectives() -> None:
-    import torch.distributed._functional_collectives as funcol
+def functional_collectives(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    total = functional.all_reduce(x, "sum", dist.group.WORLD)
+    gathered = functional.all_gather_tensor(x * 2, 0, dist.group.WORLD)
+    mine = functional.reduce_scatter_tensor(gathered + 1, "sum", 0, dist.group.WORLD)
+    swapped = functional.all_to_all_single(gathered, None, None, dist.group.WORLD)
+    return total + 1, gathered, mine, swapped
 
+
+def see_functional_collectives(run: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
     n, r = dist.get_world_size(), dist.get_rank()
-    group = dist.group.WORLD
+    total, gathered, mine, swapped = run(torch.full((n,), float(r + 1)))
+    assert total.eq(n * (n + 1) / 2 + 1).all()
+    assert gathered.view(n, n).eq(2 * torch.arange(1.0, n + 1).unsqueeze(1)).all()
+    assert mine.eq(n * (2 * (r + 1) + 1)).all()
+    assert swapped.eq(2 * (r + 1)).all()
 
-    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        total = funcol.all_reduce(x, "sum", group)
-        gathered = funcol.all_gather_tensor(x * 2, 0, group)
-        mine = funcol.reduce_scatter_tensor(gathered + 1, "sum", 0, group)
-        swapped = funcol.all_to_all_single(gathered, None, None, group)
-        return total + 1, gathered, mine, swapped
 
-    x = torch.full((n,), float(r + 1))
-    for run in (step, torch.compile(step, backend="aot_eager")):
-        total, gathered, mine, swapped = run(x)
-        assert total.eq(n * (n + 1) / 2 + 1).all()
-        assert gathered.view(n, n).eq(2 * torch.arange(1.0, n + 1).unsqueeze(1)).all()
-        assert mine.eq(n * (2 * (r + 1) + 1)).all()
-        assert swapped.eq(2 * (r + 1)).all()
+def check_compiled_functional_collectives() -> None:
+    for run in (functional_collectives, torch.compile(functional_collectives, backend="aot_eager")):
+        see_functional_collectives(run)
+
+
+def check_functional_collectives_compiled_by_inductor() -> None:
+    """torch.compile's default, which makes C++ of what is between them."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("needs a C++ compiler: Inductor calls one")
+    run = torch.compile(functional_collectives, fullgraph=True)
+    for _ in range(2):
+        see_functional_collectives(run)
 
 
 def check_compiled_ddp() -> None:
