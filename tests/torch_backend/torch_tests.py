@@ -104,8 +104,9 @@ class Meeting:
         self.store.wait(keys, timedelta(seconds=100))
         return any(self.store.get(key) == b"1" for key in keys)
 
-    def again(self) -> None:
-        """Begin anew after whatever a test has left behind."""
+    def again(self) -> str:
+        """Begin anew after whatever a test has left behind. The traceback of an end that failed, or ""."""
+        failed = ""
         self.anywhere(False)
         if self.anywhere(not dist.is_initialized()):
             c10d._update_default_pg(None)  # there are ranks that cannot destroy it with the others
@@ -114,18 +115,19 @@ class Meeting:
         else:
             try:
                 dist.destroy_process_group()
-            except Exception as error:
-                print(f"destroy_process_group: {error}", file=sys.stderr)
+            except Exception:
+                failed = traceback.format_exc()
         c10d._world.group_count = 0  # ranks that skipped a test made fewer groups
         sys.excepthook = self.hook  # each init_process_group() puts another one before it
         comm = world.WORLD.comm
         if self.anywhere(comm is None or comm.failure() != ""):
             try:
                 hvd.shutdown()
-            except Exception as error:
-                print(f"shutdown: {error}", file=sys.stderr)
+            except Exception:
+                failed = traceback.format_exc()
             self.anywhere(False)
             hvd.init()
+        return failed
 
 
 def main(folder: str, *chosen: str) -> None:
@@ -147,10 +149,11 @@ def main(folder: str, *chosen: str) -> None:
         begin = time.monotonic()
         torch.manual_seed(0)
         results[name] = run(case, name)
-        (Path(folder) / f"{rank}.json").write_text(json.dumps(results))
-        meeting.again()
+        (Path(folder) / f"{rank}.json").write_text(json.dumps(results))  # what a rank found survives what comes next
+        results[name] = meeting.again() + results[name]
         if rank == 0:
             print(f"{name} {time.monotonic() - begin:.1f} s: {results[name].strip().splitlines()[-1:]}", flush=True)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(results))
     hvd.barrier()  # rank 0 has the store, which the others may still be asking
 
 
