@@ -11,7 +11,7 @@ from dcoll.errors import ArgumentError
 from dcoll.torch.calls import Calls
 from dcoll.torch.ddp_buckets import LEAST_ELEMENTS, called_by_backward, place_of
 from dcoll.torch.dtypes import PLAIN_DTYPES, PLAIN_OPERATORS, reduction
-from dcoll.torch.memory import dense, one, one_behind_the_other, one_per_rank, same_kind
+from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, one_per_rank, same_kind
 from dcoll.torch.work import DONE, Work
 
 Tensors = Sequence[torch.Tensor] | torch.Tensor
@@ -95,25 +95,28 @@ class Reductions(Calls):
         return self._start(core, (source, into), [tensor], back)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        what = "reduce_scatter"
-        op = operator_of(opts)
-        code, operator = PLAIN_DTYPES.get(input.dtype), PLAIN_OPERATORS.get(hash(op))
-        per_element, factor = 1, 1.0
-        if code is None or operator is None:
-            code, per_element, operator, factor = reduction(what, input, op)
-        count, size = output.numel(), self._comm.size
+        what, count, size = "reduce_scatter", output.numel(), self._comm.size
         if input.numel() != count * size or input.dtype != output.dtype:
             raise ArgumentError(
                 f"{what} over {size} ranks got an output of {count} elements of {output.dtype} for an input of "
                 f"{input.numel()} of {input.dtype}, but each rank's share is a {size}th of the input, of its dtype"
             )
         same_kind(what, input, [output])
-        source = dense(what, input)
-        target = dense(what, output)
-        # As `size` rows, of which each rank gets one.
-        row = count * per_element
-        places = (source.data_ptr(), target.data_ptr(), size, row, code, operator, "", factor)
+        source, target = dense(what, input), dense(what, output)
         back = None if target is output else lambda _: output.detach().copy_(target)
+        return self._reduce_rows(source, target, output, back, opts)
+
+    def _reduce_rows(
+        self, source: torch.Tensor, target: torch.Tensor, output: torch.Tensor, back: Finish, opts: Any, name: str = ""
+    ) -> Work:
+        """source: a row for each rank, as long as `target`. back: how what is in `target` comes into `output`."""
+        op = operator_of(opts)
+        code, operator = PLAIN_DTYPES.get(source.dtype), PLAIN_OPERATORS.get(hash(op))
+        per_element, factor = 1, 1.0
+        if code is None or operator is None:
+            code, per_element, operator, factor = reduction("reduce_scatter", source, op)
+        row = target.numel() * per_element
+        places = (source.data_ptr(), target.data_ptr(), self._comm.size, row, code, operator, name, factor)
         if self._at_once(opts):
             self._on(source).reducescatter_sync(*places)
             if back is not None:
@@ -126,15 +129,31 @@ class Reductions(Calls):
         output = one(what, outputs)
         parts = one_per_rank(what, inputs)
         same_kind(what, output, parts)
-        if len(parts) != self._comm.size or any(part.numel() != output.numel() for part in parts):
+        sizes = [part.numel() for part in parts]
+        if len(parts) != self._comm.size or output.numel() != sizes[self._comm.rank]:
             raise ArgumentError(
-                f"{what} over {self._comm.size} ranks got inputs of {[part.numel() for part in parts]} elements and an "
-                f"output of {output.numel()}, but takes one input per rank, all of the output's size"
+                f"{what} over {self._comm.size} ranks got inputs of {sizes} elements and an output of "
+                f"{output.numel()}, but takes one input per rank, and rank {self._comm.rank}'s is of the output's size"
             )
+        if len(set(sizes)) > 1:
+            return self._reduce_unequal(output, parts, sizes, opts)
         flat = one_behind_the_other(what, parts)
         if flat.numel() == output.numel() and len(parts) > 1:  # the first of a sequence stands for it
             flat = parts[0].as_strided((output.numel() * len(parts),), (1,))
         return self.reduce_scatter_single(output, flat, opts)
+
+    def _reduce_unequal(self, output: torch.Tensor, parts: Tensors, sizes: list[int], opts: Any) -> Work:
+        """Parts as rows of one length: the core's reduce-scatter has no other."""
+        what, longest = "reduce_scatter", max(sizes)
+        rows = torch.zeros(len(sizes), longest, dtype=output.dtype, device=output.device)
+        for row, part, size in zip(rows, parts, sizes, strict=True):
+            row[:size].copy_(dense(what, part).detach().reshape(-1))
+        room = torch.empty(longest, dtype=output.dtype, device=output.device)
+
+        def back(_: Any) -> None:
+            output.detach().copy_(room[: output.numel()].view(output.shape))
+
+        return self._reduce_rows(rows, room, output, back, opts, f"{what} of {sizes}")
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)

@@ -5,6 +5,7 @@ import operator
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
@@ -240,6 +241,23 @@ def check_reduce_scatter() -> None:
                     out = torch.empty(count, dtype=dtype)
                     way(dist.reduce_scatter, out, inputs, op=op)
                     assert equal(out, expected), (op, dtype, count, "list")
+
+
+def check_reduce_scatter_of_unequal_parts() -> None:
+    r, n = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64):
+        for step in (2, 5000):
+            sizes = [rank * step for rank in range(n)]
+            expected = reduced(ReduceOp.SUM, [values(dtype, sizes[r], rank) for rank in range(n)])
+            for way in WAYS:
+                out = torch.empty(sizes[r], dtype=dtype)
+                way(dist.reduce_scatter, out, [values(dtype, count, r).clone() for count in sizes])
+                assert equal(out, expected), (dtype, step, way)
+    if n > 1:
+        sizes = [3, 1, *[1] * (n - 2)] if r == 0 else [1, 3, *[1] * (n - 2)]
+        with pytest.raises(RuntimeError, match="different collectives"):
+            dist.reduce_scatter(torch.empty(sizes[r]), [torch.ones(count) for count in sizes])
+    dist.barrier()
 
 
 def check_broadcast() -> None:
