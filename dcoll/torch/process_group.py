@@ -102,7 +102,7 @@ class Collectives(Reductions, Movement, Messages):
             groups.close(self._comm)
 
     def shutdown(self) -> None:
-        """Finish what is queued and say goodbye. Collective over the group."""
+        """Finish what is queued and say goodbye. Waits for the other ranks where the job ends with the group."""
         if self._leaves_job:
             groups.leave()
         elif self._comm in GROUPS:
