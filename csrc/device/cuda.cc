@@ -25,6 +25,7 @@ constexpr unsigned kAnyContext = 1;   // cudaHostRegisterPortable
 constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
 constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
 constexpr unsigned kPeerAccess = 1;   // cudaIpcMemLazyEnablePeerAccess
+constexpr int kRelaxed = 2;           // cudaStreamCaptureModeRelaxed
 
 class Runtime {
  public:
@@ -56,6 +57,7 @@ class Runtime {
   Status (*count_devices)(int*) = find("cudaGetDeviceCount");
   Status (*get_device)(int*) = find("cudaGetDevice");
   Status (*set_device)(int) = find("cudaSetDevice");
+  Status (*capture_mode)(int*) = find("cudaThreadExchangeStreamCaptureMode");
   Status (*bus_id)(char*, int, int) = find("cudaDeviceGetPCIBusId");
   Status (*malloc)(void**, size_t) = find("cudaMalloc");
   Status (*free)(void*) = find("cudaFree");
@@ -95,16 +97,20 @@ void check(int device, Status status, const char* what) {
                     " (CUDA error " + std::to_string(status) + ")");
 }
 
-// The thread's current device is the caller's business.
+// For every call that looks at the device: of one that comes without it, the runtime gives the thread's current device
+// a context, in most threads that of device 0. What is current is the caller's business; so is the capture mode, which
+// is relaxed here: nothing of ours goes into a graph, and in any other mode we would break one that another thread
+// captures.
 class Current {
  public:
   explicit Current(int device) {
     check(device, runtime().get_device(&before_), "cudaGetDevice");
-    if (before_ == device) return;
-    check(device, runtime().set_device(device), "cudaSetDevice");
-    changed_ = true;
+    if (before_ != device) check(device, runtime().set_device(device), "cudaSetDevice");
+    changed_ = before_ != device;
+    relaxed_ = runtime().capture_mode(&mode_) == kSuccess;  // makes a context too: behind set_device
   }
   ~Current() {
+    if (relaxed_) runtime().capture_mode(&mode_);
     if (restores()) runtime().set_device(before_);
   }
   // To make a device current gives it a context, some hundred MB: one that has none is nobody's current device.
@@ -118,9 +124,19 @@ class Current {
   Current& operator=(const Current&) = delete;
 
  private:
-  int before_ = 0;
-  bool changed_ = false;
+  int before_ = 0, mode_ = kRelaxed;
+  bool changed_ = false, relaxed_ = false;
 };
+
+// What may fail without harm: a device that has failed does nothing any more.
+template <typename Call>
+void let_go(int device, const Call& call) noexcept {
+  try {
+    const Current current(device);
+    if (call() != kSuccess) runtime().last_error();
+  } catch (const DeviceError&) {
+  }
+}
 
 class RuntimeEvent final : public Event {
  public:
@@ -128,7 +144,9 @@ class RuntimeEvent final : public Event {
     const Current current(device);
     check(device, runtime().event_create(&event_, kNoTiming), "cudaEventCreateWithFlags");
   }
-  ~RuntimeEvent() override { runtime().event_destroy(event_); }
+  ~RuntimeEvent() override {
+    let_go(device_, [this] { return runtime().event_destroy(event_); });
+  }
   void record(Stream stream) override {
     const Current current(device_);
     check(device_, runtime().event_record(event_, stream), "cudaEventRecord");
@@ -138,6 +156,7 @@ class RuntimeEvent final : public Event {
     check(device_, runtime().stream_wait(stream, event_, 0), "cudaStreamWaitEvent");
   }
   bool done() override {
+    const Current current(device_);
     const Status status = runtime().event_query(event_);
     if (status == kNotReady) {
       runtime().last_error();  // or torch's next check finds it
@@ -146,7 +165,10 @@ class RuntimeEvent final : public Event {
     check(device_, status, "what was put into a stream");
     return true;
   }
-  void wait() override { check(device_, runtime().event_synchronize(event_), "what was put into a stream"); }
+  void wait() override {
+    const Current current(device_);
+    check(device_, runtime().event_synchronize(event_), "what was put into a stream");
+  }
 
  private:
   int device_;
@@ -173,7 +195,9 @@ class Cuda final : public Device {
     check(number_, runtime().malloc(&data, bytes), "cudaMalloc");
     return data;
   }
-  void free(void* data) noexcept override { runtime().free(data); }
+  void free(void* data) noexcept override {
+    let_go(number_, [data] { return runtime().free(data); });
+  }
   Handle handle_of(void* data) override {
     const Current current(number_);
     Handle handle{};
@@ -186,12 +210,8 @@ class Cuda final : public Device {
     check(number_, runtime().open_handle(&opened, handle, kPeerAccess), "cudaIpcOpenMemHandle");
     return opened;
   }
-  void close(void* opened) noexcept override {
-    try {
-      const Current current(number_);
-      check(number_, runtime().close_handle(opened), "cudaIpcCloseMemHandle");
-    } catch (const DeviceError&) {  // it was the exporter's, who may be gone
-    }
+  void close(void* opened) noexcept override {  // it was the exporter's, who may be gone
+    let_go(number_, [opened] { return runtime().close_handle(opened); });
   }
   bool pin(void* data, size_t bytes) override {
     const Current current(number_);
@@ -199,7 +219,9 @@ class Cuda final : public Device {
     runtime().last_error();
     return false;
   }
-  void unpin(void* data) noexcept override { runtime().host_unregister(data); }
+  void unpin(void* data) noexcept override {
+    let_go(number_, [data] { return runtime().host_unregister(data); });
+  }
   Stream make_stream() override {
     const Current current(number_);
     int least = 0, greatest = 0;
@@ -208,7 +230,9 @@ class Cuda final : public Device {
     check(number_, runtime().stream_create(&stream, kNonBlocking, greatest), "cudaStreamCreateWithPriority");
     return stream;
   }
-  void destroy_stream(Stream stream) noexcept override { runtime().stream_destroy(stream); }
+  void destroy_stream(Stream stream) noexcept override {
+    let_go(number_, [stream] { return runtime().stream_destroy(stream); });
+  }
   bool is_capturing(Stream stream) override {
     const Current current(number_);
     int status = 0;  // cudaStreamCaptureStatusNone
@@ -226,7 +250,7 @@ class Cuda final : public Device {
     check(number_, runtime().synchronize(), "what was put into a stream");
   }
   void drain(Stream stream) noexcept override {
-    if (runtime().stream_synchronize(stream) != kSuccess) runtime().last_error();  // a device that failed does nothing
+    let_go(number_, [stream] { return runtime().stream_synchronize(stream); });
   }
   void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
                      ReduceOp op, double scale, Stream stream) override {
