@@ -1,5 +1,5 @@
-// Collectives on GPUs by NCCL (device/nccl.h), where each rank has a GPU of its own: all-reduce, broadcast, and
-// reduce-scatter of equal shares. Everything else goes as on_device.h says.
+// Collectives on GPUs by NCCL (device/nccl.h), where each rank has a GPU of its own: all-reduce, broadcast, all-to-all,
+// and all-gather and reduce-scatter of equal shares. Everything else goes as on_device.h says.
 //
 // NCCL's kernels wait for each other, so no rank may begin one that another does not: ranks agree on the call first, as
 // for every collective, and on NCCL itself at the first one. Where a rank cannot take part in it this once (its tensor
