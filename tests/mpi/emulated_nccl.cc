@@ -4,7 +4,7 @@
 //
 // CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "call 1 3", the third call of rank 1; "late 1
 // 3", that call's kernel, as a thread of the library finds out; "hang 1 3", it waits for ever; "kill 1 3", the process
-// is killed in it.
+// is killed in it; "break 1 3", it waits for ever, and the device does nothing else any more.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -168,11 +168,17 @@ int begin(void* handle, void* stream, Kernel kernel) {
   const std::string fate = now ? fails.what : "";
   comm->not_begun = [=, kernel = std::move(kernel)] {
     if (fate == "late") comm->failed = kRemoteError;  // and the kernel never comes, for which the others wait
+    const auto broken = std::make_shared<std::atomic<bool>>(false);
     dcoll::device::put_into_emulated(stream, [=] {
       if (fate == "kill") raise(SIGKILL);
+      if (fate == "break") {
+        dcoll::device::fail_emulated_after(0);
+        broken->store(true);
+      }
       if (fate.empty()) return kernel(*comm);
       while (!comm->aborted.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
+    while (fate == "break" && !broken->load()) std::this_thread::yield();
   };
   return kInProgress;
 }

@@ -120,6 +120,19 @@ except hvd.DcollError as e:
     assert text.count(f"emulated:0: {want} (on rank 1)") >= 3, text
 
 
+def test_a_device_that_fails_behind_a_call(nccl: Path) -> None:
+    """Its stream never ends by itself: NCCL's part in it waits for other ranks. It is aborted before anybody waits."""
+    text = job(nccl, """
+hvd.init()
+try:
+    for _ in range(10):
+        hvd.allreduce_(torch.ones(10), op=hvd.Sum, postscale_factor=0.5)
+except hvd.DcollError as e:
+    print("got", e, "end")
+""", CHECKS_NCCL="break 1 4", DCOLL_GPU_ENGINE="nccl")  # fmt: skip
+    assert text.count("emulated:0: a copy or a kernel failed, as a test has asked for (on rank 1)") >= 3, text
+
+
 @pytest.mark.parametrize(("fate", "error"), [("kill", "PeerError"), ("hang", "TimeoutError")])
 def test_a_rank_that_does_not_come(nccl: Path, fate: str, error: str) -> None:
     """It has agreed on the call, and dies in it or waits for ever."""

@@ -326,7 +326,9 @@ Task by_nccl(Fabric& f, Operation& op) {
   });
   co_await begun;
   // Its event is behind what NCCL has begun by now.
-  staging.put([&](device::Device& device, device::Stream stream) { scale_result(r, f.size, device, stream); });
+  staging.put([&](device::Device& device, device::Stream stream) {
+    or_abort(nccl, [&] { scale_result(r, f.size, device, stream); });
+  });
   co_await done;
   staging.set_shown(false);
   if (timed) co_await note(f, r.bytes(), begin_ns);
