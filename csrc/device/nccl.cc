@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+
 #include "base/settings.h"
 #include "device/symbol.h"
 
@@ -95,6 +97,7 @@ class Library {
   }
 };
 
+// After nccl_missing() has said that there is one.
 const Library& library() {
   static const Library found;
   return found;
@@ -102,8 +105,14 @@ const Library& library() {
 
 }  // namespace
 
+// One that is missing is looked for again: torch has it in a folder of its own, and may be imported later.
 std::string nccl_missing(int number) {
-  if (!library().missing.empty()) return "no NCCL: " + library().missing;
+  static std::atomic<bool> is_there{false};
+  if (!is_there) {
+    const Library now;
+    if (!now.missing.empty()) return "no NCCL: " + now.missing;
+    is_there = true;
+  }
   if (library().is_emulated == is_emulated(number)) return "";
   return "this NCCL works on other devices";
 }

@@ -1,5 +1,6 @@
 """The job: who is in it, and which of them this process is."""
 
+import contextlib
 import operator
 import os
 from collections import Counter
@@ -235,6 +236,9 @@ def cuda_built() -> bool:
 def nccl_built() -> int:
     """The version of NCCL that torch brings, 22703 for 2.27.3, or 0: dcoll uses it where each rank has a GPU of its
     own."""
+    if _C.nccl_version() == 0:
+        with contextlib.suppress(ImportError):
+            import torch  # noqa: F401  # which loads it from a folder of its own
     return _C.nccl_version()
 
 

@@ -71,6 +71,19 @@ def job(nccl: Path, program: str, n: int = 3, **env: str) -> str:
     return done.text
 
 
+def test_a_library_that_comes_late(nccl: Path) -> None:
+    """Who has asked for it in vain finds it later, as when torch is imported by then."""
+    text = job(nccl, f"""
+import os
+os.environ["DCOLL_NCCL"] = "/none/libnccl.so"
+assert hvd.nccl_built() == 0
+os.environ["DCOLL_NCCL"] = "{nccl}"
+hvd.init()
+hvd.broadcast_(torch.ones(10), 0)
+""")
+    assert "collectives on GPUs use NCCL" in text, text
+
+
 REDUCES = """
 hvd.init()
 for _ in range(3):

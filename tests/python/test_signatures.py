@@ -210,6 +210,12 @@ def test_what_dcoll_does_not_use_is_not_built() -> None:
     assert type(hvd.mpi_built()) is bool
 
 
+def test_nccl_is_looked_for_where_torch_brings_it() -> None:
+    """`import dcoll` imports no torch, whose import loads NCCL."""
+    program = "import sys, dcoll; assert 'torch' not in sys.modules; dcoll.nccl_built(); assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"DCOLL_NCCL": ""}, check=True, timeout=60)
+
+
 ELASTIC = {"run", "State", "ObjectState", "TorchState", "ElasticSampler", "HostsUpdatedInterrupt"}
 METHODS = {
     "State": ["save", "restore", "sync", "reset", "register_reset_callbacks", "commit", "check_host_updates",
