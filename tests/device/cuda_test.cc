@@ -131,6 +131,28 @@ TEST(a_graph_that_somebody_captures_is_not_broken) {
   }
 }
 
+// The wait would end the capture with an error. It is refused, and right once the graph is there.
+TEST(a_graph_does_not_wait_for_what_began_before_it) {
+  fake_cudart::reset();
+  Device& device = device_of(kOwn);
+  const Stream caller = device.make_stream(), other = device.make_stream();
+  const auto lane = std::make_shared<StagingLane>(device, &Memory::plain);
+  {
+    std::vector<float> operand(10, 1.0f);
+    Request request{.in = operand.data(), .out = operand.data(), .count = 10, .device = kOwn, .stream = caller};
+    Staging staging(lane, request, {.rank = 0, .size = 2, .job_rank = 0}, kBytes, /*may_stay=*/false);
+    for (const Stream captured : {caller, other}) {
+      fake_cudart::capture(captured, true);
+      CHECK_THROWS(staging.hold(other), ArgumentError, "wait for it outside of torch.cuda.graph()");
+      fake_cudart::capture(captured, false);
+    }
+    staging.hold(other);
+    CHECK(staging.settled());
+  }
+  CHECK(fake_cudart::broken().empty());
+  for (const Stream stream : {caller, other}) device.destroy_stream(stream);
+}
+
 TEST(a_device_that_fails_is_named) {
   fake_cudart::reset();
   Things things;

@@ -184,6 +184,12 @@ bool Staging::settled() { return refused_ || ((there_.empty() || there_.back()->
 
 void Staging::hold(device::Stream stream) try {
   if (refused_) return;
+  for (const device::Stream one : {caller_, stream}) {
+    if (!lane_->device().is_capturing(one)) continue;
+    throw ArgumentError(
+        "a CUDA graph cannot wait for a collective that began before it was captured: wait for it outside of "
+        "torch.cuda.graph()");
+  }
   for (device::Event* event : {there_.empty() ? nullptr : there_.back().get(), back_.get()}) {
     if (event == nullptr) continue;
     event->hold(caller_);

@@ -123,7 +123,8 @@ class Staging {
   // The operation on the slice is done: begins the copy of its result, if that lies where the request has it. What is
   // next is the slice behind it. DeviceError.
   void send_back(const Operation& operation);
-  // Then, of whoever waits for the operation. Whether its memory is as it should be; has a stream wait for that; waits.
+  // Then, of whoever waits for the operation. Whether its memory is as it should be; has a stream wait for that, which
+  // is an ArgumentError where it, or the caller's, is captured, and can be called again; waits.
   bool settled();
   void hold(device::Stream stream);
   void wait();
