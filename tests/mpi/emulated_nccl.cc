@@ -2,7 +2,8 @@
 // machine. As NCCL's do, a kernel waits in its stream until all ranks have begun theirs, and a call returns before its
 // kernel is in the stream.
 //
-// CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "call 1 3", the third call of rank 1; "late 1
+// CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "lost 1", the same, as a thread of the library
+// finds out; "never 1", it never meets the others; "call 1 3", the third call of rank 1; "late 1
 // 3", that call's kernel, as a thread of the library finds out; "hang 1 3", it waits for ever; "kill 1 3", the process
 // is killed in it; "break 1 3", it waits for ever, and the device does nothing else any more.
 #include <fcntl.h>
@@ -221,7 +222,9 @@ int ncclCommInitRankConfig(void** comm, int size, Id id, int rank, void* /*confi
   made->rank = rank;
   made->shared = static_cast<Shared*>(at);
   made->data = static_cast<std::byte*>(at) + sizeof(Shared);
-  if (made->shared->joined.fetch_add(1) + 1 == size) shm_unlink(name);
+  const std::string fate = fails.rank == rank ? fails.what : "";
+  if (fate == "lost") made->failed = kSystemError;
+  if (fate != "lost" && fate != "never" && made->shared->joined.fetch_add(1) + 1 == size) shm_unlink(name);
   *comm = new Handle(std::move(made));
   return kInProgress;
 }
@@ -235,7 +238,8 @@ int ncclCommAbort(void* comm) {
 
 int ncclCommGetAsyncError(void* handle, int* state) {
   Comm& comm = of(handle);
-  *state = comm.shared->joined.load() < comm.size || comm.not_begun ? kInProgress : comm.failed;
+  const bool waits = comm.failed == kSuccess && comm.shared->joined.load() < comm.size;
+  *state = waits || comm.not_begun ? kInProgress : comm.failed;
   if (comm.not_begun) std::exchange(comm.not_begun, nullptr)();
   return kSuccess;
 }

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/number.h"
 #include "base/ranks_text.h"
 #include "engine/collective/by_schedule.h"
 #include "engine/collective/handshake.h"
@@ -22,8 +23,8 @@
 namespace dcoll {
 namespace {
 
-// A rank that has failed to begin never comes, and the others cannot hear of it meanwhile.
-constexpr double kMeetSeconds = 20;
+// How often ranks that wait for NCCL tell each other how far they are: one that has failed never comes.
+constexpr double kTellSeconds = 0.1;
 // What a rank shows beside the call when it cannot take part by NCCL.
 constexpr uint64_t kElsewhere = 0x9e3779b97f4a7c15;
 
@@ -39,6 +40,7 @@ ReduceOp nccl_op(const Call& call) {
 // What one rank says of itself, and what becomes of its attempts.
 struct Offer {
   int job_rank = 0;
+  bool has_met = false;
   bool waited_in_vain = false;  // is why, and another rank may know more
   uint64_t gpu = 0;
   device::NcclId id{};  // the first one's
@@ -74,26 +76,26 @@ std::string reason(std::vector<Offer>& offers) {
   return "";
 }
 
-// Until the communicator has met the others, has failed, or time is up.
+// Until the communicator has met the others, has failed, or it is time to hear of the others.
 class Meeting final : public Pollable {
  public:
-  Meeting(NcclState& nccl, Offer& own) : nccl_(nccl), own_(own) {}
+  Meeting(NcclState& nccl, Offer& own, Clock::time_point since) : nccl_(nccl), own_(own), since_(since) {}
   bool poll(bool& /*moved*/) override {
-    bool done = nccl_.comm == nullptr;
+    const auto now = Clock::now();
     attempt(own_, [&] {
-      done = done || nccl_.comm->settled();
-      own_.waited_in_vain = !done && seconds_between(begin_, Clock::now()) > kMeetSeconds;
-      const std::string limit = std::to_string(static_cast<int>(kMeetSeconds)) + " s";
-      return own_.waited_in_vain ? "NCCL's ranks have not met within " + limit : "";
+      own_.has_met = nccl_.comm->settled();
+      own_.waited_in_vain = !own_.has_met && seconds_between(since_, now) > nccl_.patience_s;
+      if (!own_.waited_in_vain) return std::string();
+      return "NCCL's ranks have not met within " + text_of(nccl_.patience_s, 3) + " s (DCOLL_TIMEOUT)";
     });
-    return done || own_.why[0] != '\0';
+    return own_.has_met || own_.why[0] != '\0' || seconds_between(begin_, now) > kTellSeconds;
   }
   void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   NcclState& nccl_;
   Offer& own_;
-  const Clock::time_point begin_ = Clock::now();
+  const Clock::time_point since_, begin_ = Clock::now();
 };
 
 // Nothing ends in a stream in which NCCL waits for ranks that do not come.
@@ -160,13 +162,17 @@ Task meet(Fabric& f, Staging& staging, int number) {
     nccl.comm = std::make_unique<device::Nccl>(device, offers.all[0].id, f.size, f.rank);
     return std::string();
   });
-  Meeting others(nccl, own);
-  co_await others;
-  RecordExchange outcomes(f, own);
-  co_await outcomes.executor;
-  if (const std::string why = reason(outcomes.all); !why.empty()) {
-    do_without(f, staging, why, LogLevel::kWarning);
-    co_return;
+  const auto since = Clock::now();
+  for (bool all_met = false; !all_met;) {
+    Meeting others(nccl, own, since);
+    co_await others;
+    RecordExchange outcomes(f, own);
+    co_await outcomes.executor;
+    if (const std::string why = reason(outcomes.all); !why.empty()) {
+      do_without(f, staging, why, LogLevel::kWarning);
+      co_return;
+    }
+    all_met = std::ranges::all_of(outcomes.all, &Offer::has_met);
   }
   nccl.device = number;
   tell(f, LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));

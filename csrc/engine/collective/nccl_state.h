@@ -13,11 +13,12 @@
 namespace dcoll {
 
 struct NcclState {
-  explicit NcclState(bool is_demanded) : demanded(is_demanded) {}
+  NcclState(bool is_demanded, double seconds) : demanded(is_demanded), patience_s(seconds) {}
 
-  const bool demanded;  // DCOLL_GPU_ENGINE=nccl
-  bool off = false;     // they do without it
-  std::string why;      // then
+  const bool demanded;      // DCOLL_GPU_ENGINE=nccl
+  const double patience_s;  // of the ranks, until they have met: NCCL has taken minutes for that where there are many
+  bool off = false;         // they do without it
+  std::string why;          // then
   std::unique_ptr<device::Nccl> comm;
   int device = 0;  // of `comm`
   // Of `comm` alone: kernels of two communicators in one stream, in another order on another rank, wait for each other.

@@ -20,7 +20,7 @@ NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)
   fabric_.algo = main.algo;
   fabric_.compress_local = main.compress_local;
   fabric_.by_host = main.by_host;
-  if (main.nccl != nullptr) fabric_.nccl = std::make_unique<NcclState>(main.nccl->demanded);
+  if (main.nccl != nullptr) fabric_.nccl = std::make_unique<NcclState>(main.nccl->demanded, main.nccl->patience_s);
   fabric_.log = main.log;
   fabric_.slice_bytes = main.slice_bytes;
   fabric_.links = main.links.of_a_sequence();
