@@ -197,7 +197,7 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 	$(BIN)/cmake --build build/asan
 	cd build/asan && $(CTEST)
 	$(BIN)/python tests/built.py build/asan -q $(PYTEST_JOBS) $(SANITIZED_TESTS) -k 'not test_mpi or 2-'
-	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;engine'
+	$(CMAKE) -B build/tsan -DDCOLL_CUDA=0 -DDCOLL_SANITIZE=thread -DDCOLL_TEST_LAYERS='transport;device;engine'
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
 	$(BIN)/python tests/odr.py build/asan
