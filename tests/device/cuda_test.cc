@@ -1,5 +1,6 @@
 // What the calls of csrc/device/cuda.cc do beside their work, without a GPU (fake_cudart.h): which devices get a
 // context by them, and whether they break a graph that somebody captures.
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -60,7 +61,16 @@ const std::vector<Use> kUses = {
        CHECK(!t.event->done());
        fake_cudart::hold_up(t.stream, false);
      }},
-    {"wait", [](Things& t) { t.event->wait(); }},
+    {"wait",
+     [](Things& t) {
+       fake_cudart::hold_up(t.stream, true);
+       std::thread later([&] {
+         std::this_thread::sleep_for(std::chrono::milliseconds(5));
+         fake_cudart::hold_up(t.stream, false);
+       });
+       t.event->wait();
+       later.join();
+     }},
     {"hold", [](Things& t) { t.event->hold(t.stream); }},
     {"allocate", [](Things& t) { t.data = t.device.allocate(kBytes); }},
     {"open", [](Things& t) { t.opened = t.device.open(t.device.handle_of(t.data)); }},
