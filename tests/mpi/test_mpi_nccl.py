@@ -127,6 +127,34 @@ def test_ranks_that_do_without_it(nccl: Path, before: str, env: dict[str, str], 
     assert "went on" not in text
 
 
+CALLS_BY_HOST = {
+    "nccl": """
+_C.EMULATED_DEVICE += hvd.rank() == 1
+for _ in range(3):
+    hvd.broadcast_(torch.ones(10), 0)
+""",
+    "dcoll": """
+_C.share_emulated(hvd.rank() != 1)
+for _ in range(3):
+    hvd.allreduce_(torch.ones(5_000_000))
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("nccl", "the tensor is on emulated:0, and NCCL began"),
+        ("dcoll", "its memory cannot be shown to other processes"),
+    ],
+)
+def test_that_single_calls_go_by_the_host_is_told_once(nccl: Path, engine: str, why: str) -> None:
+    """By the rank that is the reason: its tensor is on another GPU than before, or there is no room to show it."""
+    text = job(nccl, f"hvd.init()\nhvd.broadcast_(torch.ones(10), 0)\n{CALLS_BY_HOST[engine]}", DCOLL_GPU_ENGINE=engine)
+    told = re.findall(r"warning rank (\d).*a collective of tensors on devices goes through host memory.*: (.*)", text)
+    assert [(rank, words[: len(why)]) for rank, words in told] == [("1", why)], text
+
+
 @pytest.mark.parametrize("fails", ["call 1 4", "late 1 4"])
 def test_a_call_that_fails(nccl: Path, fails: str) -> None:
     """Its rank, device and NCCL's words on every rank, also on those in whose streams a kernel waits for it."""

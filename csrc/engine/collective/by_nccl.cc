@@ -291,7 +291,12 @@ Task by_nccl(Fabric& f, Operation& op) {
   Staging& staging = *op.staging;
   const Request& r = op.request;
   if (nccl.off) throw device::DeviceError("DCOLL_GPU_ENGINE=nccl, but " + nccl.why);
-  const bool fits = !staging.goes_by_host() && (nccl.comm == nullptr || nccl.device == r.device);
+  const bool on_its_device = nccl.comm == nullptr || nccl.device == r.device;
+  const bool fits = !staging.goes_by_host() && on_its_device;
+  if (!on_its_device) {
+    tell_of_host(f, "the tensor is on " + device::device_of(r.device).name() + ", and NCCL began with one on " +
+                        device::device_of(nccl.device).name());
+  }
   op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) co_await learn_slots(f);
   Operation shown({.kind = Kind::kBarrier, .stands_for = r.fingerprint() ^ (fits ? 0 : kElsewhere)});

@@ -223,7 +223,7 @@ DeviceWork::DeviceWork(Fabric& f, Operation& op)
       request_(op.request),
       device_(op.request.device) {}
 
-bool DeviceWork::prepare() try {
+bool DeviceWork::prepare(std::string& why) try {
   const size_t bytes = request_.bytes();
   if (!gives()) {
     in_ = out_ = 0;
@@ -240,8 +240,10 @@ bool DeviceWork::prepare() try {
   block_ = is_small() ? memory_.next_half(device_) : memory_.block(device_, slice_);
   in_ = out_ = memory_.word_of(block_, slice_);
   if (ready()) show(0, slice_);
+  if (!ready()) why = "its memory cannot be shown to other processes";
   return ready();
-} catch (const device::DeviceError&) {
+} catch (const device::DeviceError& e) {
+  why = e.what();
   return false;
 }
 

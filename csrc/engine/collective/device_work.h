@@ -20,8 +20,8 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  // Brings the operand, or its first slice, to where others read it. False: there is no room for that.
-  bool prepare();
+  // Brings the operand, or its first slice, to where others read it. False, and why: there is no room for that.
+  bool prepare(std::string& why);
   bool ready() const { return in_ != Window::kUnmapped; }
   // What the next post says.
   virtual BoardEntry::Post post(bool by_host) = 0;

@@ -54,7 +54,7 @@ struct Fabric {
   bool by_host = false;  // DCOLL_GPU_ENGINE=host
   EncodedCosts encoded_costs;
   std::array<std::optional<plan::Coding>, kernels::kNumCodecs> codings;  // as learn_constants() has found them
-  bool told_saturated = false, told_uncompressed = false;
+  bool told_saturated = false, told_uncompressed = false, told_by_host = false;
   const Log* log = nullptr;
   OutOfStep out_of_step;
 

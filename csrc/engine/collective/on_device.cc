@@ -166,6 +166,13 @@ bool stays_on_device(const Fabric& f, const Call& call) {
          call.algo.or_else(f.algo).takes_direct();
 }
 
+void tell_of_host(Fabric& f, const std::string& why) {
+  if (f.log == nullptr || std::exchange(f.told_by_host, true)) return;
+  (*f.log)(
+      LogLevel::kWarning,
+      "a collective of tensors on devices goes through host memory, and so will each for which this holds: " + why);
+}
+
 Task by_host(Fabric& f, Operation& op) {
   if (!op.staging->goes_by_host()) op.staging->go_by_host(op.request);
   return through_host(f, op);
@@ -204,7 +211,9 @@ Task in_opened_memory(Fabric& f, Operation& op) {
   for (;;) {
     op.phases.enter(Phase::kAgree);
     if (!host && !work->ready() && f.device_memory->is_likely(r.device)) {
-      host = !work->prepare();
+      std::string why;
+      host = !work->prepare(why);
+      if (host) tell_of_host(f, why);
       co_await arrival;
     }
     // From the post on: the others may begin before this rank has seen that all have come.

@@ -16,6 +16,8 @@
 // leave the program's own streams waiting for ever, which no deadline ends.
 #pragma once
 
+#include <string>
+
 #include "engine/collective/fabric.h"
 #include "engine/core/operation.h"
 #include "engine/core/staging.h"
@@ -32,6 +34,8 @@ Task on_device(Fabric& fabric, Operation& operation);
 
 // As on_device(), without NCCL.
 Task in_opened_memory(Fabric& fabric, Operation& operation);
+// Once: why this rank cannot take part otherwise in a call, which goes through the host on all ranks.
+void tell_of_host(Fabric& fabric, const std::string& why);
 // Through the host, whatever it was to be before.
 Task by_host(Fabric& fabric, Operation& operation);
 
