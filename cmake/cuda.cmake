@@ -49,11 +49,11 @@ if(NOT wish STREQUAL "0")
 endif()
 
 if(DCOLL_WITH_CUDA)
-  # Code for A100 and H100, and the newest portable form, which drivers compile for every later GPU.
+  # Code for A100, H100 and B200, and the newest portable form, which drivers compile for every later GPU.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
   else()
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-virtual)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
