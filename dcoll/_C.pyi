@@ -347,6 +347,9 @@ def use_streams(current_stream: Callable[[int], int]) -> None:
 def share_emulated(shares: bool) -> None:
     """Whether the emulated device shows its memory to other processes, and opens theirs."""
 
+def let_emulated_compute(computes: bool) -> None:
+    """Whether the emulated device has kernels."""
+
 def fail_emulated_after(pieces: int) -> None:
     """Have the emulated device fail for good in the last of so many copies and kernels; negative: it works again."""
 

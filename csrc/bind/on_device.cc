@@ -85,6 +85,7 @@ void bind_on_device(py::module_& m) {
   m.def("use_streams", &use_streams, "current_stream"_a);
   m.def("share_emulated", &device::share_emulated, "shares"_a);
   m.def("place_emulated", &device::place_emulated, "place"_a);
+  m.def("let_emulated_compute", &device::let_emulated_compute, "computes"_a);
   m.def("fail_emulated_after", &device::fail_emulated_after, "pieces"_a);
 }
 

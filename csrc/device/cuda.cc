@@ -185,7 +185,17 @@ class Cuda final : public Device {
     check(number_, runtime().bus_id(id.data(), static_cast<int>(id.size()), number_), "cudaDeviceGetPCIBusId");
     return id.data();
   }
-  bool has_kernels() const override { return DCOLL_CUDA != 0; }
+  bool has_kernels() override {
+#if DCOLL_CUDA
+    try {
+      bool has_code = false;
+      launch([&] { has_code = kernels::cuda::has_code(); });
+      return has_code;
+    } catch (const DeviceError&) {  // its driver is older than the runtime that the kernels are linked with
+    }
+#endif
+    return false;
+  }
   void as_current(const std::function<void()>& call) override {
     const Current current(number_);
     call();

@@ -50,8 +50,8 @@ class Device {
   virtual std::string name() const = 0;  // "cuda:0"
   // Which of the machine it is, whatever numbers its processes give it.
   virtual std::string place() = 0;
-  // Whether this build has its kernels.
-  virtual bool has_kernels() const = 0;
+  // Whether it runs this build's kernels.
+  virtual bool has_kernels() = 0;
   // Calls a library that works on the calling thread's current device, and on this one then.
   virtual void as_current(const std::function<void()>& call) = 0;
   virtual void* allocate(size_t bytes) = 0;
@@ -97,6 +97,8 @@ inline constexpr unsigned char kPoison = 0xCD;
 void fail_emulated_after(int pieces);
 // For tests: whether it shows its memory to other processes, and opens theirs.
 void share_emulated(bool shares);
+// For tests: whether it has kernels.
+void let_emulated_compute(bool computes);
 // For tests: what place() of the emulated device gives from now on.
 void place_emulated(const std::string& place);
 // For tests: has a stream of the emulated device do this, late, as a kernel.

@@ -25,7 +25,7 @@
 namespace dcoll::device {
 namespace {
 
-std::atomic<bool> shares_memory{true};
+std::atomic<bool> shares_memory{true}, computes{true};
 constexpr auto kLate = std::chrono::microseconds(200);  // between the poison and the copy
 std::atomic<int> work_left{-1};                         // copies and kernels; negative: any number
 
@@ -67,6 +67,11 @@ void put(Stream stream, std::function<void()> work) {
 // As CUDA's errors do, this one shows in whatever is called next.
 void check() {
   if (work_left.load() == 0) throw DeviceError("emulated:0: a copy or a kernel failed, as a test has asked for");
+}
+
+void check_kernels() {
+  check();
+  if (!computes.load()) throw DeviceError("emulated:0: it has no kernels, as a test has asked for");
 }
 
 struct Counter {
@@ -151,7 +156,7 @@ class Emulated final : public Device {
     const MutexLock lock(mutex_);
     place_ = place;
   }
-  bool has_kernels() const override { return true; }
+  bool has_kernels() override { return computes.load(); }
   void as_current(const std::function<void()>& call) override { call(); }
   void* allocate(size_t bytes) override {
     const size_t length = std::max<size_t>(bytes, 1);
@@ -214,12 +219,12 @@ class Emulated final : public Device {
   }
   void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
                      ReduceOp op, double scale, Stream stream) override {
-    check();
+    check_kernels();
     put(stream, [outs = std::vector(to.begin(), to.end()), ins = std::vector(from.begin(), from.end()), count, dtype,
                  op, scale] { work_late([&] { kernels::reduce_n_to_n(outs, ins, count, dtype, op, scale); }); });
   }
   void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) override {
-    check();
+    check_kernels();
     put(stream, [=] { work_late([&] { kernels::scale(to, from, count, dtype, factor); }); });
   }
   void wait_for_all() override {
@@ -281,6 +286,8 @@ Device& emulated_device() { return emulated(); }
 void place_emulated(const std::string& place) { emulated().set_place(place); }
 
 void share_emulated(bool shares) { shares_memory.store(shares); }
+
+void let_emulated_compute(bool does) { computes.store(does); }
 
 void put_into_emulated(Stream stream, std::function<void()> kernel) {
   put(stream, [kernel = std::move(kernel)] { work_late(kernel); });

@@ -163,6 +163,13 @@ TEST(a_graph_does_not_wait_for_what_began_before_it) {
   for (const Stream stream : {caller, other}) device.destroy_stream(stream);
 }
 
+// The runtime that the kernels are linked with finds a driver that it cannot use.
+TEST(a_device_that_runs_no_kernels_says_so) {
+  fake_cudart::reset();
+  CHECK(!device_of(kOwn).has_kernels());
+  CHECK_EQ(elsewhere(), std::string());
+}
+
 TEST(a_device_that_fails_is_named) {
   fake_cudart::reset();
   Things things;

@@ -155,6 +155,27 @@ def test_that_single_calls_go_by_the_host_is_told_once(nccl: Path, engine: str, 
     assert [(rank, words[: len(why)]) for rank, words in told] == [("1", why)], text
 
 
+def test_a_gpu_without_kernels(nccl: Path) -> None:
+    """Of one rank: what would be scaled there goes another way on all of them, by the host, and the rest by NCCL."""
+    text = job(
+        nccl,
+        """
+hvd.init()
+_C.let_emulated_compute(hvd.rank() != 1)
+for op, want in [(hvd.Sum, 4.5), (hvd.Average, 1.5), (hvd.Sum, 4.5)]:
+    one = torch.ones(10)
+    hvd.allreduce_(one, op=op, postscale_factor=1.5)
+    assert (one == want).all(), one
+    hvd.allreduce_(one, op=hvd.Sum)
+    assert (one == 3 * want).all(), one
+print("went on", hvd.rank())
+""",
+    )
+    assert text.count("went on") == 3, text
+    assert "collectives on GPUs use NCCL" in text, text
+    assert "it has no kernels, as a test has asked for" in text, text
+
+
 @pytest.mark.parametrize("fails", ["call 1 4", "late 1 4"])
 def test_a_call_that_fails(nccl: Path, fails: str) -> None:
     """Its rank, device and NCCL's words on every rank, also on those in whose streams a kernel waits for it."""

@@ -40,7 +40,7 @@ ReduceOp nccl_op(const Call& call) {
 // What one rank says of itself, and what becomes of its attempts.
 struct Offer {
   int job_rank = 0;
-  bool has_met = false;
+  bool has_met = false, has_kernels = false;
   bool waited_in_vain = false;  // is why, and another rank may know more
   uint64_t gpu = 0;
   device::NcclId id{};  // the first one's
@@ -148,6 +148,7 @@ Task meet(Fabric& f, Staging& staging, int number) {
   attempt(own, [&] { return device::nccl_missing(number); });
   attempt(own, [&] {
     own.gpu = Fingerprint().add(own_machine()).add(device.place()).value();
+    own.has_kernels = device.has_kernels();
     if (f.rank == 0) own.id = device::make_nccl_id(number);
     return std::string();
   });
@@ -175,6 +176,7 @@ Task meet(Fabric& f, Staging& staging, int number) {
     all_met = std::ranges::all_of(outcomes.all, &Offer::has_met);
   }
   nccl.device = number;
+  nccl.has_kernels = std::ranges::all_of(offers.all, &Offer::has_kernels);
   tell(f, LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));
 }
 
@@ -268,18 +270,15 @@ bool is_timed(const Fabric& f, const Call& call) {
 bool nccl_has(const Call& call, int size) {
   if (call.device == device::kHost || call.encoding || call.packed) return false;
   if (call.kind == Kind::kBroadcast || is_ragged(call.kind)) return true;
-  const bool scales = call.prescale != 1.0 || scale_after(call, size) != 1.0;
-  if (!reduces(call.kind) || !device::nccl_reduces(call.dtype, nccl_op(call)) ||
-      (scales && !device::device_of(call.device).has_kernels())) {
-    return false;
-  }
+  if (!reduces(call.kind) || !device::nccl_reduces(call.dtype, nccl_op(call))) return false;
   if (call.kind == Kind::kAllReduce) return true;
   return call.splits.empty() && call.count % static_cast<size_t>(size) == 0 && call.prescale == 1.0;
 }
 
 bool may_go_by_nccl(const Fabric& f, const Call& call) {
   if (f.nccl == nullptr || (f.nccl->off && !f.nccl->demanded)) return false;
-  return call.algo.or_else(f.algo).takes_direct() && nccl_has(call, f.size);
+  const bool scales = reduces(call.kind) && (call.prescale != 1.0 || scale_after(call, f.size) != 1.0);
+  return call.algo.or_else(f.algo).takes_direct() && nccl_has(call, f.size) && (f.nccl->has_kernels || !scales);
 }
 
 bool goes_by_nccl(const Fabric& f, const Call& call) {
@@ -312,7 +311,7 @@ Task by_nccl(Fabric& f, Operation& op) {
   }
   if (nccl.comm == nullptr) {
     co_await meet(f, staging, r.device);
-    if (nccl.off) {
+    if (nccl.off || !may_go_by_nccl(f, r.call())) {
       co_await on_device(f, op);
       co_return;
     }

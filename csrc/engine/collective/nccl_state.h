@@ -20,7 +20,8 @@ struct NcclState {
   bool off = false;         // they do without it
   std::string why;          // then
   std::unique_ptr<device::Nccl> comm;
-  int device = 0;  // of `comm`
+  int device = 0;           // of `comm`
+  bool has_kernels = true;  // of ours, every rank's device: as long as they have not met, they try
   // Of `comm` alone: kernels of two communicators in one stream, in another order on another rank, wait for each other.
   device::Stream stream = nullptr;
 
