@@ -166,7 +166,7 @@ class RuntimeEvent final : public Event {
     check(device_, status, "what was put into a stream");
     return true;
   }
-  // cudaEventSynchronize() keeps a core busy, or the event has to be made for it, and then each one interrupts the host.
+  // cudaEventSynchronize() keeps a core busy, or, of an event that is made not to, each one interrupts the host.
   void wait() override {
     while (!done()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

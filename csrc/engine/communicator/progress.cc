@@ -36,7 +36,8 @@ Progress::Progress(Setup& setup)
   fabric.algo = settings.algo;
   fabric.compress_local = settings.compress_local;
   fabric.by_host = settings.gpu_engine == "host";
-  if (setup.may_use_nccl()) fabric.nccl = std::make_unique<NcclState>(settings.gpu_engine == "nccl", settings.timeout_s);
+  if (setup.may_use_nccl())
+    fabric.nccl = std::make_unique<NcclState>(settings.gpu_engine == "nccl", settings.timeout_s);
   fabric.links = std::move(members.links);
   fabric.log = &setup.log;
   fabric.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members.transport->max_message_bytes());
