@@ -38,7 +38,7 @@ CTEST = "$(CURDIR)/$(BIN)/ctest" --output-on-failure --no-tests=error -j $(JOBS)
 	{ grep -h '^skip ' Testing/Temporary/LastTest.log | sort | uniq -c; true; }
 
 .PHONY: help build demo test test-cpp test-python stress chaos fuzz bench peers bench-peers bench-network lint format \
-	sanitize tsan-python test-others test-third-party test-horovod test-torch clean
+	sanitize compute-sanitizer tsan-python test-others test-third-party test-horovod test-torch clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
@@ -201,6 +201,11 @@ sanitize: build  ## the C++ tests and those of the bindings under AddressSanitiz
 	$(BIN)/cmake --build build/tsan
 	cd build/tsan && $(CTEST)
 	$(BIN)/python tests/odr.py build/asan
+
+# A program of CUDA's toolkit.
+compute-sanitizer: build  ## the CUDA kernels under compute-sanitizer, memcheck and racecheck; needs a GPU
+	for tool in memcheck racecheck; do TESTS_NEED=gpu compute-sanitizer --tool $$tool --error-exitcode 1 \
+		$(BIN)/python -m pytest tests/gpu/test_kernels_cuda.py tests/gpu/test_codecs_cuda.py || exit 1; done
 
 # Not a part of `sanitize`: see CONTRIBUTING.md.
 TSAN_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,gradients grouped inline_allreduce inline_collectives \
