@@ -160,6 +160,11 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 }
 // So few blocks at once that small arrays take several rounds of the grid.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 3, cudaSuccess; }
+struct cudaFuncAttributes {};
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
+  return cudaSuccess;
+}
 inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
   return *blocks = 1, cudaSuccess;
 }

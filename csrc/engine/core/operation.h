@@ -45,7 +45,7 @@ struct Operation {
   std::vector<int64_t> counts;                // rows received from each rank
   int source = -1;                            // recv: who sent it
   std::shared_ptr<Operation> next_abandoned;  // of the communicator's list: failing must not need memory
-  bool encoded = false;  // allreduce: its encoding was used
+  bool encoded = false;                       // allreduce: its encoding was used
   bool in_use = false;  // it failed, and a message half there may still move from or to the caller's memory
   std::atomic<bool> done{false};
 
