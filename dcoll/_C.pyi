@@ -196,6 +196,9 @@ class Communicator(_Starts):
     local_rank: int
     local_size: int
     node: int
+    encodes: bool
+    """Whether float32 may be encoded among these ranks, if it is large enough: where messages carry it, and
+    everywhere if DCOLL_COMPRESS_LOCAL says so."""
     num_nodes: int
     nodes: list[int]
     """The node index of every rank."""

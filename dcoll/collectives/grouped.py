@@ -100,7 +100,9 @@ def start_compressed(
     options: tuple[ReduceOp, str, float, float],
     in_place: bool,
 ) -> Handle:
-    """start_allreduce() of what travels compressed. options: its own, from op to postscale."""
+    """start_allreduce() of what travels compressed, or not. options: its own, from op to postscale."""
+    if compression is Compression.none:
+        return start_allreduce(comm, tensors, *options, in_place=in_place)
     sent, codec, wide = encoded(tensors, compression, options[0])
     if in_place and all(one is tensor for one, tensor in zip(sent, tensors, strict=True)):
         return start_allreduce(comm, sent, *options, in_place=True, codec=codec)

@@ -1,5 +1,5 @@
-"""The collectives on a given communicator. reductions.py and movement.py have them under Horovod's names, on
-the communicator of the job.
+"""The collectives on a given communicator. reductions.py and movement.py have them under Horovod's names, on the
+communicator of the job.
 
 Every function that starts a collective returns a Handle; those called *_sync run it on the calling thread.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from dcoll import _C
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of
-from dcoll.compression.codecs import encode
+from dcoll.compression.codecs import Compression, encode
 from dcoll.errors import ArgumentError
 from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set
 from dcoll.job.world import WORLD, communicator
@@ -103,10 +103,14 @@ def allreduce_(
     return _in_place(on.allreduce(*args, name, prescale, postscale, algo, dims, codec, group), tensor, target)
 
 
-def start_compressed(comm: Lane, tensor: Any, compression: Any, options: tuple[Any, ...], in_place: bool) -> Handle:
-    """allreduce() or allreduce_() of what travels compressed. options: those of both, but for the codec."""
+def start_allreduce(comm: Lane, tensor: Any, compression: Any, options: tuple[Any, ...], in_place: bool) -> Handle:
+    """allreduce() or allreduce_() of what travels compressed, or not. options: those of both, but for the codec.
+
+    In place, what a compressor of the program's own makes of the result is in the tensor after wait(), or a poll() that
+    says so.
+    """
     sent, context, codec = encode(compression, tensor, options[0])
-    if codec:
+    if codec or compression is Compression.none:
         start: Callable[..., Handle] = allreduce_ if in_place else allreduce
         return start(comm, tensor, *options, codec)
 

@@ -83,7 +83,7 @@ def allreduce_(
     options = (op, name or "", prescale_factor, postscale_factor, algo)
     comm = comm_of(process_set)
     if compression is not Compression.none:
-        return cast(T, on_communicator.start_compressed(comm, tensor, compression, options, in_place=True).wait())
+        return cast(T, on_communicator.start_allreduce(comm, tensor, compression, options, in_place=True).wait())
     return cast(T, on_communicator.allreduce_sync_(comm, tensor, *options))
 
 
@@ -101,9 +101,7 @@ def allreduce_async(
 ) -> Handle:
     """Start an allreduce(). The tensor must not change until the handle is done."""
     lane, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
-    if compression is not Compression.none:
-        return on_communicator.start_compressed(lane, tensor, compression, options, in_place=False)
-    return on_communicator.allreduce(lane, tensor, *options)
+    return on_communicator.start_allreduce(lane, tensor, compression, options, in_place=False)
 
 
 @inline("allreduce", in_place=True, starts=True)
@@ -120,9 +118,7 @@ def allreduce_async_(
 ) -> Handle:
     """Start an allreduce_(). The tensor must be left alone until the handle is done."""
     lane, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor, algo)
-    if compression is not Compression.none:
-        return on_communicator.start_compressed(lane, tensor, compression, options, in_place=True)
-    return on_communicator.allreduce_(lane, tensor, *options)
+    return on_communicator.start_allreduce(lane, tensor, compression, options, in_place=True)
 
 
 @inline("allreduce", grouped=True)
@@ -194,9 +190,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start a grouped_allreduce(): one handle for all. The tensors are copied at once and may change."""
     comm, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor)
-    if compression is not Compression.none:
-        return grouped.start_compressed(comm, tensors, compression, options, in_place=False)
-    return grouped.start_allreduce(comm, tensors, *options, in_place=False)
+    return grouped.start_compressed(comm, tensors, compression, options, in_place=False)
 
 
 @inline("allreduce", in_place=True, starts=True, grouped=True)
@@ -212,9 +206,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start a grouped_allreduce_(). The tensors are overwritten by wait(), or by the poll() that says it is done."""
     comm, options = lane_of(process_set, name), (_op(average, op), name or "", prescale_factor, postscale_factor)
-    if compression is not Compression.none:
-        return grouped.start_compressed(comm, tensors, compression, options, in_place=True)
-    return grouped.start_allreduce(comm, tensors, *options, in_place=True)
+    return grouped.start_compressed(comm, tensors, compression, options, in_place=True)
 
 
 def sparse_allreduce_async(

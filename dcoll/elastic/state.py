@@ -107,7 +107,7 @@ class TorchState(ObjectState):
     """The state of a training script: TorchState(model=model, optimizer=optimizer, epoch=0, batch=0).
 
     model, optimizer: what they say. Everything else becomes an attribute; modules, optimizers and ElasticSamplers among
-    them are saved and broadcast as such, other values as Python objects. Collective movement: sync() and commit().
+    them are saved and broadcast as such, other values as Python objects. Collective calls: sync() and commit().
     """
 
     _handlers: dict[str, StateHandler]

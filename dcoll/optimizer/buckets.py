@@ -17,7 +17,6 @@ from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
 from dcoll.optimizer.compressed_reducer import CompressedReducer, DeviceReducer, PythonReducer
 from dcoll.optimizer.host_reducer import HostReducer
-from dcoll.optimizer.optimizer_arguments import compresses_locally
 
 library("torch")  # gives its dtypes their codes
 
@@ -42,14 +41,11 @@ AnyReducer = _C.Reducer | PythonReducer | HostReducer
 """The core's Reducer, or one in Python with the same methods."""
 
 
-def _core_encodes(comm: _C.Communicator) -> bool:
-    """Whether the core encodes float32 among these ranks (Fabric::ever_encodes): it does where messages carry it."""
-    by_messages = comm.num_nodes > 1 or bool(set(comm.transports) - {"self", "shm", "local"})
-    if comm.size > 1 and (by_messages or compresses_locally()):
-        return True
-    if comm.rank == 0:
+def _compresses(comm: _C.Communicator) -> bool:
+    """Whether float32 is compressed among these ranks; says where it is not. The core itself does of what it gets."""
+    if not comm.encodes and comm.rank == 0:
         comm.log("info", "nothing is compressed inside one node (DCOLL_COMPRESS_LOCAL=1 does it all the same)")
-    return False
+    return comm.encodes
 
 
 class Layout:
@@ -96,7 +92,7 @@ class Layout:
         called = [f"{name} of {self.label}" for name in names]
         compression = self._compression
         if isinstance(compression, PowerSGD):
-            if power_sgd.is_used(comm):
+            if _compresses(comm):
                 states = [
                     self._states.setdefault(p, power_sgd.MatrixState(n)) for n, p in zip(names, params, strict=True)
                 ]
@@ -108,7 +104,7 @@ class Layout:
             compression = NoneCompressor
         on_device = any(library("torch").on_device(p) for p in params)
         in_16_bits = on_device and wire is not None
-        encoded = in_16_bits and any(p.dtype is torch.float32 for p in params) and _core_encodes(comm)
+        encoded = in_16_bits and any(p.dtype is torch.float32 for p in params) and _compresses(comm)
         if on_device and (compression is NoneCompressor or (in_16_bits and not encoded)):
             sizes = self._bucket_bytes, self._first_bucket_bytes
             return DeviceReducer(comm, params, called, self.op, pre, post, groups, *sizes, compression=compression)

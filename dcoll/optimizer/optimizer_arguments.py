@@ -117,11 +117,6 @@ def _evenly(count: int, groups: int) -> list[int]:
     return [g for g in range(groups) for _ in range(each + (g < more))]
 
 
-def compresses_locally() -> bool:
-    """DCOLL_COMPRESS_LOCAL: also where ranks share memory, and whatever the size."""
-    return any(name == "DCOLL_COMPRESS_LOCAL" and value == "1" for name, _, _, _, value in _C.settings())
-
-
 def bucket_settings(comm: _C.Communicator) -> tuple[float, float]:
     """DCOLL_BUCKET_MB and DCOLL_FIRST_BUCKET_MB."""
     now = {name: float(value) for name, _, _, _, value in _C.settings() if name.endswith("BUCKET_MB")}

@@ -24,21 +24,11 @@ from dcoll.errors import ArgumentError, DcollError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer.compressed_reducer import BucketReducer
-from dcoll.optimizer.optimizer_arguments import compresses_locally
 
 
 def _exactly(gradient: torch.Tensor) -> torch.autocast:
     """float32 is multiplied as such, also in a step or a backward that is inside torch.autocast()."""
     return torch.autocast(gradient.device.type, enabled=False)
-
-
-def is_used(comm: _C.Communicator) -> bool:
-    """Whether gradients are compressed among these ranks: between nodes, or anywhere if a setting says so."""
-    if comm.size > 1 and (comm.num_nodes > 1 or compresses_locally()):
-        return True
-    if comm.rank == 0:
-        comm.log("info", "PowerSGD compresses nothing on one node (DCOLL_COMPRESS_LOCAL=1 does it all the same)")
-    return False
 
 
 class MatrixState:

@@ -137,7 +137,11 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   EncodedCost cost;
   op.encoded = encodes(f, call);
   if (call.encoding) note_codec(f, op, call, job, cost);
-  op.encoded ? send_scattered_velocity(op.request) : send_kept(op.request);
+  if (op.encoded) {
+    send_scattered_velocity(op.request);
+  } else {
+    send_kept(op.request);
+  }
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) co_await learn_slots(f);
   Handshake handshake(f, op, call, path, entry, path == Path::kTwoLevels ? &job : nullptr);
