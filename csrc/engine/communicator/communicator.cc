@@ -29,15 +29,25 @@ Communicator::~Communicator() {
 
 // ---- Calls ----
 
+namespace {
+
+// For a driver to do, beside the program. Asked before the operation is handed over: from then on it is the driver's,
+// which may be at it already.
+bool takes_long(const Operation& operation) {
+  return operation.staging != nullptr || !operation.request.call().is_small();
+}
+
+}  // namespace
+
 std::shared_ptr<Operation> Communicator::submit(Request request, Start start, std::shared_ptr<Memory> keep) {
   check_process();
   if (is_point(request.kind)) return submit_message(std::move(request), std::move(keep));
   auto operation = setup_.operation_of(std::move(request));
   operation->keep = std::move(keep);
+  const bool is_long = takes_long(*operation);
   progress_.free_last_name();
   const bool had_work = progress_.submit(operation);
-  if (start == Start::kInBackground ||
-      (start == Start::kSoon && (operation->staging != nullptr || !operation->request.call().is_small()))) {
+  if (start == Start::kInBackground || (start == Start::kSoon && is_long)) {
     turns_.hand_over(Turns::Wake::kNow);
   } else if (start == Start::kSoon && !had_work) {
     turns_.begin_here();
@@ -77,9 +87,10 @@ std::shared_ptr<Operation> Communicator::submit_by_name(Request request, std::sh
   auto operation = setup_.operation_of(std::move(request));
   operation->by_name = true;
   operation->keep = std::move(keep);
+  const bool is_long = takes_long(*operation);
   progress_.make_names();
   progress_.submit_by_name(operation);
-  if (operation->staging != nullptr || !operation->request.call().is_small()) {
+  if (is_long) {
     turns_.hand_over(Turns::Wake::kNow);
   } else {
     turns_.begin_here();
