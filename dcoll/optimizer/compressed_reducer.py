@@ -17,6 +17,7 @@ from dcoll.collectives.tensors import library
 from dcoll.compression.codecs import NoneCompressor, StatefulCompressor
 from dcoll.errors import ArgumentError
 from dcoll.ops import Average, Max, ReduceOp
+from dcoll.optimizer.host_reducer import has_streams
 
 
 class PythonReducer:
@@ -86,7 +87,7 @@ class PythonReducer:
         self._reset()
 
     def _reset(self) -> None:
-        self._ready: dict[int, None] = {}  # in the order they came
+        self._ready: dict[int, Any] = {}  # in the order they came, with the stream that each is ready on
         self._next = 0  # the unit to send next
         self._started = 0  # collectives
 
@@ -95,7 +96,8 @@ class PythonReducer:
             raise ArgumentError("a compressor in Python takes tensors, not addresses")
         if param in self._ready:
             return False
-        self._ready[param] = None
+        gradient = self.gradients[param]
+        self._ready[param] = torch.cuda.current_stream(gradient.device) if has_streams(gradient) else None
         while self._next < len(self._units) and all(i in self._ready for i in self._units[self._next]):
             self._send_next()
         return True
@@ -105,6 +107,11 @@ class PythonReducer:
         for i in unit:
             if i not in self._ready:
                 self.gradients[i].zero_()
+        # Backward runs on the streams of forward, and the unit is sent on that of its last gradient.
+        for stream in {self._ready[i] for i in unit if self._ready.get(i)}:
+            here = torch.cuda.current_stream(stream.device)
+            if stream != here:
+                here.wait_stream(stream)
         self._send(unit)
         self._next += 1
 

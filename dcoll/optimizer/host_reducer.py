@@ -51,7 +51,7 @@ class HostReducer:
         gradient, host = self.gradients[param], self._hosts[param]
         if host is gradient:
             return None
-        if not _has_streams(gradient):
+        if not has_streams(gradient):
             host.copy_(gradient)
             return None
         stream = self._streams.get(gradient.device)
@@ -85,7 +85,7 @@ class HostReducer:
         for i in range(len(self.gradients)):
             if i not in without:
                 self._take_back(i)
-        on_devices = {gradient.device for gradient in self.gradients if _has_streams(gradient)}
+        on_devices = {gradient.device for gradient in self.gradients if has_streams(gradient)}
         self._returned = [torch.cuda.current_stream(device).record_event() for device in on_devices]
         return unused
 
@@ -115,7 +115,7 @@ class HostReducer:
         return list(params)
 
 
-def _has_streams(tensor: torch.Tensor) -> bool:
+def has_streams(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_available()
 
 
@@ -123,4 +123,4 @@ def _host_like(gradient: torch.Tensor) -> torch.Tensor:
     """Memory for its copy, as dense as it is; of the CPU's, itself."""
     if gradient.is_cpu:
         return gradient
-    return torch.empty_like(gradient, device="cpu", pin_memory=_has_streams(gradient))
+    return torch.empty_like(gradient, device="cpu", pin_memory=has_streams(gradient))

@@ -1,6 +1,8 @@
-"""The core's Reducer: fused gradient buckets, without autograd."""
+"""Reducers: fused gradient buckets, without autograd."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_ranks import run_ranks
 
-from dcoll import _C
+from dcoll import _C, ops
 from dcoll.collectives.tensors import CODES, library
+from dcoll.optimizer import compressed_reducer
 
 library("torch")  # fills CODES
 
@@ -248,3 +251,37 @@ def test_any_subset_in_any_order(numels: list[int], bucket_bytes: int, data: st.
         b.map()
 
     run_ranks(n, body)
+
+
+class Stream:
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.waits_for: list[Stream] = []
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.waits_for.append(other)
+
+
+class Sent(compressed_reducer.PythonReducer):
+    """Notes what it was to send."""
+
+    def _send(self, unit: Sequence[int]) -> None:
+        self.sent = [*getattr(self, "sent", []), list(unit)]
+
+
+def test_a_bucket_goes_when_the_streams_of_all_its_gradients_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    side, main = Stream(), Stream()
+    current: list[Any] = [side]
+    monkeypatch.setattr(compressed_reducer, "has_streams", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[0])
+    comm: Any = None  # nothing of it is asked
+    reducer = Sent(comm, [torch.zeros(2)] * 4, list("abcd"), ops.Sum, 1.0, 1.0, [0, 0, 0, 1])
+    for i in 1, 2:
+        assert reducer.mark_ready(i)
+    current[0] = main
+    assert reducer.mark_ready(3)
+    assert reducer.mark_ready(0)
+    assert reducer.sent == [[3], [2, 1, 0]]
+    assert main.waits_for == [side]  # once
+    assert side.waits_for == []
