@@ -213,7 +213,7 @@ class Communicator(_Starts):
         """Where they are from: "built in", "measured in 61 ms", or a file."""
     def coding(self, codec: str) -> tuple[float, float] | None:
         """Microseconds to encode, and to decode, a byte of float32, as all ranks take it; None before an all-reduce
-        with codec "auto ..." has measured it."""
+        with codec "auto ..." has measured it, of a selection up to twice as large."""
     def describe_path(self, collective: str, bytes: int, dtype: int, op: int, memory: str) -> str:
         """How such a call goes, for people. collective: as in plan.select(). memory: "ordinary" on all ranks, "mapped"
         or "device"."""

@@ -382,8 +382,9 @@ void bind_communicator(py::module_& m) {
       .def("constants_source", [](Communicator& self) { return constants_of(self).source; })
       .def("coding",
            [](Communicator& self, const std::string& codec) -> std::optional<std::pair<double, double>> {
-             const auto coding = constants_of(self).codings[static_cast<size_t>(kernels::encoding_named(codec).codec)];
-             if (!coding) return std::nullopt;
+             const Codings codings = constants_of(self).codings;
+             const plan::Coding* const coding = codings.find(kernels::encoding_named(codec));
+             if (coding == nullptr) return std::nullopt;
              return std::pair(coding->encode_us_per_byte, coding->decode_us_per_byte);
            })
       .def("describe_path", &describe_path, py::arg("collective"), py::arg("bytes"), py::arg("dtype"), py::arg("op"),

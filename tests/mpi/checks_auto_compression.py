@@ -46,14 +46,27 @@ def check_what_arrives_is_the_codecs_or_all_of_it() -> None:
             assert calls_of(name) == before
 
 
-def a_close_one() -> float:
-    """A ratio of top-k that is predicted to take about as long as all of it."""
+def check_what_takes_another_time_is_measured_by_itself() -> None:
     comm = communicator()
-    coding = comm.coding("auto topk 0.01")
-    assert coding is not None
+    hvd.allreduce(operand(), compression=hvd.Compression.auto("topk", ratio=0.01))
+    measured = comm.coding("auto topk 0.01")
+    assert (measured is None) == (comm.num_nodes == 1)
+    assert comm.coding("auto topk 0.012") == measured
+    assert comm.coding("auto topk 0.25") is None
+    hvd.allreduce(operand(), compression=hvd.Compression.auto("topk", ratio=0.25))
+    assert (comm.coding("auto topk 0.25") is None) == (comm.num_nodes == 1)
+
+
+def a_close_one() -> float:
+    """A ratio of top-k that is predicted to take about as long as all of it. Collective."""
+    comm = communicator()
     options = {"constants": comm.constants(), "two_levels": comm.num_nodes < comm.size}
     off = {}
     for ratio in (0.001 * 1.3**step for step in range(26)):
+        if comm.coding(f"auto topk {ratio!r}") is None:
+            hvd.allreduce(operand(), compression=hvd.Compression.auto("topk", ratio=ratio))  # measures
+        coding = comm.coding(f"auto topk {ratio!r}")
+        assert coding is not None
         found = _C.plan.encoded(f"topk {ratio!r}", 4 * COUNT, comm.nodes, *coding, **options)
         off[ratio] = abs(math.log(found["plain_us"] / found["encoded_us"]))
     closest = min(off, key=lambda ratio: off[ratio])
@@ -63,7 +76,7 @@ def a_close_one() -> float:
 
 def check_calls_that_are_close_are_tried_and_then_decided() -> None:
     x = operand()
-    hvd.allreduce(x, compression=hvd.Compression.auto("topk"))  # has measured
+    hvd.allreduce(x, compression=hvd.Compression.auto("topk", ratio=0.3))  # has measured
     ratio = 0.3 if FORCED or UNMEASURED else hvd.broadcast_object(a_close_one(), root_rank=0)
     before, encoded = calls_of("tried"), []
     for _ in range(14):

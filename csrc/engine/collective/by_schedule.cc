@@ -218,7 +218,7 @@ std::vector<size_t> bytes_of_rows(const std::vector<int64_t>& counts, size_t row
 
 bool wants_coding(const Fabric& f, const Call& call) {
   return call.encoding.if_it_pays && call.kind == Kind::kAllReduce && f.board == nullptr && f.size > 1 &&
-         !call.is_small() && !f.codings[static_cast<size_t>(call.encoding.codec)];
+         !call.is_small() && f.codings.find(call.encoding) == nullptr;
 }
 
 // All ranks answer alike: the call is the same everywhere, but for the sizes of ragged collectives.

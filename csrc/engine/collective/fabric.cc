@@ -42,8 +42,8 @@ Fabric::Weighed* Fabric::weighed(const kernels::Encoding& encoding, size_t bytes
 }
 
 bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
-  const std::optional<plan::Coding>& coding = codings[static_cast<size_t>(encoding.codec)];
-  if (!coding) return false;
+  const plan::Coding* const coding = codings.find(encoding);
+  if (coding == nullptr) return false;
   if (const Weighed* const known = weighed(encoding, bytes)) {
     return known->trial != nullptr ? known->trial->second_next() : known->pays;
   }
@@ -99,7 +99,7 @@ void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const 
   if (log == nullptr || rank != 0) return;
   kernels::Encoding codec = encoding;
   codec.if_it_pays = false;
-  const plan::Coding& coding = *codings[static_cast<size_t>(encoding.codec)];
+  const plan::Coding& coding = *codings.find(encoding);
   std::array<char, 256> text{};
   std::snprintf(text.data(), text.size(),
                 "all-reduces of float32 of up to %zu KiB go %s: %.1f ms %s as %s, %.1f ms in full (link %.2f "

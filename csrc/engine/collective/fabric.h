@@ -15,6 +15,7 @@
 #include "engine/core/algo.h"
 #include "engine/core/encoded_cost.h"
 #include "engine/levels/hierarchy.h"
+#include "engine/links/coding.h"
 #include "engine/links/link_constants.h"
 #include "engine/links/trial.h"
 #include "engine/node/device_memory.h"
@@ -53,7 +54,7 @@ struct Fabric {
   bool compress_local = false;
   bool by_host = false;  // DCOLL_GPU_ENGINE=host
   EncodedCosts encoded_costs;
-  std::array<std::optional<plan::Coding>, kernels::kNumCodecs> codings;  // as learn_constants() has found them
+  Codings codings;  // as learn_constants() has found them
   bool told_saturated = false, told_uncompressed = false, told_by_host = false;
   const Log* log = nullptr;
   OutOfStep out_of_step;

@@ -37,7 +37,7 @@ Task measure_handshake(Fabric& f, double& us) {
 Task learn_coding(Fabric& f, CalibrationSite site, kernels::Encoding encoding) {
   plan::Coding coding = measure_coding(encoding);
   co_await tell_everybody(site, std::as_writable_bytes(std::span(&coding, 1)));
-  f.codings[static_cast<size_t>(encoding.codec)] = coding;
+  f.codings.add(encoding, coding);
 }
 
 Task learn_links(Fabric& f, CalibrationSite site) {

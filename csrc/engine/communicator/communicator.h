@@ -105,12 +105,12 @@ class Communicator final {
   std::shared_ptr<Memory> scratch(size_t bytes) {
     return scratch_->take(bytes, [this](size_t size) { return alloc(size); });
   }
-  // What the cost model works with now, where the numbers are from, and what coding takes by codec, as far as calls
-  // have asked whether that codec pays.
+  // What the cost model works with now, where the numbers are from, and what coding takes, as far as calls have
+  // asked whether it pays.
   struct Constants {
     plan::Topology topology;
     std::string source;
-    std::array<std::optional<plan::Coding>, kernels::kNumCodecs> codings;
+    Codings codings;
   };
   Constants constants();
   // How such a call goes, for people. mapped: its memory is, on all ranks.

@@ -1,6 +1,7 @@
 #include "engine/links/coding.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -48,6 +49,14 @@ plan::Coding measure_coding(const kernels::Encoding& encoding) {
           .gathered = gathered,
           .encode_us_per_byte = encode_us / kBytes,
           .decode_us_per_byte = decode_us / kBytes};
+}
+
+const plan::Coding* Codings::find(const kernels::Encoding& encoding) const {
+  const auto alike = [&](const auto& known) {
+    return known.first.codec == encoding.codec && std::ilogb(known.first.ratio) == std::ilogb(encoding.ratio);
+  };
+  const auto found = std::ranges::find_if(measured_, alike);
+  return found == measured_.end() ? nullptr : &found->second;
 }
 
 }  // namespace dcoll
