@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/collective/choose_path.h"
 #include "engine/core/staging.h"
 #include "rank_threads.h"
 #include "support/check.h"
@@ -59,6 +60,26 @@ TEST(an_all_reduce_stays_on_the_device) {
       CHECK(one.is(static_cast<float>(comm.size() * (comm.size() + 1) / 2)));
     });
   }
+}
+
+// choose_path() alone says where a call goes; what was copied from a device goes as memory of the host does.
+TEST(the_path_of_a_call_on_a_device) {
+  run_ranks(2, [](Communicator& comm) {
+    const Operand one(1);
+    const Request request = one.request();
+    const Fabric& fabric = comm.as_made();
+    Call call = request.call();
+    CHECK(choose_path(fabric, call) == Path::kOpened);
+    CHECK(path_by_host(fabric, call) == Path::kNodeDirect);
+    call.algo = "ring";
+    CHECK(choose_path(fabric, call) == Path::kSchedule);
+    call.algo = {};
+    call.op = ReduceOp::kAdasum;
+    CHECK(choose_path(fabric, call) == Path::kAdasum);
+    call.device = device::kHost;
+    call.op = ReduceOp::kSum;
+    CHECK(choose_path(fabric, call) == Path::kNodeDirect);
+  });
 }
 
 TEST(adasum_goes_by_the_host) {

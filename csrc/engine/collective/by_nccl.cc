@@ -320,7 +320,7 @@ Task by_nccl(Fabric& f, Operation& op) {
     bool all_fit = false;
     co_await learn_sizes(f, op, all_fit);
     if (!all_fit) {
-      co_await in_opened_memory(f, op);
+      co_await without_nccl(f, op);
       co_return;
     }
   }

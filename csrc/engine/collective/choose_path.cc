@@ -1,5 +1,7 @@
 #include "engine/collective/choose_path.h"
 
+#include "engine/collective/by_nccl.h"
+#include "engine/collective/on_device.h"
 #include "plan/agreement.h"
 
 namespace dcoll {
@@ -20,6 +22,10 @@ std::string_view path_text(Path path) {
       return "Adasum's tree of pairs";
     case Path::kSchedule:
       return "a schedule of messages";
+    case Path::kNccl:
+      return "by NCCL, if each rank has a GPU of its own and torch brings NCCL";
+    case Path::kOpened:
+      return "on the devices, if they reach each other";
   }
   return "?";
 }
@@ -35,6 +41,11 @@ bool uses_codec(const Fabric& f, const Call& call) {
 }
 
 Path choose_path(const Fabric& f, const Call& call) {
+  if (call.device != device::kHost && goes_by_nccl(f, call)) return Path::kNccl;
+  return stays_on_device(f, call) ? Path::kOpened : path_by_host(f, call);
+}
+
+Path path_by_host(const Fabric& f, const Call& call) {
   if (call.kind >= Kind::kBarrier) return Path::kMeeting;
   // The others have no algorithm of their own to choose: the configured one says whether they may read peers' memory.
   if (call.kind != Kind::kAllReduce) {

@@ -17,9 +17,11 @@ enum class Path : uint8_t {
   kTwoLevels,   // an all-reduce inside the nodes and between them (levels/hierarchical_all_reduce.h)
   kAdasum,      // adasum.h
   kSchedule,    // messages, as a schedule of plan/ says (by_schedule.h)
+  kNccl,        // on GPUs, by NCCL (by_nccl.h)
+  kOpened,      // on devices, in memory that ranks have opened of each other (on_device.h)
 };
 
-// For people: "over shared memory", "a schedule of messages".
+// For people: "Adasum's tree of pairs", "a schedule of messages".
 std::string_view path_text(Path path);
 
 // Whether the messages of an all-reduce carry its codec's form: float32 that is summed, of more than
@@ -29,7 +31,10 @@ bool uses_codec(const Fabric& fabric, const Call& call);  // which has one
 bool has_codec(const Fabric& fabric, const Call& call);   // for what is called, wherever it goes
 inline bool encodes(const Fabric& fabric, const Call& call) { return call.encoding && uses_codec(fabric, call); }
 
-// The same on every rank for calls with equal fingerprints.
+// The same on every rank for calls with equal fingerprints. Of a call on devices: as far as is known by now, and while
+// no rank has to go by the host.
 Path choose_path(const Fabric& fabric, const Call& call);
+// Of one whose memory is the host's or is copied there, whatever its device: never kNccl nor kOpened.
+Path path_by_host(const Fabric& fabric, const Call& call);
 
 }  // namespace dcoll

@@ -43,7 +43,7 @@ bool Handshake::agreed() {
 
 bool enters_inline(const Fabric& fabric, const Call& call) {
   if (fabric.board == nullptr || fabric.slots_posted != 0) return false;
-  const Path path = choose_path(fabric, call);
+  const Path path = path_by_host(fabric, call);
   return path == Path::kNodeDirect || path == Path::kPull || call.kind == Kind::kBarrier;
 }
 
@@ -57,7 +57,7 @@ void enter_all_reduce(Fabric& fabric, const Call& call, uint64_t fingerprint, Ph
 }
 
 Span own_slice(const Fabric& fabric, const Call& call) {
-  if (fabric.board == nullptr || choose_path(fabric, call) != Path::kNodeDirect) return {};
+  if (fabric.board == nullptr || path_by_host(fabric, call) != Path::kNodeDirect) return {};
   return fabric.all_reduce->own_slice(call);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "engine/collective/by_nccl.h"
+#include "engine/collective/choose_path.h"
 #include "engine/collective/device_work.h"
 #include "engine/collective/mismatch.h"
 #include "engine/collective/run_collective.h"
@@ -154,55 +155,9 @@ Task move_on_device(Fabric& f, Operation& op, DeviceWork& work, uint64_t ticket,
   }
 }
 
-}  // namespace
-
-bool may_stay_on_device(const Call& call) {
-  if (call.device == device::kHost || is_point(call.kind) || call.kind >= Kind::kBarrier) return false;
-  return !(reduces(call.kind) && call.op == ReduceOp::kAdasum) && !call.encoding && !call.packed;
-}
-
-bool stays_on_device(const Fabric& f, const Call& call) {
-  return may_stay_on_device(call) && f.device_memory != nullptr && !f.device_memory->off && !f.by_host &&
-         call.algo.or_else(f.algo).takes_direct();
-}
-
-void tell_of_host(Fabric& f, const std::string& why) {
-  if (f.log == nullptr || std::exchange(f.told_by_host, true)) return;
-  (*f.log)(
-      LogLevel::kWarning,
-      "a collective of tensors on devices goes through host memory, and so will each for which this holds: " + why);
-}
-
-Task by_host(Fabric& f, Operation& op) {
-  if (!op.staging->goes_by_host()) op.staging->go_by_host(op.request);
-  return through_host(f, op);
-}
-
-Task on_device(Fabric& f, Operation& op) {
-  Staging& staging = *op.staging;
-  const Request& r = op.request;
-  Arrival arrival(staging);
-  co_await arrival;
-  if (!staging.goes_by_host() && stays_alone(f, r)) {
-    staging.put([&](device::Device& device, device::Stream stream) {
-      if (r.in != r.out) device.copy(r.out, r.in, r.bytes(), stream);
-    });
-    co_return;
-  }
-  if (goes_by_nccl(f, r.call())) {
-    co_await by_nccl(f, op);
-  } else {
-    co_await in_opened_memory(f, op);
-  }
-}
-
 Task in_opened_memory(Fabric& f, Operation& op) {
   Staging& staging = *op.staging;
   const Request& r = op.request;
-  if (!stays_on_device(f, r.call())) {
-    co_await by_host(f, op);
-    co_return;
-  }
   Arrival arrival(staging);
   const int64_t begin_ns = now_ns();
   if (f.slots_posted != 0) co_await learn_slots(f);
@@ -242,6 +197,57 @@ Task in_opened_memory(Fabric& f, Operation& op) {
     co_await note_opened(f, r.call(), begin_ns);
     co_return;
   }
+}
+
+}  // namespace
+
+bool may_stay_on_device(const Call& call) {
+  if (call.device == device::kHost || is_point(call.kind) || call.kind >= Kind::kBarrier) return false;
+  return !(reduces(call.kind) && call.op == ReduceOp::kAdasum) && !call.encoding && !call.packed;
+}
+
+bool stays_on_device(const Fabric& f, const Call& call) {
+  return may_stay_on_device(call) && f.device_memory != nullptr && !f.device_memory->off && !f.by_host &&
+         call.algo.or_else(f.algo).takes_direct();
+}
+
+void tell_of_host(Fabric& f, const std::string& why) {
+  if (f.log == nullptr || std::exchange(f.told_by_host, true)) return;
+  (*f.log)(
+      LogLevel::kWarning,
+      "a collective of tensors on devices goes through host memory, and so will each for which this holds: " + why);
+}
+
+Task by_host(Fabric& f, Operation& op) {
+  if (!op.staging->goes_by_host()) op.staging->go_by_host(op.request);
+  return through_host(f, op);
+}
+
+Task on_device(Fabric& f, Operation& op) {
+  Staging& staging = *op.staging;
+  const Request& r = op.request;
+  Arrival arrival(staging);
+  co_await arrival;
+  if (!staging.goes_by_host() && stays_alone(f, r)) {
+    staging.put([&](device::Device& device, device::Stream stream) {
+      if (r.in != r.out) device.copy(r.out, r.in, r.bytes(), stream);
+    });
+    co_return;
+  }
+  switch (choose_path(f, r.call())) {
+    case Path::kNccl:
+      co_await by_nccl(f, op);
+      break;
+    case Path::kOpened:
+      co_await in_opened_memory(f, op);
+      break;
+    default:
+      co_await by_host(f, op);
+  }
+}
+
+Task without_nccl(Fabric& f, Operation& op) {
+  return stays_on_device(f, op.request.call()) ? in_opened_memory(f, op) : by_host(f, op);
 }
 
 }  // namespace dcoll

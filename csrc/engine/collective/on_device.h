@@ -33,7 +33,7 @@ bool stays_on_device(const Fabric& fabric, const Call& call);
 Task on_device(Fabric& fabric, Operation& operation);
 
 // As on_device(), without NCCL.
-Task in_opened_memory(Fabric& fabric, Operation& operation);
+Task without_nccl(Fabric& fabric, Operation& operation);
 // Once: why this rank cannot take part otherwise in a call, which goes through the host on all ranks.
 void tell_of_host(Fabric& fabric, const std::string& why);
 // Through the host, whatever it was to be before.

@@ -131,7 +131,7 @@ Task learn_slots(Fabric& f) {
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
   const Request& r = op.request;
   const Call call = r.call();
-  const Path path = choose_path(f, call);
+  const Path path = path_by_host(f, call);  // what is on a device goes by on_device.cc
   ReduceJob job;
   if (path == Path::kTwoLevels) set_job(job, call, f.size);
   EncodedCost cost;
@@ -181,6 +181,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     case Path::kSchedule:
       co_await move_by_schedule(f, op, cost);
       break;
+    case Path::kNccl:
+    case Path::kOpened:
+      break;  // not by the host
   }
   if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
   if (call.encoding.if_it_pays && has_codec(f, call)) co_await note_trial(f, call, begin_ns);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/collective/by_nccl.h"
 #include "engine/collective/choose_path.h"
 #include "engine/collective/on_device.h"
 
@@ -177,18 +176,18 @@ Communicator::Constants Communicator::constants() {
 std::string Communicator::describe_path(const Call& call, bool mapped) {
   check_process();
   const MutexLock lock(progress_.drive_mutex);
-  const bool stays = stays_on_device(progress_.fabric, call);
-  if (call.device != device::kHost && may_go_by_nccl(progress_.fabric, call)) {
-    return std::string("by NCCL, if each rank has a GPU of its own and torch brings NCCL; else ") +
-           (stays ? "on the devices, if they reach each other, or " : "") + "through the host's memory";
-  }
-  if (stays) return "on the devices, if they reach each other; else through the host's memory";
-  const Path path = choose_path(progress_.fabric, call);
-  std::string text(call.device == device::kHost ? "" : "copied to the host and back; there ");
-  text += path_text(path);
-  // Of a device's memory the copy in the host's is mapped.
-  if (path != Path::kNodeDirect) return text;
-  return text + ", form: " + progress_.fabric.all_reduce->form_of(call.bytes(), mapped || call.device != device::kHost);
+  const Fabric& fabric = progress_.fabric;
+  const bool on_device = call.device != device::kHost;
+  const Path path = choose_path(fabric, call);
+  const auto or_else = [](Path one) { return std::string(path_text(one)) + "; else "; };
+  std::string text;
+  if (path == Path::kNccl) text = or_else(path);
+  if (stays_on_device(fabric, call)) text += or_else(Path::kOpened);
+  if (on_device) text += "copied to the host and back; there ";
+  const Path by_host = path_by_host(fabric, call);
+  text += path_text(by_host);
+  if (by_host != Path::kNodeDirect) return text;
+  return text + ", form: " + fabric.all_reduce->form_of(call.bytes(), mapped || on_device);  // the copy there is mapped
 }
 
 // ---- Its end ----
