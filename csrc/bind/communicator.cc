@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <tuple>
 
@@ -18,14 +17,9 @@ namespace py = pybind11;
 namespace dcoll::bind {
 namespace {
 
-// In the order of plan::Collective.
-constexpr std::array kKinds{Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather, Kind::kBroadcast,
-                            Kind::kAllToAll};
-
 std::string describe_path(Communicator& comm, const std::string& collective, size_t bytes, int dtype, int op,
                           const std::string& memory) {
-  const auto kind = kKinds.at(static_cast<size_t>(plan::parse_collective(collective)));
-  Call call{.kind = kind, .dtype = to_dtype(dtype), .op = to_op(op)};
+  Call call{.kind = static_cast<Kind>(plan::parse_collective(collective)), .dtype = to_dtype(dtype), .op = to_op(op)};
   call.count = reduces(call.kind) ? bytes / dtype_bytes(call.dtype) : bytes;
   if (memory == "device") call.device = 0;  // any
   return comm.describe_path(call, memory == "mapped");

@@ -28,7 +28,7 @@ void use_streams(py::object function) { stream_of = function.release().ptr(); }
 }  // namespace
 
 std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
-  if (self.device != device::kHost && request.kind < Kind::kBarrier) {
+  if (self.device != device::kHost && !is_meeting(request.kind)) {
     request.device = self.device;
     request.stream = current_stream(self.device);
     if (device::device_of(self.device).is_capturing(request.stream)) {

@@ -70,23 +70,23 @@ DataPhase data_phase(Fabric& f, Operation& op) {
     phase.algorithm = choice.algorithm->name;
     phase.slice_bytes = choice.slice_bytes;
   };
-  switch (r.kind) {
-    case Kind::kAllReduce:
+  switch (collective_of(r.kind)) {
+    case Collective::kAllReduce:
       use(choose_algorithm(f, r));
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
-    case Kind::kReduceScatter: {
+    case Collective::kReduceScatter: {
       use(f.fastest(Collective::kReduceScatter, r.count * r.row_elems * dtype_bytes(r.dtype)));
       const std::vector<size_t> lengths = r.shares(f.size);
       b.input_layout = Layout::of(lengths);
       b.output_layout = Layout::of({lengths[f.rank]});
       break;
     }
-    case Kind::kBroadcast:
+    case Collective::kBroadcast:
       use(f.fastest(Collective::kBroadcast, r.count), r.root);
       b.input_layout = b.output_layout = Layout::even(r.count, phase.schedule->input_chunks);
       break;
-    case Kind::kAllGather: {
+    case Collective::kAllGather: {
       const std::vector<size_t> lengths = bytes_of_rows(op.counts, r.row_elems);
       use(f.fastest(Collective::kAllGather, std::reduce(lengths.begin(), lengths.end())));
       b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
@@ -94,7 +94,7 @@ DataPhase data_phase(Fabric& f, Operation& op) {
       b.output_layout = Layout::of(lengths);
       break;
     }
-    case Kind::kAllToAll: {
+    case Collective::kAllToAll: {
       use({&plan::algorithm_of(Collective::kAllToAll, Family::kPairwise), f.slice_bytes});
       const std::vector<size_t> lengths = bytes_of_rows(op.counts, r.row_elems);
       b.output = op.place_output(std::reduce(lengths.begin(), lengths.end()));
@@ -102,12 +102,6 @@ DataPhase data_phase(Fabric& f, Operation& op) {
       b.output_layout = Layout::of(lengths);
       break;
     }
-    case Kind::kBarrier:
-    case Kind::kShutdown:
-    case Kind::kJoin:
-    case Kind::kSend:
-    case Kind::kReceive:
-      break;
   }
   if (reduces(r.kind)) bind_reduction(f, r, phase);
   return phase;

@@ -46,7 +46,7 @@ Path choose_path(const Fabric& f, const Call& call) {
 }
 
 Path path_by_host(const Fabric& f, const Call& call) {
-  if (call.kind >= Kind::kBarrier) return Path::kMeeting;
+  if (is_meeting(call.kind)) return Path::kMeeting;
   // The others have no algorithm of their own to choose: the configured one says whether they may read peers' memory.
   if (call.kind != Kind::kAllReduce) {
     return f.board != nullptr && f.algo.takes_direct() ? Path::kPull : Path::kSchedule;

@@ -202,7 +202,7 @@ Task in_opened_memory(Fabric& f, Operation& op) {
 }  // namespace
 
 bool may_stay_on_device(const Call& call) {
-  if (call.device == device::kHost || is_point(call.kind) || call.kind >= Kind::kBarrier) return false;
+  if (call.device == device::kHost || is_point(call.kind) || is_meeting(call.kind)) return false;
   return !(reduces(call.kind) && call.op == ReduceOp::kAdasum) && !call.encoding && !call.packed;
 }
 

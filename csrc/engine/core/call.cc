@@ -11,7 +11,7 @@ namespace dcoll {
 
 std::string_view kind_name(Kind kind) {
   static constexpr auto kNames =
-      std::to_array<std::string_view>({"allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "send",
+      std::to_array<std::string_view>({"allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "send",
                                        "recv", "barrier", "shutdown", "join"});
   static_assert(static_cast<size_t>(Kind::kJoin) + 1 == kNames.size());
   return name_in(kNames, kind);

@@ -16,6 +16,7 @@
 #include "engine/core/dims.h"
 #include "kernels/codec.h"
 #include "kernels/pack.h"
+#include "plan/algorithms.h"
 
 namespace dcoll {
 
@@ -23,12 +24,13 @@ using kernels::Codec;
 using kernels::Encoding;
 using kernels::Feedback;
 
-// Collectives; then messages between two ranks (engine/p2p); the last three are meetings, which move nothing.
+// Collectives, in the order of plan::Collective; then messages between two ranks (engine/p2p); the last three are
+// meetings, which move nothing.
 enum class Kind : uint8_t {
   kAllReduce,
-  kBroadcast,
-  kAllGather,
   kReduceScatter,
+  kAllGather,
+  kBroadcast,
   kAllToAll,
   kSend,
   kReceive,
@@ -38,6 +40,14 @@ enum class Kind : uint8_t {
 };
 std::string_view kind_name(Kind kind);
 
+// Of one of the collectives.
+inline plan::Collective collective_of(Kind kind) { return static_cast<plan::Collective>(kind); }
+static_assert(static_cast<int>(Kind::kReduceScatter) == static_cast<int>(plan::Collective::kReduceScatter));
+static_assert(static_cast<int>(Kind::kAllGather) == static_cast<int>(plan::Collective::kAllGather));
+static_assert(static_cast<int>(Kind::kBroadcast) == static_cast<int>(plan::Collective::kBroadcast));
+static_assert(static_cast<int>(Kind::kAllToAll) == static_cast<int>(plan::Collective::kAllToAll));
+
+inline bool is_meeting(Kind kind) { return kind >= Kind::kBarrier; }
 inline bool is_point(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
 
 // Whether results are computed. The others only move bytes.
@@ -114,8 +124,8 @@ struct Arguments {
 
   // Bytes per row, whatever row_elems counts.
   size_t row_bytes() const { return reduces(kind) ? row_elems * dtype_bytes(dtype) : row_elems; }
-  // Of this rank's operand; kinds from kBarrier on have none.
-  size_t bytes() const { return kind < Kind::kBarrier ? count * row_bytes() : 0; }
+  // Of this rank's operand; meetings have none.
+  size_t bytes() const { return is_meeting(kind) ? 0 : count * row_bytes(); }
   size_t whole_count() const { return whole != 0 ? whole : count; }
   // reducescatter: elements of each rank's share of the result.
   std::vector<size_t> shares(int size) const;

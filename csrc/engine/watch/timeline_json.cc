@@ -51,8 +51,6 @@ std::string microseconds(int64_t ns) {
   return text;
 }
 
-bool has_dtype(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kShutdown && kind != Kind::kJoin; }
-
 // What an operation without a name of its own is called; Horovod's names for those count upwards.
 std::string track_of(const TimelineRecord& record) {
   std::string track = record.name;
@@ -118,10 +116,8 @@ void TimelineJson::append_operation(std::string& text, const TimelineRecord& rec
   const std::string where = ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(id);
 
   std::string details = "\"bytes\":" + std::to_string(record.bytes);
-  if (has_dtype(record.kind)) details += ",\"dtype\":" + json_string(dtype_name(record.dtype));
-  if (record.kind == Kind::kAllReduce || record.kind == Kind::kReduceScatter) {
-    details += ",\"op\":" + json_string(op_name(record.op));
-  }
+  if (!is_meeting(record.kind)) details += ",\"dtype\":" + json_string(dtype_name(record.dtype));
+  if (reduces(record.kind)) details += ",\"op\":" + json_string(op_name(record.op));
   text += ",\n{\"ph\":\"X\",\"cat\":\"operation\",\"name\":" + json_string(kind_name(record.kind)) + where +
           ",\"ts\":" + at(phases.begin_ns[0]) + ",\"dur\":" + microseconds(record.end_ns - phases.begin_ns[0]) +
           ",\"args\":{\"name\":" + json_string(record.name) + "," + details +
