@@ -220,7 +220,11 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
   if (arrived_.size() == 1) note_backward();
   pack(bucket, place.slot, gradient);
   write_flag(bucket.flag(place.slot), bucket.wire_dtype, true);
-  if (++bucket.ready == bucket.slots.size() && place.bucket == next_) submit_full();
+  if (++bucket.ready < bucket.slots.size() || place.bucket != next_) return true;
+  // It may not be the only full one by now.
+  for (; next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size(); ++next_) {
+    submit(buckets_[next_]);
+  }
   return true;
 }
 
@@ -263,12 +267,6 @@ void Reducer::pack(Bucket& bucket, size_t slot, const void* gradient) {
   }
   if (begin != 0) [[unlikely]]
     timeline.span(bucket.name, "pack " + param.name, begin, now_ns(), bytes);
-}
-
-void Reducer::submit_full() {
-  for (; next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size(); ++next_) {
-    submit(buckets_[next_]);
-  }
 }
 
 // What lies between gradients shares a block of the code with them, which one NaN makes NaNs altogether. Nobody else

@@ -172,7 +172,6 @@ class Reducer {
   void allocate(Bucket& bucket) const;
   void note_backward();
   void pack(Bucket& bucket, size_t slot, const void* gradient);
-  void submit_full();
   void submit(Bucket& bucket);
   void clear_gaps(const Bucket& bucket) const;
   void add_scattered(Bucket& bucket) const;

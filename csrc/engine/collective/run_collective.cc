@@ -7,10 +7,8 @@
 
 #include "engine/collective/adasum.h"
 #include "engine/collective/by_schedule.h"
-#include "engine/collective/join.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
-#include "engine/collective/on_device.h"
 #include "engine/levels/hierarchical_agreement.h"
 #include "engine/levels/hierarchical_all_reduce.h"
 #include "kernels/reduce.h"
@@ -187,13 +185,6 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   }
   if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
   if (call.encoding.if_it_pays && has_codec(f, call)) co_await note_trial(f, call, begin_ns);
-}
-
-Task start_collective(Fabric& fabric, Operation& operation) {
-  const Request& r = operation.request;
-  if (operation.staging != nullptr) return on_device(fabric, operation);
-  return r.kind == Kind::kJoin && r.count != kOneRound ? run_join(fabric, operation)
-                                                       : run_collective(fabric, operation);
 }
 
 }  // namespace dcoll

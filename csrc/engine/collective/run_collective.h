@@ -16,7 +16,4 @@ Task run_collective(Fabric& fabric, Operation& operation, Entry entry = {});
 // memory.
 Task learn_slots(Fabric& fabric);
 
-// What runs a queued operation: a collective, or the rounds of a join (join.h).
-Task start_collective(Fabric& fabric, Operation& operation);
-
 }  // namespace dcoll

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/collective/join.h"
+#include "engine/collective/on_device.h"
 #include "engine/core/staging.h"
 #include "engine/watch/failure.h"
 
@@ -138,20 +140,9 @@ void Progress::take_inbox() {
   submit_messages();
 }
 
-void Progress::begin(OperationQueue& queue, Fabric& of, Operation& operation) {
-  if (&queue == &under_way.named) {
-    operation.phases.number = kFirstNamed + under_way.named_started++;
-    if (operation.request.kind == Kind::kJoin) count_named_round();
-  } else {
-    operation.phases.number = ++under_way.started;
-  }
-  operation.task = start_collective(of, operation);
-  operation.started = true;
-  operation.last_moved = Clock::now();
-}
-
 bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
   const std::shared_ptr<Operation> operation = queue.front();
+  const bool named = &queue == &under_way.named, joins = operation->request.kind == Kind::kJoin;
   if (failed_.load(std::memory_order_acquire)) {
     finish(operation, failure_);
     return true;
@@ -159,7 +150,16 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
   try {
     if (!operation->started) {
       if (given_up()) return false;  // step() ends it with all others, once nothing moves any more
-      begin(queue, of, *operation);
+      if (named && joins) count_named_round();
+      operation->phases.number = named ? kFirstNamed + under_way.named_started++ : ++under_way.started;
+      if (operation->staging != nullptr) {
+        operation->task = on_device(of, *operation);
+      } else {
+        const bool all_rounds = joins && operation->request.count != kOneRound;
+        operation->task = all_rounds ? run_join(of, *operation) : run_collective(of, *operation);
+      }
+      operation->started = true;
+      operation->last_moved = Clock::now();
     }
     bool advanced = false;
     const bool ended = operation->task.advance(advanced);
@@ -172,7 +172,7 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
         only_leaves.store(queue.size() == 1);
       return false;
     }
-    if (operation->request.kind == Kind::kJoin && &queue == &under_way.ordered) {
+    if (joins && !named) {
       under_way.names->join_ended();
       under_way.started += operation->rounds;  // what the others did meanwhile
     }

@@ -117,7 +117,6 @@ class Progress {
  private:
   void connect_levels(Setup& setup) DCOLL_UNCHECKED;  // by the constructor
   void check_open() const DCOLL_REQUIRES(inbox_mutex_);
-  void begin(OperationQueue& queue, Fabric& of, Operation& operation) DCOLL_REQUIRES(drive_mutex);
   void advance_names(bool& moved) DCOLL_REQUIRES(drive_mutex);
   void advance_points(bool& moved) DCOLL_REQUIRES(drive_mutex);
   void submit_messages() DCOLL_REQUIRES(drive_mutex);

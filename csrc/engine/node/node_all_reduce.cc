@@ -48,22 +48,16 @@ bool NodeAllReduce::poll(bool& moved) {
     if (!everybody_->poll(moved)) return false;
     stage();
   }
-  if (!finish_form(moved)) return false;
+  if (phase_ == Phase::kTwoShot) {
+    if (!two_shot_.poll(moved)) return false;
+  } else if (phase_ == Phase::kStaged) {
+    if (!staged_.poll(moved)) return false;
+  } else {
+    if (!everybody_->poll(moved)) return false;
+    reduce_all();
+  }
   done();
   return true;
-}
-
-bool NodeAllReduce::finish_form(bool& moved) {
-  switch (phase_) {
-    case Phase::kTwoShot:
-      return two_shot_.poll(moved);
-    case Phase::kStaged:
-      return staged_.poll(moved);
-    default:
-      if (!everybody_->poll(moved)) return false;
-      reduce_all();
-      return true;
-  }
 }
 
 void NodeAllReduce::choose_form() {

@@ -71,7 +71,6 @@ class NodeAllReduce final : public Pollable {
   enum class Phase { kEntered, kInSlots, kFirstPieces, kTwoShot, kStaged };
 
   void choose_form();  // everybody has entered
-  bool finish_form(bool& moved);
   void fill_and_post();
   void fill_first_pieces_and_post();
   void stage();

@@ -46,42 +46,39 @@ bool Executor::poll(bool& moved) {
 // Advances one channel until it would block. True when the channel has run all its rounds.
 bool Executor::run_channel(ChannelState& state, bool& moved) {
   const plan::Channel& program = *state.program;
-  while (!finished(state.at)) {
+  for (; !finished(state.at); next(state.at, program)) {
     const Step& step = program.steps[state.at.step];
     const size_t bytes = range_bytes(step, state.at.round);
-    if (bytes > 0) {  // both sides know when a slice is empty; then nothing is sent
-      post_receives(state);
-      if (!run_step(step, state, bytes)) return false;
-      moved = true;
+    if (bytes == 0) continue;  // both sides know when a slice is empty; then nothing is sent
+    post_receives(state);
+    bool done = false;  // a step that must wait has done nothing that would be repeated
+    switch (step.op) {
+      case StepOp::kSend:
+        done = run_send(state, step.src, step.src_chunk, step, bytes);
+        break;
+      case StepOp::kRecv:
+      case StepOp::kRecvReduce:
+        done = receive_into(step, state);
+        break;
+      case StepOp::kRecvSend:
+      case StepOp::kRecvReduceSend:
+        if (step.dst == BufferId::kNone) {
+          done = run_fused_forward(step, state, bytes);
+          break;
+        }
+        state.reduced = state.reduced || receive_into(step, state);
+        done = state.reduced && run_send(state, step.dst, step.chunk, step, bytes);
+        if (done) state.reduced = false;
+        break;
+      case StepOp::kCopy:
+      case StepOp::kReduce:
+        done = run_local(step, state);
+        break;
     }
-    next(state.at, program);
+    if (!done) return false;
+    moved = true;
   }
   return true;
-}
-
-// One step on one slice. False when it must wait; then nothing happened that would be repeated.
-bool Executor::run_step(const Step& step, ChannelState& state, size_t bytes) {
-  switch (step.op) {
-    case StepOp::kSend:
-      return run_send(state, step.src, step.src_chunk, step, bytes);
-    case StepOp::kRecv:
-    case StepOp::kRecvReduce:
-      return receive_into(step, state);
-    case StepOp::kRecvSend:
-    case StepOp::kRecvReduceSend:
-      if (step.dst == BufferId::kNone) return run_fused_forward(step, state, bytes);
-      if (!state.reduced) {
-        if (!receive_into(step, state)) return false;
-        state.reduced = true;
-      }
-      if (!run_send(state, step.dst, step.chunk, step, bytes)) return false;
-      state.reduced = false;
-      return true;
-    case StepOp::kCopy:
-    case StepOp::kReduce:
-      return run_local(step, state);
-  }
-  return false;
 }
 
 bool Executor::run_send(const ChannelState& state, BufferId buffer, uint32_t chunk, const Step& step, size_t bytes) {

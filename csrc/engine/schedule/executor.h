@@ -71,7 +71,6 @@ class Executor final : public Pollable {
   };
 
   bool run_channel(ChannelState& state, bool& moved);
-  bool run_step(const plan::Step& step, ChannelState& state, size_t bytes);
   bool run_send(const ChannelState& state, plan::BufferId buffer, uint32_t chunk, const plan::Step& step, size_t bytes);
   bool run_fused_forward(const plan::Step& step, const ChannelState& state, size_t bytes);
   bool receive_into(const plan::Step& step, const ChannelState& state);
