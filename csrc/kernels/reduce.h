@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <string_view>
 
@@ -54,6 +55,14 @@ void reduce_n_to_n(std::span<void* const> dsts, std::span<const void* const> src
 
 // dst[i] = src[i] * scale
 void scale(void* dst, const void* src, size_t count, DType dtype, double scale);
+// The same of so many bytes, inline for what is mostly not scaled: then it is a copy.
+inline void copy_scaled(void* dst, const void* src, size_t bytes, DType dtype, double factor) {
+  if (factor != 1.0) {
+    scale(dst, src, bytes / dtype_bytes(dtype), dtype, factor);
+  } else if (bytes > 0 && dst != src) {
+    std::memcpy(dst, src, bytes);
+  }
+}
 
 // "avx512vnni", "avx512", "avx2" or "generic": what run-time dispatch chose, or what DCOLL_SIMD asked for.
 std::string_view active_isa();

@@ -36,7 +36,7 @@ void note_codec(Fabric& f, const Operation& op, const Call& call, ReduceJob& job
 void send_kept(Request& r) {
   const Feedback kept = std::exchange(r.feedback, {});  // once, though the call be begun again beside one that joined
   const auto scale = [&](void* to, const void* from, double factor) {
-    if (factor != 1.0 || to != from) kernels::scale(to, from, r.count, DType::kFloat32, factor);
+    kernels::scale(to, from, r.count, DType::kFloat32, factor);
   };
   if (kept.velocity != nullptr) {
     scale(kept.velocity, kept.velocity, kept.momentum);

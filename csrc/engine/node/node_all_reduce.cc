@@ -1,7 +1,5 @@
 #include "engine/node/node_all_reduce.h"
 
-#include <cstring>
-
 #include "engine/core/timeline_record.h"
 #include "kernels/reduce.h"
 
@@ -127,11 +125,7 @@ void NodeAllReduce::done() {
 
 // Copies this rank's operand, scaled, to a place where its peers read it.
 void NodeAllReduce::show_operand(std::byte* place) const {
-  if (job_.prescale != 1.0) {
-    kernels::scale(place, job_.in, job_.count, job_.dtype, job_.prescale);
-  } else if (job_.count > 0) {
-    std::memcpy(place, job_.in, job_.bytes());
-  }
+  kernels::copy_scaled(place, job_.in, job_.bytes(), job_.dtype, job_.prescale);
 }
 
 void NodeAllReduce::prepare() {

@@ -110,22 +110,11 @@ void Contribution::lay_out(std::byte* cells, size_t cell_bytes, size_t round) co
     const uint64_t from = begin(b) + round * cell_bytes, end = begin(b + 1);
     if (static_cast<int>(b) == skip_ || from >= end) continue;
     const size_t bytes = std::min<uint64_t>(cell_bytes, end - from);
-    std::byte* cell = cells + b * cell_bytes;
-    if (is_prescaled()) {
-      kernels::scale(cell, data_ + from, bytes / dtype_bytes(dtype_), dtype_, prescale_);
-    } else {
-      std::memcpy(cell, data_ + from, bytes);
-    }
+    kernels::copy_scaled(cells + b * cell_bytes, data_ + from, bytes, dtype_, prescale_);
   }
 }
 
-void Contribution::lay_out_inline(std::byte* at) const {
-  if (is_prescaled()) {
-    kernels::scale(at, data_, bytes() / dtype_bytes(dtype_), dtype_, prescale_);
-  } else {
-    copy_bytes(at, data_, bytes());
-  }
-}
+void Contribution::lay_out_inline(std::byte* at) const { kernels::copy_scaled(at, data_, bytes(), dtype_, prescale_); }
 
 // What a post says: `value` is the number of bytes (broadcast) or rows (all-gather) of this rank, or the longest block
 // of an all-to-all; offset_in is where the operand can be read in place; offset_out, of an all-to-all, the rows of

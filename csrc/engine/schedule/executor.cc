@@ -149,14 +149,12 @@ bool Executor::run_local(const Step& step, const ChannelState& state) {
   for (uint32_t part = 0; part < step.count; ++part) {
     std::byte* dst = target(state, step, part);
     const std::byte* src = source(state, step, part);
-    const size_t len = part_bytes(step, part, state.at.round), count = len / elem_bytes_;
+    const size_t len = part_bytes(step, part, state.at.round);
     if (len == 0) continue;
     if (step.op == StepOp::kReduce) {
-      kernels::reduce2(dst, dst, src, count, binding_.dtype, binding_.op, scale);
-    } else if (scale != 1.0) {
-      kernels::scale(dst, src, count, binding_.dtype, scale);
-    } else if (src != dst) {
-      std::memcpy(dst, src, len);
+      kernels::reduce2(dst, dst, src, len / elem_bytes_, binding_.dtype, binding_.op, scale);
+    } else {
+      kernels::copy_scaled(dst, src, len, binding_.dtype, scale);
     }
   }
   return true;
