@@ -54,9 +54,6 @@ def start_timeline(comm: Communicator, path: str, mark_cycles: bool = False) -> 
     """Begins a Chrome trace of this process; a path with {rank} on every rank, any other on rank 0 alone."""
 
 def stop_timeline(comm: Communicator) -> None: ...
-def timeline_on(comm: Communicator) -> bool: ...
-def timeline_span(comm: Communicator, track: str, name: str, begin_ns: int, end_ns: int, nbytes: int = 0) -> None:
-    """A span of one's own; times as of time.monotonic_ns()."""
 
 @final
 class Buffer:
@@ -588,13 +585,9 @@ class Reducer:
         """Takes the place of another one: of the same communicator, its schedules of compression go on."""
 
     def num_buckets(self) -> int: ...
-    def bucket_of(self, param: int) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...
     def bucket_name(self, bucket: int) -> str:
         """What its all-reduces are called."""
-    def bucket_buffer(self, bucket: int) -> Buffer: ...
-    def offset_bytes(self, param: int) -> int:
-        """The parameter's place in its bucket's buffer."""
     def gradient(self, param: int) -> tuple[Buffer, int]:
         """Where the parameter's gradient lies: a buffer, and how many bytes behind its beginning."""
     def move(self, params: Sequence[int]) -> list[int]:

@@ -84,13 +84,9 @@ void bind_reducer(py::module_& m) {
            "warmup_steps"_a = 0, "start_step"_a = 0)
       .def("go_on_after", &Reducer::go_on_after, "before"_a)
       .def("num_buckets", &Reducer::num_buckets)
-      .def("bucket_of", &Reducer::bucket_of, "param"_a)
       .def("bucket_params", &bucket_params, "bucket"_a)
       .def(
           "bucket_name", [](const Reducer& self, size_t index) { return self.bucket(index).name; }, "bucket"_a)
-      .def(
-          "bucket_buffer", [](const Reducer& self, size_t index) { return self.bucket(index).memory; }, "bucket"_a)
-      .def("offset_bytes", &Reducer::offset_bytes, "param"_a)
       .def("gradient", &Reducer::gradient, "param"_a)
       .def("move", &Reducer::move, "params"_a)
       .def(

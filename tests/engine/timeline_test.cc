@@ -128,4 +128,21 @@ TEST(started_and_stopped_while_operations_run) {
   CHECK_EQ(count(text, "\"name\":\"timeline ends\""), size_t{1});
 }
 
+TEST(too_many_are_dropped_and_counted) {
+  const std::string path = temporary("dropped.json");
+  constexpr size_t kSpans = 60'000;
+  run_ranks(1, test_settings(), [&](Communicator& comm) {
+    comm.timeline().start(path, false);
+    for (size_t i = 0; i < kSpans; ++i) comm.timeline().span("track", "span", 1, 2, 0);
+    comm.timeline().stop();
+  });
+  const std::string text = read_and_remove(path);
+  const size_t written = count(text, "\"name\":\"span\"");
+  const std::string before = "\"dropped\":";
+  const size_t at = text.find(before);
+  CHECK(at != std::string::npos);
+  CHECK_EQ(written + std::stoul(text.substr(at + before.size())), kSpans);
+  CHECK(written > 0);
+}
+
 TEST_MAIN

@@ -167,11 +167,6 @@ void Reducer::allocate(Bucket& bucket) const {
   bucket.memory = bucket.compressed() ? Memory::plain(bucket.count * dtype_bytes(bucket.dtype)) : bucket.wire;
 }
 
-size_t Reducer::offset_bytes(size_t param) const {
-  const Place& place = place_.at(param);
-  return buckets_[place.bucket].slots[place.slot].offset_bytes;
-}
-
 std::pair<std::shared_ptr<Memory>, size_t> Reducer::gradient(size_t param) const {
   const Place& place = place_.at(param);
   const Bucket& bucket = buckets_[place.bucket];

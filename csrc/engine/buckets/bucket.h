@@ -116,8 +116,6 @@ class Reducer {
   size_t num_buckets() const { return buckets_.size(); }
   const ParamInfo& param(size_t index) const { return params_.at(index); }
   const Bucket& bucket(size_t index) const { return buckets_.at(index); }
-  size_t bucket_of(size_t param) const { return place_.at(param).bucket; }
-  size_t offset_bytes(size_t param) const;
   // Where the parameter's gradient lies: a block, and how many bytes behind its beginning.
   std::pair<std::shared_ptr<Memory>, size_t> gradient(size_t param) const;
 
