@@ -71,9 +71,8 @@ class Handle {
   bool waited_ = false;
 };
 
-std::unique_ptr<Handle> start(const CommPtr& comm, Request request) {
-  return std::make_unique<Handle>(comm, comm->submit(std::move(request), Communicator::Start::kSoon));
-}
+OnDevice on_device(const CommPtr& comm) { return {comm}; }
+const OnDevice& on_device(const OnDevice& self) { return self; }
 
 std::unique_ptr<Handle> start(const OnDevice& self, Request request) {
   return std::make_unique<Handle>(self.comm, submit(self, std::move(request)));
@@ -89,94 +88,77 @@ std::vector<int64_t> dims_of(const py::tuple& given) {
   return dims;
 }
 
-Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
-                           double prescale, double postscale, std::string algo, const py::tuple& dims,
-                           const std::string& codec, std::string group) {
-  return {.kind = Kind::kAllReduce,
+// What all collectives have.
+Request request_of(Kind kind, uintptr_t in, uintptr_t out, size_t count, int dtype, std::string name,
+                   const py::tuple& dims) {
+  return {.kind = kind,
           .in = to_pointer(in),
           .out = to_pointer(out),
           .count = count,
           .dtype = to_dtype(dtype),
-          .op = to_op(op),
-          .prescale = prescale,
-          .postscale = postscale,
-          .algo = std::move(algo),
-          .encoding = codec.empty() ? Encoding{} : kernels::encoding_named(codec),
           .name = std::move(name),
-          .group = std::move(group),
           .dims = dims_of(dims)};
+}
+
+void set_reduction(Request& request, ReduceOp op, double prescale, double postscale) {
+  request.op = op;
+  request.prescale = prescale;
+  request.postscale = postscale;
+}
+
+Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype, int op, std::string name,
+                           double prescale, double postscale, std::string algo, const py::tuple& dims,
+                           const std::string& codec, std::string group) {
+  Request request = request_of(Kind::kAllReduce, in, out, count, dtype, std::move(name), dims);
+  set_reduction(request, to_op(op), prescale, postscale);
+  request.algo = std::move(algo);
+  if (!codec.empty()) request.encoding = kernels::encoding_named(codec);
+  request.group = std::move(group);
+  return request;
 }
 
 // Several tensors one behind the other, each with factors of its own.
 Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements, int dtype, std::string name,
                        double prescale, double postscale) {
   const size_t count = std::reduce(elements.begin(), elements.end());
-  return {.kind = Kind::kAllReduce,
-          .in = to_pointer(in),
-          .out = to_pointer(out),
-          .count = count,
-          .dtype = to_dtype(dtype),
-          .op = ReduceOp::kAdasum,
-          .prescale = prescale,
-          .postscale = postscale,
-          .name = std::move(name),
-          .splits = std::move(elements)};
+  Request request = request_of(Kind::kAllReduce, in, out, count, dtype, std::move(name), {});
+  set_reduction(request, ReduceOp::kAdasum, prescale, postscale);
+  request.splits = std::move(elements);
+  return request;
 }
 
 Request broadcast_request(uintptr_t address, size_t nbytes, int root, int dtype, std::string name,
                           const py::tuple& dims) {
-  return {.kind = Kind::kBroadcast,
-          .in = to_pointer(address),
-          .out = to_pointer(address),
-          .count = nbytes,
-          .dtype = to_dtype(dtype),
-          .root = root,
-          .name = std::move(name),
-          .dims = dims_of(dims)};
+  Request request = request_of(Kind::kBroadcast, address, address, nbytes, dtype, std::move(name), dims);
+  request.root = root;
+  return request;
 }
 
 Request all_gather_request(uintptr_t in, size_t rows, size_t row_bytes, int dtype, std::string name, uintptr_t out,
                            size_t out_bytes, const py::tuple& row_dims, std::string group) {
-  return {.kind = Kind::kAllGather,
-          .in = to_pointer(in),
-          .out = to_pointer(out),
-          .count = rows,
-          .row_elems = row_bytes,
-          .dtype = to_dtype(dtype),
-          .name = std::move(name),
-          .out_bytes = out_bytes,
-          .group = std::move(group),
-          .dims = dims_of(row_dims)};
+  Request request = request_of(Kind::kAllGather, in, out, rows, dtype, std::move(name), row_dims);
+  request.row_elems = row_bytes;
+  request.out_bytes = out_bytes;
+  request.group = std::move(group);
+  return request;
 }
 
 Request reduce_scatter_request(uintptr_t in, uintptr_t out, size_t rows, size_t row_elems, int dtype, int op,
                                std::string name, double prescale, double postscale, const py::tuple& row_dims) {
-  return {.kind = Kind::kReduceScatter,
-          .in = to_pointer(in),
-          .out = to_pointer(out),
-          .count = rows,
-          .row_elems = row_elems,
-          .dtype = to_dtype(dtype),
-          .op = to_op(op),
-          .prescale = prescale,
-          .postscale = postscale,
-          .name = std::move(name),
-          .dims = dims_of(row_dims)};
+  Request request = request_of(Kind::kReduceScatter, in, out, rows, dtype, std::move(name), row_dims);
+  set_reduction(request, to_op(op), prescale, postscale);
+  request.row_elems = row_elems;
+  return request;
 }
 
 Request all_to_all_request(uintptr_t in, std::vector<size_t> splits, size_t row_bytes, int dtype, std::string name,
                            uintptr_t out, size_t out_bytes, const py::tuple& row_dims) {
   const size_t rows = std::reduce(splits.begin(), splits.end());
-  return {.kind = Kind::kAllToAll,
-          .in = to_pointer(in),
-          .out = to_pointer(out),
-          .count = rows,
-          .row_elems = row_bytes,
-          .dtype = to_dtype(dtype),
-          .name = std::move(name),
-          .splits = std::move(splits),
-          .out_bytes = out_bytes,
-          .dims = dims_of(row_dims)};
+  Request request = request_of(Kind::kAllToAll, in, out, rows, dtype, std::move(name), row_dims);
+  request.row_elems = row_bytes;
+  request.splits = std::move(splits);
+  request.out_bytes = out_bytes;
+  return request;
 }
 
 Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .name = std::move(name)}; }
@@ -184,7 +166,7 @@ Request barrier_request(std::string name) { return {.kind = Kind::kBarrier, .nam
 // Each collective twice: `name` returns a handle, `name`_sync runs on the calling thread and returns the result.
 template <typename Self, typename... Args>
 auto starts(Request (*make)(Args...)) {
-  return [make](const Self& self, Args... args) { return start(self, make(std::move(args)...)); };
+  return [make](const Self& self, Args... args) { return start(on_device(self), make(std::move(args)...)); };
 }
 
 std::shared_ptr<Operation> run(const CommPtr& comm, Request request) {
