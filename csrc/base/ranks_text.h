@@ -1,6 +1,7 @@
 // Ranks in messages, and what of a text has room.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,12 @@ inline std::string ranks_text(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
   return text;
+}
+
+// In ascending order, each once.
+inline void sort_once(std::vector<int>& ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
 }
 
 // At most `most` bytes of the text, never cutting a UTF-8 character (it becomes a Python string).

@@ -126,7 +126,7 @@ class Ender {
   static void end_after(const py::object& job, double seconds, int exit_code, std::string text) {
     make();
     job.inc_ref();  // for ever: the thread uses it
-    const auto at = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const auto at = Clock::now() + duration_of(seconds);
     const MutexLock lock(of_process->mutex_);
     if (at >= of_process->at_) return;
     of_process->at_ = at;

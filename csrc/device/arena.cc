@@ -4,6 +4,8 @@
 #include <iterator>
 #include <vector>
 
+#include "base/types.h"
+
 namespace dcoll::device {
 namespace {
 
@@ -78,7 +80,8 @@ void put(std::map<std::byte*, size_t>& blocks, std::map<std::byte*, size_t>::nod
   blocks.insert(std::move(block));
 }
 
-size_t rounded(size_t bytes, size_t to) { return (std::max<size_t>(bytes, 1) + to - 1) / to * to; }
+// Of nothing too, so that each block has an address of its own.
+size_t length_of(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), Arena::kAlignment); }
 
 }  // namespace
 
@@ -96,7 +99,7 @@ std::byte* Arena::find(size_t length) {
 
 void Arena::add_segment(size_t length) {
   constexpr size_t kPage = size_t{2} << 20;
-  const size_t bytes = rounded(std::max(kSegmentBytes, length), kPage);
+  const size_t bytes = round_up(std::max(kSegmentBytes, length), kPage);
   Segment made{static_cast<std::byte*>(device_.allocate(bytes)), bytes, std::nullopt};
   try {
     made.handle = device_.handle_of(made.data);
@@ -112,7 +115,7 @@ void Arena::add_segment(size_t length) {
 }
 
 std::unique_ptr<Block> Arena::alloc(size_t bytes) {
-  const size_t length = rounded(bytes, kAlignment);
+  const size_t length = length_of(bytes);
   for (;;) {
     {
       const MutexLock lock(mutex_);
@@ -126,7 +129,7 @@ std::unique_ptr<Block> Arena::alloc_or_wait(size_t bytes) {
   Blocks waiting;
   {
     const MutexLock lock(mutex_);
-    if (std::byte* const data = find(rounded(bytes, kAlignment))) return block(data, bytes);
+    if (std::byte* const data = find(length_of(bytes))) return block(data, bytes);
     waiting.swap(freed_);
   }
   const auto move_to = [&](Blocks& blocks) {

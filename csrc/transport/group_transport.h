@@ -4,6 +4,7 @@
 // is named.
 #pragma once
 
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,9 @@ class GroupTransport final : public Messages {
         own_(own),
         first_channel_(first_channel),
         control_channel_(control_channel) {}
+  // Of everybody.
+  GroupTransport(Messages& whole, int first_channel, int control_channel = kControlChannel)
+      : GroupTransport(whole, numbered(whole.size()), whole.rank(), first_channel, control_channel) {}
 
   int rank_of(int peer) const { return ranks_[peer]; }
 
@@ -52,6 +56,11 @@ class GroupTransport final : public Messages {
   void progress() override { whole_.progress(); }
 
  private:
+  static std::vector<int> numbered(int size) {
+    std::vector<int> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
   int shifted(int channel) const { return channel == kControlChannel ? control_channel_ : channel + first_channel_; }
 
   Messages& whole_;

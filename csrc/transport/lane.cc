@@ -1,6 +1,5 @@
 #include "transport/lane.h"
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -35,10 +34,7 @@ class LaneWindow final : public Window {
 }  // namespace
 
 std::unique_ptr<Messages> make_lane(Messages& main) {
-  std::vector<int> everybody(static_cast<size_t>(main.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return std::make_unique<GroupTransport>(main, std::move(everybody), main.rank(), kLaneChannels,
-                                          kLaneChannels + kControlChannel);
+  return std::make_unique<GroupTransport>(main, kLaneChannels, kLaneChannels + kControlChannel);
 }
 std::shared_ptr<Window> make_lane(std::shared_ptr<Window> main) {
   return std::make_shared<LaneWindow>(std::move(main));

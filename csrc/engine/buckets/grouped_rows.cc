@@ -84,7 +84,7 @@ GroupedAllGather::GroupedAllGather(std::shared_ptr<Communicator> comm, std::vect
     const uint64_t rows = tensors_[i].rows;
     const size_t bytes = rows * tensors_[i].row_bytes();
     std::memcpy(block + i * sizeof rows, &rows, sizeof rows);
-    if (bytes > 0) std::memcpy(block + at, tensors_[i].data, bytes);
+    copy_bytes(block + at, tensors_[i].data, bytes);
     at += bytes;
   }
   part.request = {.kind = Kind::kAllGather,
@@ -150,7 +150,7 @@ void GroupedAllGather::unpack(const std::vector<void*>& results) const {
     const std::byte* from = block + header_bytes();
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const size_t bytes = *rows++ * tensors_[i].row_bytes();
-      if (bytes > 0) std::memcpy(to[i], from, bytes);
+      copy_bytes(to[i], from, bytes);
       to[i] += bytes;
       from += bytes;
     }
@@ -217,7 +217,7 @@ void GroupedReduceScatter::unpack(const std::vector<void*>& results) const {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].dtype != part.request.dtype) continue;
       const size_t bytes = shares[i] * tensors_[i].row_bytes();
-      if (bytes > 0) std::memcpy(results[i], from, bytes);
+      copy_bytes(results[i], from, bytes);
       from += bytes;
     }
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/ranks_text.h"
 #include "engine/collective/choose_path.h"
 #include "engine/collective/learn_constants.h"
 #include "engine/collective/mismatch.h"
@@ -116,12 +117,10 @@ class EncodedPieces final : public Pollable {
     const size_t each = std::max(channels(*whole.to_owners), channels(*whole.to_everybody));
     const size_t banks = std::clamp<size_t>(kMaxChannels / each, 1, kUnderWay);
     whole_.lanes = kMaxChannels / banks / each;
-    std::vector<int> everybody(static_cast<size_t>(f.size));
-    for (int rank = 0; rank < f.size; ++rank) everybody[static_cast<size_t>(rank)] = rank;
     flights_.resize(banks);
     for (size_t bank = 0; bank < banks; ++bank) {
-      flights_[bank].transport = std::make_unique<GroupTransport>(*f.transport, everybody, f.rank,
-                                                                  static_cast<int>(bank * (kMaxChannels / banks)));
+      const auto first_channel = static_cast<int>(bank * (kMaxChannels / banks));
+      flights_[bank].transport = std::make_unique<GroupTransport>(*f.transport, first_channel);
     }
     const size_t pieces = std::clamp<size_t>(whole.count / kPieceElems, 1, 4 * kUnderWay);
     piece_ = (whole.count / pieces + kernels::kCodecBlock) / kernels::kCodecBlock * kernels::kCodecBlock;
@@ -141,8 +140,7 @@ class EncodedPieces final : public Pollable {
     for (const Flight& flight : flights_) {
       if (flight.exchange != nullptr) flight.exchange->waiting_for(ranks);
     }
-    std::sort(ranks.begin(), ranks.end());
-    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    sort_once(ranks);
   }
 
  private:

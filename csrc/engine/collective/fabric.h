@@ -30,9 +30,21 @@
 
 namespace dcoll {
 
+// What the fabrics of one communicator have in common.
+struct FabricSettings {
+  int rank = 0;
+  int job_rank = 0;  // what messages call this rank
+  int size = 1;
+  size_t slice_bytes = 64 << 10;
+  Algo algo = "auto";  // configured
+  bool compress_local = false;
+  bool by_host = false;  // DCOLL_GPU_ENGINE=host
+  const Log* log = nullptr;
+};
+
 // Board, slots and the direct all-reduce exist where all ranks share mapped memory; the hierarchy where some do, on
 // several nodes.
-struct Fabric {
+struct Fabric : FabricSettings {
   Messages* transport = nullptr;
   std::shared_ptr<Window> window;
   std::unique_ptr<Board> board;
@@ -46,17 +58,9 @@ struct Fabric {
   uint64_t slots_posted = 0;  // the post that tells where this rank's slots are; 0 once all of them are known
   plan::Topology topology;
   LinkConstants links;  // where the topology's constants are from, or are to come from
-  int rank = 0;
-  int job_rank = 0;  // what messages call this rank
-  int size = 1;
-  size_t slice_bytes = 64 << 10;
-  Algo algo = "auto";  // configured
-  bool compress_local = false;
-  bool by_host = false;  // DCOLL_GPU_ENGINE=host
   EncodedCosts encoded_costs;
   Codings codings;  // as learn_constants() has found them
   bool told_saturated = false, told_uncompressed = false, told_by_host = false;
-  const Log* log = nullptr;
   OutOfStep out_of_step;
 
   // Where all ranks share memory: board, slots and the direct forms.

@@ -15,8 +15,6 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr microseconds kIdleSleep = std::chrono::seconds(1);  // after this, what is pending is looked at in any case
-constexpr microseconds kLongestSleep = std::chrono::milliseconds(20);
-constexpr microseconds kCopySleep{50};  // while a device copies
 // Between looks at what the sleep does not hear of; the nap doubles while nothing moves.
 constexpr microseconds kShortestNap{50}, kLongestNap{1000};
 
@@ -144,7 +142,7 @@ Driver::Rest Driver::round(bool in_any_case) {
   if (again) nap_ = {};
   if (again || place() != next.on) return {};
   next.dozes = !any;
-  if (any) next.limit = copying ? kCopySleep : kLongestSleep;
+  if (any) next.limit = copying ? Driven::kCopySleep : Driven::kLongestSleep;
   if (any && !patient && !hears_of_all(*next.on)) {
     nap_ = std::clamp(2 * nap_, kShortestNap, kLongestNap);
     next.limit = std::min(next.limit, nap_);

@@ -30,6 +30,10 @@ namespace dcoll {
 // What the driver sees of a communicator. Its functions are called by the driver's thread alone.
 class Driven {
  public:
+  // Between two looks of whoever drives it.
+  static constexpr std::chrono::microseconds kLongestSleep = std::chrono::milliseconds(20);
+  static constexpr std::chrono::microseconds kCopySleep{50};  // while a device copies: nobody wakes us for that
+
   virtual ~Driven() = default;
   virtual Transport& sleeps_on() = 0;
   // Whether it is this thread's turn to bring it on. in_turn: it was, in the last round. in_any_case: although nobody

@@ -11,6 +11,13 @@
 
 namespace dcoll {
 
+MappedOptions slots_of(const Settings& settings) {
+  MappedOptions options;
+  options.slot_bytes = static_cast<size_t>(settings.slice_kb) << 10;
+  options.slots = static_cast<int>(settings.slots);
+  return options;
+}
+
 std::vector<int> Members::all_job_ranks() const {
   std::vector<int> ranks;
   for (int one = 0; one < size; ++one) ranks.push_back(job_rank(one));

@@ -16,11 +16,15 @@
 #include "engine/links/link_constants.h"
 #include "engine/watch/diagnosis.h"
 #include "engine/watch/timeline.h"
+#include "transport/endpoint.h"
 #include "transport/os/processes.h"
 #include "transport/transport.h"
 #include "transport/window.h"
 
 namespace dcoll {
+
+// Messages in mapped memory, as the settings have them.
+MappedOptions slots_of(const Settings& settings);
 
 // Who is in a communicator and how they are reached.
 struct Members {

@@ -14,15 +14,8 @@ namespace dcoll {
 // The names themselves travel on a channel of the transport, not of the lane.
 NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)), peers_(main.size) {
   fabric_.transport = transport_.get();
-  fabric_.rank = main.rank;
-  fabric_.job_rank = main.job_rank;
-  fabric_.size = main.size;
-  fabric_.algo = main.algo;
-  fabric_.compress_local = main.compress_local;
-  fabric_.by_host = main.by_host;
+  static_cast<FabricSettings&>(fabric_) = main;
   if (main.nccl != nullptr) fabric_.nccl = std::make_unique<NcclState>(main.nccl->demanded, main.nccl->patience_s);
-  fabric_.log = main.log;
-  fabric_.slice_bytes = main.slice_bytes;
   fabric_.links = main.links.of_a_sequence();
   fabric_.topology = main.topology;
   static_cast<plan::Constants&>(fabric_.topology) = {};

@@ -32,17 +32,18 @@ Progress::Progress(Setup& setup)
   const Settings& settings = setup.settings;
   fabric.transport = members.transport.get();
   fabric.window = members.window;
-  fabric.rank = members.rank;
-  fabric.job_rank = setup.job_rank();
-  fabric.size = members.size;
-  fabric.algo = settings.algo;
-  fabric.compress_local = settings.compress_local;
-  fabric.by_host = settings.gpu_engine == "host";
+  static_cast<FabricSettings&>(fabric) = {
+      .rank = members.rank,
+      .job_rank = setup.job_rank(),
+      .size = members.size,
+      .slice_bytes = std::min<size_t>(settings.slice_kb << 10, members.transport->max_message_bytes()),
+      .algo = settings.algo,
+      .compress_local = settings.compress_local,
+      .by_host = settings.gpu_engine == "host",
+      .log = &setup.log};
   if (setup.may_use_nccl())
     fabric.nccl = std::make_unique<NcclState>(settings.gpu_engine == "nccl", settings.timeout_s);
   fabric.links = std::move(members.links);
-  fabric.log = &setup.log;
-  fabric.slice_bytes = std::min<size_t>(settings.slice_kb << 10, members.transport->max_message_bytes());
   fabric.topology.num_ranks = static_cast<uint32_t>(members.size);
   fabric.topology.node_of_rank.assign(members.node_of_rank.begin(), members.node_of_rank.end());
   fabric.topology.shared_cores = members.shared_cores;

@@ -16,13 +16,6 @@
 namespace dcoll {
 namespace {
 
-MappedOptions options_of(const Settings& settings) {
-  MappedOptions options;
-  options.slot_bytes = static_cast<size_t>(settings.slice_kb) << 10;
-  options.slots = static_cast<int>(settings.slots);
-  return options;
-}
-
 void check_ranks(const std::vector<int>& ranks, const Communicator& whole) {
   std::vector<int> sorted = ranks;
   std::ranges::sort(sorted);
@@ -48,7 +41,7 @@ Subset::Subset(std::shared_ptr<Communicator> whole, std::vector<int> ranks)
     local_ranks.push_back(static_cast<int>(std::count(begin, begin + ranks_[i], all.node())));
   }
   const bool mapped = all.window != nullptr && all.window->local_size() == all.local_size();
-  if (mapped) region_ = std::make_unique<SubsetRegion>(all.window, local_ranks, options_of(whole_->settings()));
+  if (mapped) region_ = std::make_unique<SubsetRegion>(all.window, local_ranks, slots_of(whole_->settings()));
 }
 
 // All but the transport and the window.
@@ -96,7 +89,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
     }
     node = region_->connect(local_offsets, job_ranks);
   } else {
-    Endpoint alone = std::move(connect_local(1, options_of(settings)).front());
+    Endpoint alone = std::move(connect_local(1, slots_of(settings)).front());
     if (!members.memory_of_rank.empty()) node.window = std::move(alone.window);
     if (ranks_.size() == 1) node.transport = std::move(alone.transport);
   }
@@ -119,8 +112,8 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
   members.links = link_constants(*messages, members.node_of_rank, settings, log);
   members.links.of_the_job = whole_->as_made().links.of_the_job;
   members.links.known = std::make_shared<KnownLinks>();
-  auto remote =
-      messages->make_transport(options_of(settings).slot_bytes, options_of(settings).slots, settings.tcp_congestion);
+  const MappedOptions options = slots_of(settings);
+  auto remote = messages->make_transport(options.slot_bytes, options.slots, settings.tcp_congestion);
   members.transport =
       node.transport != nullptr && local_.size() > 1
           ? make_router(members.rank, members.size, std::move(node.transport), local_, std::move(remote))

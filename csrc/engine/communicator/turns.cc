@@ -7,8 +7,6 @@
 namespace dcoll {
 namespace {
 
-constexpr auto kLongestSleep = std::chrono::milliseconds(20);
-constexpr auto kCopySleep = std::chrono::microseconds(50);  // while a device copies: nobody wakes us for that
 constexpr double kWatchSeconds = 0.02;  // between two looks at deadlines and peers, while a wait does not sleep yet
 
 // How long a wait looks again and again before it sleeps. On a shared core it yields between looks: where ranks
@@ -57,10 +55,7 @@ bool Turns::wait_for(const Operation& operation, double timeout_s, Spin spin) {
     }
     Turns& all;
   } waiter(*this);
-  const auto deadline =
-      timeout_s < 0
-          ? Clock::time_point::max()
-          : Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  const auto deadline = timeout_s < 0 ? Clock::time_point::max() : Clock::now() + duration_of(timeout_s);
   drive(operation.done, spin, deadline);
   return operation.done.load(std::memory_order_acquire);
 }
@@ -125,21 +120,23 @@ void Turns::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point de
 
 // ---- The background thread, and what is left to it ----
 
-void Turns::begin_here() {
-  if (!progress_.drive_mutex.try_lock()) return hand_over(Wake::kNow);  // whoever drives may not have seen it
-  bool moved = false;
+bool Turns::try_step(bool& moved) {
+  if (!progress_.drive_mutex.try_lock()) return false;
   progress_.step(moved);
   progress_.drive_mutex.unlock();
+  return true;
+}
+
+void Turns::begin_here() {
+  bool moved = false;
+  if (!try_step(moved)) return hand_over(Wake::kNow);  // whoever drives may not have seen it
   if (!progress_.has_work() || progress_.waiters.load() > 0) return;
   hand_over(Wake::kByPeers);
 }
 
 void Turns::hand_over(Wake wake) {
-  if (!setup_.members.driver->start() && wake == Wake::kNow && progress_.drive_mutex.try_lock()) {
-    bool moved = false;  // nobody else begins it
-    progress_.step(moved);
-    progress_.drive_mutex.unlock();
-  }
+  bool moved = false;
+  if (!setup_.members.driver->start() && wake == Wake::kNow) try_step(moved);  // nobody else begins it
   set_alert(true);
   if (wake == Wake::kByPeers && peers_wake_) return;
   turn_wanted_.store(true);
@@ -148,10 +145,8 @@ void Turns::hand_over(Wake wake) {
 }
 
 bool Turns::poll(const Operation& operation) {
-  if (!alert_.load() || progress_.waiters.load() > 0 || !progress_.drive_mutex.try_lock()) return false;
   bool moved = false;
-  progress_.step(moved);
-  progress_.drive_mutex.unlock();
+  if (!alert_.load() || progress_.waiters.load() > 0 || !try_step(moved)) return false;
   if (operation.done.load(std::memory_order_acquire)) return true;
   if (!moved) setup_.transport().nudge();
   return false;

@@ -74,6 +74,8 @@ class Turns final : public Driven {
   }
 
  private:
+  // One look, unless somebody else has the lock: false then.
+  bool try_step(bool& moved);
   void stand_back();
   void set_alert(bool on);
   void drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline);

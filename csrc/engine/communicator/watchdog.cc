@@ -147,8 +147,7 @@ double Watchdog::patience(const Operation& operation) const {
 
 // Of these and those that others wait for, who has not said in the last `recent` seconds that it waits itself.
 std::vector<int> Watchdog::culprits_of(const std::vector<int>& waited_for, double recent) const {
-  const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(recent + 2 * grace(timeout_s())));
+  const auto since = Clock::now() - duration_of(recent + 2 * grace(timeout_s()));
   std::vector<int> missing = culprits(setup_.members.rank, waited_for, setup_.transport().stall_notes(), since);
   // What a rank noted came as bytes.
   std::erase_if(missing, [&](int rank) { return rank < 0 || rank >= setup_.members.size; });

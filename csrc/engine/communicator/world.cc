@@ -43,11 +43,9 @@ void apply_simd(const Settings& settings) {
 MappedOptions mapped_options(const Settings& settings, size_t local_ranks) {
   // Address space, not memory: pages are taken when touched. No rank can use more than the machine has.
   const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
-  MappedOptions options;
+  MappedOptions options = slots_of(settings);
   options.arena_bytes = arena_bytes_of_each(
       settings.arena_mb > 0 ? static_cast<size_t>(settings.arena_mb) * kMiB : physical / kMiB * kMiB, local_ranks);
-  options.slot_bytes = static_cast<size_t>(settings.slice_kb) << 10;
-  options.slots = static_cast<int>(settings.slots);
   return options;
 }
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/thread_safety.h"
+#include "base/types.h"
 
 namespace dcoll {
 namespace {
@@ -78,8 +79,7 @@ class Spare {
 };
 
 Block allocate(size_t bytes) {
-  const size_t capacity =
-      bytes < kHugePage ? std::max<size_t>(bytes, 1) : (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  const size_t capacity = bytes < kHugePage ? std::max<size_t>(bytes, 1) : round_up(bytes, kHugePage);
   auto* data = static_cast<std::byte*>(::operator new(capacity, std::align_val_t{alignment_of(capacity)}));
   if (capacity >= kHugePage) madvise(data, capacity, MADV_HUGEPAGE);  // refused: small pages, no harm
   return {data, capacity};
@@ -118,7 +118,7 @@ void Memory::appear_at(void* address, size_t bytes) {
         "only the pages of a mapped block can appear elsewhere: in place of whole pages, and no more of "
         "them than it has");
   }
-  const size_t length = (bytes + page - 1) / page * page;  // the arena's blocks are whole pages
+  const size_t length = round_up(bytes, page);  // the arena's blocks are whole pages
   // Of a shared mapping, no bytes moved to a new length are a second mapping of the same pages (mremap(2)). First where
   // nothing is: what can fail fails there.
   void* const second = mremap(data_, 0, length, MREMAP_MAYMOVE);

@@ -2,11 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 
 #include "transport/window.h"
 
 namespace dcoll {
+
+// Of no bytes the pointers may be anything.
+inline void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
 
 class Memory {
  public:

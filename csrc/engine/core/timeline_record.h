@@ -14,11 +14,10 @@ namespace dcoll {
 enum class Kind : uint8_t;
 
 enum class Phase : uint8_t {
-  kQueue,   // submitted; operations before it are not done
-  kAgree,   // shows the others what it called, and waits until all of them did
-  kPack,    // copies or scales the operand to where it is read from
-  kMove,    // the algorithm
-  kUnpack,  // copies the result to where it was asked for
+  kQueue,  // submitted; operations before it are not done
+  kAgree,  // shows the others what it called, and waits until all of them did
+  kPack,   // copies or scales the operand to where it is read from
+  kMove,   // the algorithm
 };
 
 inline int64_t ns_of(Clock::time_point time) {

@@ -1,19 +1,11 @@
 #include "engine/levels/hierarchical_agreement.h"
 
-#include <cstring>
 #include <string>
 
+#include "engine/core/memory.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
-namespace {
-
-void copy(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
-
-}  // namespace
-
 HierarchicalAgreement::HierarchicalAgreement(Hierarchy& hierarchy, uint64_t fingerprint, const ReduceJob* job)
     : h_(hierarchy),
       fingerprint_(fingerprint),
@@ -108,7 +100,7 @@ bool HierarchicalAgreement::take_verdict() {
   equal_ = equal != 0;
   if (!reduced()) return true;
   const size_t bytes = job_->bytes();
-  copy(job_->out, bytes <= NodeShared::Verdict::kInlineBytes ? verdict.result : h_.small_slot(0, ticket_), bytes);
+  copy_bytes(job_->out, bytes <= NodeShared::Verdict::kInlineBytes ? verdict.result : h_.small_slot(0, ticket_), bytes);
   return true;
 }
 

@@ -1,9 +1,10 @@
 #include "engine/levels/hierarchical_all_reduce.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "base/ranks_text.h"
+#include "engine/core/memory.h"
 #include "kernels/reduce.h"
 
 namespace dcoll {
@@ -242,7 +243,7 @@ bool HierarchicalAllReduce::take_some() {
     skip -= before;
     const size_t at = theirs.begin + before;
     const std::byte* from = result(carrier, k, at);
-    if (bytes > 0 && from != job_.out + at) std::memcpy(job_.out + at, from, bytes);
+    copy_bytes(job_.out + at, from, bytes);
     take_.at += bytes;
     room -= bytes;
   }
@@ -269,8 +270,7 @@ void HierarchicalAllReduce::waiting_for(std::vector<int>& ranks) const {
     flight.exchange->waiting_for(nodes);
     for (const int node : nodes) missing.push_back(flight.transport->rank_of(node));
   }
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  sort_once(missing);
   h_.tell_missing(missing);
   ranks.insert(ranks.end(), missing.begin(), missing.end());
   if (!missing.empty()) return;

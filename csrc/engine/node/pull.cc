@@ -1,7 +1,6 @@
 #include "engine/node/pull.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <string>
 

@@ -23,7 +23,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,10 +37,6 @@
 #include "engine/node/peer_memory.h"
 
 namespace dcoll {
-
-inline void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
 
 // What each rank lays out for its peers: slots in its arena, taken in turn. Slot t % kSlots belongs to post t: its
 // owner writes it before post t, peers read it once they have seen that post (release store, acquire load), and it is

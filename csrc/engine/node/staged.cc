@@ -1,7 +1,6 @@
 #include "engine/node/staged.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/reduce.h"
 
@@ -31,7 +30,7 @@ void Staged::fill(Board& board, Slots& slots, const ReduceJob& job, const EqualP
     return;
   }
   const auto copy = [&](size_t begin, size_t end) {
-    if (begin < end) std::memcpy(slot + begin * elem, from + begin * elem, (end - begin) * elem);
+    copy_bytes(slot + begin * elem, from + begin * elem, (end - begin) * elem);
   };
   const Span own = part_on_lines(whole.size(), line_of(job), self, board.size());
   copy(0, own.begin);
@@ -89,7 +88,7 @@ void Staged::collect(size_t piece) {
   // Beginning behind the own slice, so that not all ranks are after the slice of the same one.
   for (int i = 1; i < ranks; ++i) {
     const Span theirs = part_on_lines(whole.size(), line_of(job_), (self + i) % ranks, ranks);
-    if (theirs.size() > 0) std::memcpy(to + theirs.begin * elem, slot + theirs.begin * elem, theirs.size() * elem);
+    copy_bytes(to + theirs.begin * elem, slot + theirs.begin * elem, theirs.size() * elem);
   }
 }
 

@@ -142,8 +142,7 @@ bool Diagnosis::begin_inquiry() {
     inquiry_->question = stall->question;
     inquiry_->question.id = ++questions_;
     inquiry_->text = std::move(stall->text);
-    inquiry_->deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_s_));
+    inquiry_->deadline = Clock::now() + duration_of(patience_s_);
     for (const int rank : communicator->job_ranks()) {
       if (rank == rank_) continue;
       inquiry_->others.push_back(rank);

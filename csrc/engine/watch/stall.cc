@@ -2,16 +2,9 @@
 
 #include <algorithm>
 
+#include "base/ranks_text.h"
+
 namespace dcoll {
-
-namespace {
-
-void sort_once(std::vector<int>& ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-}
-
-}  // namespace
 
 std::vector<int> culprits(int own, std::vector<int> waits_for, const std::vector<StallNote>& notes,
                           Clock::time_point since) {

@@ -39,8 +39,8 @@ std::string json_string(std::string_view text) {
 }
 
 std::string_view phase_name(Phase phase) {
-  static constexpr auto kNames = std::to_array<std::string_view>({"queue", "negotiation", "pack", "move", "unpack"});
-  static_assert(static_cast<size_t>(Phase::kUnpack) + 1 == kNames.size());
+  static constexpr auto kNames = std::to_array<std::string_view>({"queue", "negotiation", "pack", "move"});
+  static_assert(static_cast<size_t>(Phase::kMove) + 1 == kNames.size());
   return name_in(kNames, phase);
 }
 
