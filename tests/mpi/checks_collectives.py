@@ -1,5 +1,6 @@
 """Checks of every collective under Horovod's names. The exhaustive ones are in tests/python, on ranks as threads."""
 
+import ctypes
 import functools
 import itertools
 import os
@@ -431,6 +432,15 @@ def check_large_calls_let_the_interpreter_lock_go() -> None:
         copies.append(time.thread_time())
     limit = max(0.005, min(later - earlier for earlier, later in itertools.pairwise(copies)) * 0.6)
     share = 0.2 if "asan" in os.environ.get("LD_PRELOAD", "") else 0.0
+    copy, bytes_of_it = ctypes.PyDLL(None).memcpy, (target.ctypes.data, source.ctypes.data, source.nbytes)
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+    def holds() -> None:
+        """What a call would be that keeps the lock while it moves 64 MiB, or more where that is done within the limit:
+        PyDLL does not let it go."""
+        until = time.thread_time() + 2 * limit
+        while time.thread_time() < until:
+            copy(*bytes_of_it)
 
     def gets_on(call: Callable[[], object]) -> bool:
         hvd.barrier()
@@ -443,6 +453,7 @@ def check_large_calls_let_the_interpreter_lock_go() -> None:
         return bool(hvd.broadcast(np.array([held < max(limit, share * used)]), 0)[0])
 
     try:
+        assert not any(gets_on(holds) for _ in range(3)), "a call that holds the lock is not seen here"
         held = [name for name, call in large_calls().items() if not any(gets_on(call) for _ in range(60))]
     finally:
         sys.setswitchinterval(interval)
