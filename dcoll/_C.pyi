@@ -200,7 +200,7 @@ class Communicator(_Starts):
     nodes: list[int]
     """The node index of every rank."""
     transports: list[str]
-    """The medium that reaches each rank: "self", "local", "shm" or "mpi"."""
+    """The medium that reaches each rank: "self", "local", "shm", "mpi" or "ucx"."""
     job_ranks: list[int]
     """Of each rank, its number in the job: what messages call it."""
 

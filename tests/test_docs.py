@@ -12,6 +12,7 @@ LONGEST_LINE = 120
 BASES = ["", "csrc", "csrc/engine", "csrc/transport", "bench", "docs", "tests"]
 # Patterns, and files that are made when something runs.
 ELSEWHERE = {"graph/trees.cc", "horovod/__init__.py"}  # NCCL's, and a package that users write
+ENDING = "(?:h|cc|cu|cuh|py|md|cmake)"
 NO_PATH = re.compile(r"[*{}<>~ ]|^build/|^/")
 
 
@@ -43,9 +44,12 @@ def broken_links(page: Path, text: str) -> list[str]:
     return broken
 
 
-def missing_files(text: str) -> list[str]:
-    """Paths in `code` with a folder and an ending of a source or a page."""
-    named = re.findall(r"`([\w./*{}<>~ -]+/[\w.*{}<>-]+\.(?:h|cc|cu|cuh|py|md|cmake))`", prose(text))
+def missing_files(text: str, in_pictures: bool = False) -> list[str]:
+    """Paths in `code`, and those in pictures where asked for, with a folder and an ending of a source or a page."""
+    named = re.findall(rf"`([\w./*{{}}<>~ -]+/[\w.*{{}}<>-]+\.{ENDING})`", prose(text))
+    if in_pictures:
+        pictures = "".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+        named += re.findall(rf"(?<![\w/])(?:\w+/)+\w+\.{ENDING}\b", pictures)
     return [
         path
         for path in named
@@ -60,7 +64,7 @@ def test_pages_can_be_read_and_followed(page: Path) -> None:
     text = page.read_text()
     if page.name != "CHANGELOG.md":  # whose entries are of the time when they were written
         assert long_lines(text) == []
-        assert missing_files(text) == []
+        assert missing_files(text, in_pictures=page.name == "design.md") == []
     assert broken_links(page, text) == []
 
 
@@ -68,6 +72,9 @@ def test_these_rules_can_fail() -> None:
     page = ROOT / "docs" / "design.md"
     assert long_lines("a" * 121 + "\n|" + "b" * 200 + "\n") == ["a" * 121]
     assert missing_files("`engine/node/pull.h`, `dcoll/gone.py`, `bench/results/*.md`") == ["dcoll/gone.py"]
+    picture = "```\n  1  Pull::poll  node/pull.cc   node/gone.cc -> node/staged.cc\n```\n"
+    assert missing_files(picture) == []
+    assert missing_files(picture, in_pictures=True) == ["node/gone.cc"]
     assert broken_links(page, "# Locks\n[a](#nothing) [b](gone.md) [c](notebook/README.md) [d](https://x.org)") == [
         "#nothing",
         "gone.md",

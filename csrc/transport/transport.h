@@ -1,5 +1,6 @@
-// How slices move between ranks. One implementation per medium: mapped memory (mapped.h; ranks as threads in local.h,
-// processes of a node in shm.h) and MPI messages (mpi.h). Router (router.h) picks one per peer.
+// How slices move between ranks. One implementation per medium: mapped memory (mapped/mapped.h; ranks as threads in
+// mapped/local.h, processes of a node in mapped/shm.h), and messages by MPI (mpi.h) or UCX (ucx.h). Router (router.h)
+// picks one per peer.
 //
 // Contract
 //   - Messages are FIFO per (sender, receiver, channel). Channels 0 .. kMaxChannels-1 carry schedules.
@@ -171,7 +172,7 @@ class Notices {
 
 class Transport : public Messages, public Sleep, public Notices {
  public:
-  virtual const char* name() const = 0;  // "local", "shm", "mpi"
+  virtual const char* name() const = 0;  // "local", "shm", "mpi", "ucx", "router"
   // Whether a message waits for its connection, which is made by this rank's calling progress(). Needs no lock.
   virtual bool connecting() const { return false; }
   // Begins to close: what was sent still arrives, and other calls find nothing to do. Goes on with that each time it is
