@@ -25,6 +25,9 @@ LEAVING: list[_C.Communicator] = []
 _JOINED: list[_C.Communicator] = []
 """The job, where torch has joined it."""
 
+_BESIDE: list[_C.Communicator] = []
+"""The job, where new_group() has, beside another default backend: no default group ends with it."""
+
 
 def _is_in_job() -> bool:
     """One that torch has joined and that failed since, by abort() say, is left."""
@@ -51,9 +54,10 @@ def join(timeout: timedelta, begin: Callable[[], None]) -> bool:
     return True
 
 
-def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Communicator, bool]:
+def world(store: Any, rank: int, size: int, timeout: timedelta, beside: bool) -> tuple[_C.Communicator, bool]:
     """The communicator of all ranks, and whether destroying the group has to leave the job: it does where
-    init_process_group() has joined it."""
+    init_process_group() has joined it. beside: this is for a group of new_group(), beside another default backend.
+    Torch does not end the others with that one, which are parts of the job."""
     joined = join(timeout, lambda: _begin(store, rank, size))
     comm = WORLD.comm
     assert comm is not None
@@ -64,7 +68,9 @@ def world(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[_C.Comm
             f'init_process_group("dcoll") got rank {rank} of {size}, but dcoll.init() says rank {comm.rank} of '
             f"{comm.size}: leave rank= and world_size= (and RANK and WORLD_SIZE) out, or pass the launcher's"
         )
-    return comm, joined
+    if joined:
+        _BESIDE[:] = [comm] if beside else []
+    return comm, joined and not beside
 
 
 def is_limited_by(timeout: timedelta, comm: _C.Communicator) -> bool:
@@ -114,7 +120,8 @@ def _through(store: Any, rank: int, size: int) -> None:
 def is_first(size: int) -> bool:
     """Whether a group of new_group() is the first of dcoll's, beside another backend, and has all ranks: it is the job
     then."""
-    return WORLD.comm is None and dist.is_initialized() and dist.get_world_size() == size
+    is_there = WORLD.comm is not None and (WORLD.comm not in _BESIDE or _is_in_job())
+    return not is_there and dist.is_initialized() and dist.get_world_size() == size
 
 
 def subgroup(ranks: Sequence[int]) -> _C.Communicator:
@@ -125,11 +132,22 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
             f"new_group got the ranks {list(ranks)}, but there is no group of dcoll's with all ranks yet that they "
             'could be a part of: call init_process_group("dcoll"), dcoll.init(), or new_group() with all ranks before'
         )
+    _check_numbers(whole)
     close_those_left()
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
     _close_at_exit()
     GROUPS.append(made)
     return made
+
+
+def _check_numbers(whole: _C.Communicator) -> None:
+    """Another default backend may have begun again, with other ranks than the job's."""
+    if dist.is_initialized() and (whole.rank, whole.size) != (dist.get_rank(), dist.get_world_size()):
+        raise ArgumentError(
+            f"new_group: this is rank {dist.get_rank()} of {dist.get_world_size()} of the default group, but rank "
+            f"{whole.rank} of {whole.size} of dcoll's job: give the ranks their numbers there, or call "
+            "dcoll.shutdown() on all of them before"
+        )
 
 
 @functools.cache  # once

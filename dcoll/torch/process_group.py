@@ -41,7 +41,7 @@ class Collectives(Reductions, Movement, Messages):
         if is_job:
             # A rank's number in the job is torch's, whatever order new_group(sort_ranks=False) has for this group.
             in_job = dist.get_rank() if ranks else rank
-            self._comm, self._leaves_job = groups.world(store, in_job, size, timeout)
+            self._comm, self._leaves_job = groups.world(store, in_job, size, timeout, beside=bool(ranks))
         if not is_job or list(ranks) != sorted(ranks):
             self._comm = groups.subgroup(ranks)
         self._store = store

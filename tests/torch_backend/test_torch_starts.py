@@ -59,6 +59,46 @@ if rank != 1:
     dist.all_reduce(tensor, group=part)
 dist.all_reduce(tensor)
 assert tensor.tolist() == [15.0] * 3, tensor
+if rank != 1:
+    dist.destroy_process_group(whole)  # waits for nobody
+    dist.all_reduce(tensor, group=part)
+    assert tensor.tolist() == [30.0] * 3, tensor
+dist.barrier()
+if rank == 1:
+    dist.destroy_process_group(whole)
+tensor = torch.ones(3)
+dist.all_reduce(tensor, group=dist.new_group(backend="dcoll"))
+assert tensor.tolist() == [3.0] * 3, tensor
+dist.destroy_process_group()
+dist.init_process_group("gloo", init_method=url + "-2", rank=(rank + 1) % size, world_size=size)
+try:
+    dist.new_group(backend="dcoll")
+except dcoll.ArgumentError as error:
+    assert f"rank {(rank + 1) % size} of 3 of the default group, but rank {rank} of 3" in str(error), error
+print("ended")
+"""
+
+ABORTED_BESIDE_GLOO = """
+import sys
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+rank, size = int(sys.argv[1]), 3
+for again in range(2):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}{again}", rank=rank, world_size=size)
+    for _ in range(2):
+        whole = dist.new_group(backend="dcoll")
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=whole)
+        assert tensor.tolist() == [3.0] * 3, tensor
+        if rank == 0:
+            whole.abort()
+        try:
+            dist.barrier(group=whole)
+        except dcoll.DcollError as error:
+            assert "aborted" in str(error), error
+    dist.destroy_process_group()
 print("ended")
 """
 
@@ -87,10 +127,12 @@ print("ended")
 
 
 @pytest.mark.parametrize(
-    "script", [BESIDE_GLOO, A_PART_FIRST, IN_ANOTHER_ORDER], ids=["", "a part first", "in another order"]
+    "script",
+    [BESIDE_GLOO, ABORTED_BESIDE_GLOO, A_PART_FIRST, IN_ANOTHER_ORDER],
+    ids=["", "aborted", "a part first", "in another order"],
 )
 def test_groups_beside_gloo(tmp_path: Path, script: str) -> None:
-    expect_ended(run_ranks(3, script, str(tmp_path / "store")))
+    expect_ended(run_ranks(3, script, str(tmp_path / "store"), DCOLL_TIMEOUT="20"))
 
 
 WITH_A_FILE = """
