@@ -74,9 +74,9 @@ def world(store: Any, rank: int, size: int, timeout: timedelta, beside: bool) ->
 
 
 def is_limited_by(timeout: timedelta, comm: _C.Communicator) -> bool:
-    """Whether a new group takes torch's timeout: not where it is torch's default, which says nothing. The job's is
-    DCOLL_TIMEOUT where that is set and less."""
-    if timeout == dist.default_pg_timeout:
+    """Whether a new group takes torch's timeout: not where it is torch's default, which says nothing to a part of the
+    job or to a job that the program has begun. The job's is DCOLL_TIMEOUT where that is set and less."""
+    if timeout == dist.default_pg_timeout and comm not in _JOINED:
         return False
     return comm in GROUPS or "DCOLL_TIMEOUT" not in os.environ or timeout.total_seconds() < comm.timeout_s
 
@@ -135,6 +135,7 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
     _check_numbers(whole)
     close_those_left()
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
+    made.timeout_s = whole.timeout_s
     _close_at_exit()
     GROUPS.append(made)
     return made

@@ -329,8 +329,47 @@ print("ended")
 """
 
 
+IN_GROUPS_TOO = """
+import os
+del os.environ["DCOLL_TIMEOUT"]
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+def timeout_of(group):
+    return group._get_backend(torch.device("cpu"))._comm.timeout_s
+
+dcoll.init()
+dist.init_process_group("dcoll", timeout=timedelta(hours=2))
+assert timeout_of(dist.group.WORLD) == 7200, timeout_of(dist.group.WORLD)
+assert timeout_of(dist.new_group([0, 1])) == 7200, timeout_of(dist.new_group([0, 1]))
+assert timeout_of(dist.new_group([0, 1], timeout=timedelta(seconds=70))) == 70
+dist.destroy_process_group()
+print("ended")
+"""
+
+AFTER_A_SHORT_ONE = """
+import os
+del os.environ["DCOLL_TIMEOUT"]
+from datetime import timedelta
+import torch.distributed as dist
+import dcoll.torch
+from dcoll.job.world import WORLD
+
+for given, expected in ((timedelta(seconds=30), 30), (None, 1800)):
+    dist.init_process_group("dcoll", timeout=given)
+    assert WORLD.comm.timeout_s == expected, WORLD.comm.timeout_s
+    dist.destroy_process_group()
+print("ended")
+"""
+
+
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
-def test_the_timeout_is_the_jobs(launcher: tuple[str, ...]) -> None:
-    done = launch(2, "-c", WITH_A_TIMEOUT, launcher=launcher, preloaded=True)
+@pytest.mark.parametrize(
+    "script", [WITH_A_TIMEOUT, IN_GROUPS_TOO, AFTER_A_SHORT_ONE], ids=["", "in groups too", "after a short one"]
+)
+def test_the_timeout_is_the_jobs(script: str, launcher: tuple[str, ...]) -> None:
+    done = launch(2, "-c", script, launcher=launcher, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
