@@ -40,6 +40,16 @@ INTERRUPTED = 130
 GROUPS: list[_C.Communicator] = []
 """Beside process sets: those of dcoll.torch that were not destroyed yet, in the order in which they were made."""
 
+LEAVING: list[_C.Communicator] = []
+"""Those that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
+
+
+def leave_group(comm: _C.Communicator) -> None:
+    """Waits for nobody."""
+    GROUPS.remove(comm)
+    comm.leave()
+    LEAVING.append(comm)
+
 
 class Lifecycle:
     """Owns what has to happen at exit. One per process, from the first init() on."""
@@ -65,16 +75,22 @@ class Lifecycle:
         self._failed = False
 
     def leave(self, sets: Sequence[_C.Communicator] = ()) -> None:
-        """Close the communicators of process sets, then the job's. Idempotent."""
+        """Close the communicators of process sets, then the job's, then those of torch's groups. Idempotent.
+
+        The groups are left before anybody is waited for: a rank that waits for this one may do so in any of them."""
         comm, self._comm = self._comm, None
         if comm is None:
             return
+        while GROUPS:
+            leave_group(GROUPS[0])
         sound = [one for one in (*sets, comm) if one.failure() == ""]  # of the others' failures the script has heard
         try:
             for one in (*sets, comm):
                 one.close()
         finally:
             self._failed = any(one.failure() != "" for one in sound)
+        while LEAVING:
+            LEAVING.pop(0).close()
         _C.stop_timeline(comm)
 
     def fail(self, text: str, exit_code: int) -> None:

@@ -1,7 +1,5 @@
 """Where the communicator of a process group comes from: the job's for the first, parts of it for the others."""
 
-import atexit
-import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -13,14 +11,11 @@ import torch.distributed as dist
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError, PeerError, TimeoutError
 from dcoll.job.find_launcher import find_launcher
-from dcoll.job.lifecycle import GROUPS
+from dcoll.job.lifecycle import GROUPS, LEAVING, leave_group
 from dcoll.job.process_sets import REGISTRY
 from dcoll.job.world import WORLD, init, init_through, mpi_enabled, shutdown
 
 _LOG = logging.getLogger(__name__)
-
-LEAVING: list[_C.Communicator] = []
-"""Of groups that were destroyed here and not yet by all members, who may still read what lies in this rank's memory."""
 
 _JOINED: list[_C.Communicator] = []
 """The job, where torch has joined it."""
@@ -32,7 +27,7 @@ _BESIDE: list[_C.Communicator] = []
 def _is_in_job() -> bool:
     """One that torch has joined and that failed since, by abort() say, is left."""
     if WORLD.comm is not None and WORLD.comm in _JOINED and WORLD.comm.failure() != "":
-        leave()
+        shutdown()
     return WORLD.comm is not None
 
 
@@ -136,7 +131,6 @@ def subgroup(ranks: Sequence[int]) -> _C.Communicator:
     close_those_left()
     made = _C.make_group(whole, list(ranks), REGISTRY.job)
     made.timeout_s = whole.timeout_s
-    _close_at_exit()
     GROUPS.append(made)
     return made
 
@@ -151,16 +145,9 @@ def _check_numbers(whole: _C.Communicator) -> None:
         )
 
 
-@functools.cache  # once
-def _close_at_exit() -> None:
-    atexit.register(close_all)  # runs before the job's own farewell, which was registered earlier
-
-
 def close(comm: _C.Communicator) -> None:
     """Waits for nobody."""
-    GROUPS.remove(comm)
-    comm.leave()
-    LEAVING.append(comm)
+    leave_group(comm)
     close_those_left()
 
 
@@ -169,17 +156,3 @@ def close_those_left() -> None:
         if comm.left():
             LEAVING.remove(comm)
             comm.close()
-
-
-def close_all() -> None:
-    """What is still open when the program ends. Of those that failed, by abort() say, nobody is waited for."""
-    while GROUPS:
-        close(GROUPS[0])
-    while LEAVING:
-        LEAVING.pop(0).close()
-
-
-def leave() -> None:
-    """The job, which init_process_group() has joined."""
-    close_all()
-    shutdown()

@@ -1,6 +1,7 @@
 """The backend as PyTorch takes it: a ProcessGroup of its own up to 2.13, a Backend from 2.14 on."""
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from dcoll.errors import ArgumentError
 from dcoll.job.lifecycle import GROUPS
+from dcoll.job.world import shutdown
 from dcoll.torch import groups
 from dcoll.torch.calls import COLLECTIVES, OTHER_NAMES, collective
 from dcoll.torch.messages import Messages
@@ -104,11 +106,20 @@ class Collectives(Reductions, Movement, Messages):
     def shutdown(self) -> None:
         """Finish what is queued and say goodbye. Waits for the other ranks where the job ends with the group."""
         if self._leaves_job:
-            groups.leave()
+            self._tell_of_error(self._comm, *GROUPS)
+            shutdown()
         elif self._comm in GROUPS:
+            self._tell_of_error(self._comm)
             groups.close(self._comm)
         else:  # the program's own job, which goes on, or a group that was aborted
             self._comm.timeout_s = self._timeout_before_s
+
+
+    def _tell_of_error(self, *comms: Any) -> None:
+        """Who still calls something then hears why this rank left: destroy_process_group() stands in many a finally."""
+        error = sys.exc_info()[1]
+        for comm in comms if error is not None else ():
+            comm.note_refused(f"{type(error).__name__}: {error}")
 
 
 for _name in COLLECTIVES:

@@ -420,3 +420,36 @@ TEST(wrong_ranks_are_refused) {
 }
 
 TEST_MAIN
+
+// What it had sent, and received, is done all the same.
+TEST(who_leaves_tells_those_that_wait_for_it) {
+  for (const Settings& settings : layouts()) {
+    Bytes last(100'000), wanted(1 << 20);
+    run_ranks(3, settings, [&](Communicator& comm) {
+      if (comm.rank() == 1) {
+        fill(last.data(), last.size(), 1);
+        comm.submit(message(Kind::kSend, last.data(), 8, 0, key(1)));
+        comm.submit(message(Kind::kSend, last.data(), last.size(), 0, key(2)));
+        comm.submit(message(Kind::kReceive, wanted.data(), wanted.size(), 0, key(3)));
+        comm.note_refused("the data ran out");
+        return;
+      }
+      const std::string told = "rank 1 called shutdown after a call there was refused (the data ran out)";
+      Bytes memory(1 << 20);
+      fill(memory.data(), memory.size(), 7);
+      if (comm.rank() == 2) {
+        CHECK_THROWS(recv(comm, memory.data(), 8, kAnySource), MismatchError, "from any rank");
+        return;
+      }
+      CHECK_THROWS(send(comm, memory.data(), memory.size(), 1), MismatchError, told);
+      CHECK_THROWS(recv(comm, memory.data(), 8, 1), MismatchError, told);
+      CHECK_THROWS(recv(comm, memory.data(), 9, 1), MismatchError, told);
+      CHECK_THROWS(send(comm, memory.data(), memory.size(), 1), MismatchError, told);
+      send(comm, memory.data(), memory.size(), 1, 3);
+      CHECK(holds(wanted.data(), wanted.size(), 7));
+      CHECK_EQ(recv(comm, memory.data(), last.size(), 1, 2), 1);
+      CHECK(holds(memory.data(), last.size(), 1));
+      CHECK_EQ(recv(comm, memory.data(), 8, 1, 1), 1);
+    });
+  }
+}

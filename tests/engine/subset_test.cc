@@ -258,3 +258,19 @@ TEST(wrong_ranks_are_refused) {
 }
 
 TEST_MAIN
+
+// A member that has left is not waited for until the deadline, and all others hear so, whoever waits for it.
+TEST(a_member_that_has_left) {
+  for (const int gone : {0, 1}) {
+    on_ranks(3, [&](const CommPtr& whole) {
+      if (whole->rank() == gone) return;
+      CHECK_THROWS(make_group(whole, {0, 1, 2}, nullptr), MismatchError,
+                   "rank " + std::to_string(gone) + " called shutdown");
+      const std::vector<int> rest = {gone == 0 ? 1 : 0, 2};
+      CommPtr made = make_group(whole, rest, nullptr);
+      std::vector<std::byte> memory(64);
+      check_sum(*made, memory.data(), 4, whole->rank(), rest);
+      close(made);
+    });
+  }
+}

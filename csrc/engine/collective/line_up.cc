@@ -79,6 +79,11 @@ Standing OutOfStep::standing(uint64_t number, uint64_t call) {
   return standing;
 }
 
+std::string OutOfStep::reason_of(uint64_t number) const {
+  const auto first = std::ranges::find(refused_, number, &Refusal::number);
+  return first == refused_.end() ? std::string() : first->why;
+}
+
 bool OutOfStep::settle(uint64_t number, std::span<const Standing> ranks, std::span<const Verdict> verdicts,
                        size_t self) {
   const bool made_up = std::ranges::find(verdicts, Verdict::kTryAgain) != verdicts.end();

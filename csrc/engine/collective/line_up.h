@@ -51,6 +51,8 @@ class OutOfStep {
   Standing standing(uint64_t number, uint64_t call);
   // Why the first of the calls was refused that the standing counts. Empty: none was.
   std::string reason() const { return refused_.empty() ? std::string() : refused_.front().why; }
+  // The same, for operation `number`.
+  std::string reason_of(uint64_t number) const;
 
   // After the verdict on operation `number`, which asked for `call`. Whether the operation counts, as it does where
   // all ranks have made one.

@@ -16,6 +16,8 @@ namespace {
 // Where the numbers of operations begin in the timeline that are not of the ordered sequence: by name; and messages
 // between two ranks, of which no two ranks have the same.
 constexpr uint64_t kFirstNamed = uint64_t{1} << 40, kFirstPoint = uint64_t{1} << 41;
+// A rank that leaves, and waits so long for others, listens to those that wait for its messages.
+constexpr double kListenSeconds = 0.3;
 
 }  // namespace
 
@@ -169,8 +171,10 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
       operation->last_moved = Clock::now();
     }
     if (!ended) {
-      if (operation->patient) [[unlikely]]
-        only_leaves.store(queue.size() == 1);
+      if (operation->request.kind == Kind::kShutdown) [[unlikely]] {
+        if (operation->patient) only_leaves.store(queue.size() == 1);
+        leave_points(*operation);
+      }
       return false;
     }
     if (joins && !named) {
@@ -230,6 +234,10 @@ void Progress::update_pending() {
 void Progress::make_points() {
   if (uses_points_) return;
   const MutexLock lock(drive_mutex);
+  make_points_here();
+}
+
+void Progress::make_points_here() {
   if (under_way.points == nullptr) {
     const Members& members = setup_.members;
     PointRanks ranks{.transport = members.transport.get(), .waiters = &waiters};
@@ -247,6 +255,13 @@ void Progress::make_points() {
                               DCOLL_REQUIRES(drive_mutex) { finish_message(std::move(operation), std::move(error)); });
   }
   uses_points_ = true;
+}
+
+// Whoever waits for a message of this rank does not come to the farewell. Mostly all come at once: nobody is told then.
+void Progress::leave_points(const Operation& farewell) {
+  if (seconds_between(farewell.last_moved, Clock::now()) < kListenSeconds || !under_way.messages.empty()) return;
+  make_points_here();
+  if (!under_way.points->has_left()) under_way.points->leave(fabric.out_of_step.reason_of(farewell.phases.number));
 }
 
 void Progress::advance_points(bool& moved) {

@@ -216,7 +216,13 @@ Joint gather(Talk& talk, const Communicator& whole, const std::vector<int>& rank
   Joint joint{{}, std::vector<uint64_t>(ranks.size(), offset), refusal};
   if (!refusal.empty()) joint.head.outcome = Joined::Outcome::kRefused;
   for (size_t member = 0; member < ranks.size(); ++member) {
-    if (ranks[member] != whole.rank()) hear(talk, whole, ranks, member, joint);
+    if (ranks[member] == whole.rank()) continue;
+    try {
+      hear(talk, whole, ranks, member, joint);
+    } catch (const MismatchError& error) {  // it has left, which the others hear from this rank
+      joint.head.outcome = Joined::Outcome::kMismatch;
+      joint.wrong = error.what();
+    }
   }
   joint.wrong = cut(joint.wrong);
   const bool fine = joint.head.outcome == Joined::Outcome::kMade;

@@ -14,6 +14,8 @@ namespace dcoll {
 namespace {
 
 constexpr double kPeerCheckSeconds = 0.1;
+// After so long a rank asks those whose messages it waits for to tell it when they leave.
+constexpr double kAskSeconds = 1;
 // How much longer a rank waits for one that may have to name another (Pollable::waits_indirectly).
 constexpr double kMostGraceSeconds = 5;
 
@@ -109,10 +111,12 @@ void Watchdog::tell_of_waiting(const Operation& operation, Clock::time_point now
 }
 
 // Each message has a deadline of its own. That it waits is told here: the other rank has nothing in common with it that
-// it could be asked about.
+// it could be asked about, but whether it leaves.
 void Watchdog::watch_points(Clock::time_point now) {
+  std::vector<int> asked;
   const auto look = [&](Operation& operation, const std::vector<int>& missing) DCOLL_REQUIRES(progress_.drive_mutex) {
     const double idle = seconds_between(operation.last_moved, now);
+    if (idle > kAskSeconds) asked.insert(asked.end(), missing.begin(), missing.end());
     const double limit = setup_.settings.stall_shutdown_time_s;
     if (!setup_.settings.stall_check_disable && idle > setup_.settings.stall_check_time_s) {
       if (!operation.stalled.exchange(true)) setup_.log(LogLevel::kWarning, wait_text(operation, idle, missing));
@@ -124,6 +128,7 @@ void Watchdog::watch_points(Clock::time_point now) {
   all().points->for_each([&](Operation& operation)
                              DCOLL_REQUIRES(progress_.drive_mutex) { look(operation, sources_of(operation.request)); });
   for (const auto& operation : all().messages) look(*operation, {});  // waits for its device
+  for (const int rank : asked) all().points->ask_to_be_told(rank);
 }
 
 std::vector<int> Watchdog::sources_of(const Request& request) const {

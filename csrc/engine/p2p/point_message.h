@@ -19,9 +19,11 @@ struct PointMessage {
     kUnequal,    // the receiver wants another length. What was sent follows, 8 bytes
     kShare,      // a PointShare follows: the sender may write a part of what was offered, while it waits
     kWritten,    // the sender has written its part: for who sleeps; the shared word says it
+    kWaits,      // the sender has waited long for this rank, and wants to hear should it leave
+    kLeaves,     // the sender has left: it sends nothing any more, or, with an id, takes nothing. Why follows, or not
   };
   What what{};
-  uint32_t id = 0;     // kOffer: a number of the sender's; the others: of the offer, 0: it was eager
+  uint32_t id = 0;     // kOffer: a number of the sender's; the others: of the offer, 0: it was eager, or there is none
   uint64_t key = 0;    // which receives it meets (core/point.h)
   uint64_t bytes = 0;  // of the message; kUnequal: that the receiver wants
 };

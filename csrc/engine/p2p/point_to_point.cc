@@ -131,8 +131,13 @@ void PointToPoint::begin_receive(Receive receive) {
     return receive.peer == kAnySource || receive.peer == one.source;
   });
   bin.posted.push_back(std::move(receive));
-  if (found == bin.arrived.end()) return;
   const auto last = std::prev(bin.posted.end());
+  if (found == bin.arrived.end()) {
+    if (const Peer* const left = left_waiting_by(last->peer)) {
+      finish(bin.posted, last, error_of_leaving(last->operation->request, *left, *left->left));
+    }
+    return;
+  }
   std::list<Arrived> met;
   met.splice(met.end(), bin.arrived, found);
   const Arrived& message = met.front();
@@ -180,6 +185,13 @@ void PointToPoint::take(Peer& from, const std::byte* data, size_t bytes) {
     case What::kUnequal:
     case What::kShare:
       return take_answer(from, head, data, bytes);
+    case What::kLeaves:
+      if (head.id != 0) return take_answer(from, head, data, bytes);
+      return take_leaving(from, {reinterpret_cast<const char*>(data), bytes});
+    case What::kWaits:
+      from.asks = true;
+      if (leaves_) tell_of_leaving(from);
+      return;
     case What::kWritten:
       return;
   }
@@ -212,6 +224,9 @@ void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::
     from.leaving.push_back({std::move(operation)});
   } else if (head.what == What::kDone) {
     finish(std::move(operation), nullptr);
+  } else if (head.what == What::kLeaves) {
+    const auto error = error_of_leaving(operation->request, from, {reinterpret_cast<const char*>(data), bytes});
+    finish(std::move(operation), error);
   } else {
     const std::string text = length_text(/*sent_here=*/true, sent, head.bytes, from.rank, head.key);
     finish(std::move(operation), std::make_exception_ptr(MismatchError(text)));
@@ -240,6 +255,7 @@ void PointToPoint::match(Peer& from, const PointMessage& head, const std::byte* 
   const auto receive = std::ranges::find_if(
       bin.posted, [&](const Receive& one) { return one.peer == kAnySource || one.peer == from.rank; });
   if (receive == bin.posted.end()) {
+    if (leaves_ && from.asks && head.what == What::kOffer) return turn_down(from, head);
     Arrived message{.source = from.rank, .head = head, .data = {}, .offer = {}};
     if (head.what == What::kEager) {
       message.data.assign(data, data + bytes);

@@ -12,6 +12,9 @@
 // rank's take what comes first. A receive meets a message of another length with an error, on both sides: the sender of
 // a small one, which may be done by then, hears of it with its next call that involves this rank (take_complaint).
 //
+// A rank that leaves sends nothing any more, and who waits for that would wait until its deadline. So a rank that has
+// waited long asks those it waits for to tell it when they leave. Programs that go well send nothing for this.
+//
 // Nothing blocks: what does not go now waits in an outbox, so any number of messages may be under way both ways. A rank
 // looks at what its peers say once it has sent to them or receives from them, and not before: who sends no messages
 // pays nothing for this.
@@ -24,6 +27,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -61,6 +65,12 @@ class PointToPoint {
   bool busy() const { return open_ > 0 || unsent_ > 0; }
   // A small message that this rank sent to the peer met a receive of another length; "": none did. Says each once.
   std::string take_complaint(int peer);
+  // This rank has waited long for that one: it is asked to say should it leave.
+  void ask_to_be_told(int peer);
+  // This rank sends and receives nothing any more but what is under way. Those that ask, or have asked, hear so, and
+  // why, if there is a reason. Once.
+  void leave(const std::string& why);
+  bool has_left() const { return leaves_.has_value(); }
   // What is under way.
   void for_each(const std::function<void(Operation&)>& look) const;
   // After a failure: has senders write to this rank's memory no more, and waits so long for what they have begun to.
@@ -120,6 +130,9 @@ class PointToPoint {
     std::deque<Sliced> leaving;  // in the order asked for
     Receives coming;             // likewise
     std::deque<std::string> complaints;
+    bool asked = false;               // by this rank, to say when it leaves,
+    bool asks = false;                // and the same of this one
+    std::optional<std::string> left;  // it has, and why
     enum class Memory { kUnknown, kReadable, kClosed } memory = Memory::kUnknown;  // its private one
     Introduction who;                                                              // whose memory it is
 
@@ -144,6 +157,13 @@ class PointToPoint {
   void match(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes);
   void deliver(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head, const std::byte* data);
   void refuse(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head);
+
+  // point_leaving.cc: what is not to come any more.
+  void tell_of_leaving(Peer& to);
+  void turn_down(Peer& to, const PointMessage& offer);
+  void take_leaving(Peer& from, std::string why);
+  const Peer* left_waiting_by(int peer) const;
+  std::exception_ptr error_of_leaving(const Request& request, const Peer& left, const std::string& why) const;
 
   // point_transfers.cc: what is large.
   void begin_reading(Receives& list, Receives::iterator receive, Peer& from, const PointOffer& offer);
@@ -172,6 +192,8 @@ class PointToPoint {
   size_t open_ = 0;    // operations and receives under way
   size_t unsent_ = 0;  // in all outboxes
   size_t complaints_ = 0;
+  size_t left_ = 0;                    // peers that have
+  std::optional<std::string> leaves_;  // this rank has, and why
 };
 
 }  // namespace dcoll

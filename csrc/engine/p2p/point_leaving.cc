@@ -1,0 +1,78 @@
+// What a rank that leaves tells those that wait for it, and what it ends there.
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/ranks_text.h"
+#include "engine/p2p/point_to_point.h"
+
+namespace dcoll {
+namespace {
+
+constexpr size_t kMostReasonBytes = 500;
+
+}  // namespace
+
+void PointToPoint::ask_to_be_told(int rank) {
+  if (rank == ranks_.transport->rank()) return;
+  if (Peer& to = peer(rank); !std::exchange(to.asked, true)) tell(to, {.what = What::kWaits}, nullptr, 0);
+}
+
+void PointToPoint::leave(const std::string& why) {
+  leaves_ = why.substr(0, whole_characters(why, std::min(kMostReasonBytes, most_eager_)));
+  meet(kAnySource);
+  for (Peer* known : known_) {
+    if (known->asks) tell_of_leaving(*known);
+  }
+}
+
+// Behind all that this rank has sent there. What it receives already goes on.
+void PointToPoint::tell_of_leaving(Peer& to) {
+  for (auto& [key, bin] : bins_) {
+    std::erase_if(bin.arrived, [&](const Arrived& one) {
+      if (one.source != to.rank || one.head.what != What::kOffer) return false;
+      turn_down(to, one.head);
+      return true;
+    });
+  }
+  tell(to, {.what = What::kLeaves}, leaves_->data(), leaves_->size());
+}
+
+void PointToPoint::turn_down(Peer& to, const PointMessage& offer) {
+  const PointMessage answer{.what = What::kLeaves, .id = offer.id, .key = offer.key, .bytes = offer.bytes};
+  tell(to, answer, leaves_->data(), leaves_->size());
+}
+
+void PointToPoint::take_leaving(Peer& from, std::string why) {
+  if (!from.left) ++left_;
+  from.left = std::move(why);
+  for (auto& [key, bin] : bins_) {
+    for (auto receive = bin.posted.begin(); receive != bin.posted.end();) {
+      const auto now = receive++;
+      if (left_waiting_by(now->peer) == nullptr) continue;
+      finish(bin.posted, now, error_of_leaving(now->operation->request, from, *from.left));
+    }
+  }
+}
+
+// Of those that a receive from `rank` waits for, the last, if all have left; else null.
+const PointToPoint::Peer* PointToPoint::left_waiting_by(int rank) const {
+  if (left_ == 0) return nullptr;
+  const Peer* last = nullptr;
+  for (const Peer* known : known_) {
+    if (known->rank == ranks_.transport->rank() || (rank != kAnySource && rank != known->rank)) continue;
+    if (!known->left) return nullptr;
+    last = known;
+  }
+  return last;
+}
+
+std::exception_ptr PointToPoint::error_of_leaving(const Request& request, const Peer& left,
+                                                  const std::string& why) const {
+  const std::string reason = why.empty() ? " (or the program there ended)" : " after a call there was refused (" + why + ")";
+  return std::make_exception_ptr(MismatchError(
+      request.describe() + ": " + name(left.rank) + " called " + kind_name(Kind::kShutdown) + reason + ", and " +
+      (request.kind == Kind::kSend ? "receives" : "sends") + " nothing any more. Other messages are not affected."));
+}
+
+}  // namespace dcoll

@@ -1,0 +1,96 @@
+"""A rank that ends, or leaves a group, while others wait for it."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from mpirun import TORCHRUN, launch
+from test_torch_backend import UCX
+from test_torch_starts import run_ranks
+
+LIMIT_S = 15.0
+"""Within which the others hear of it; the deadline is far behind."""
+
+WAITING = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+def wait_for_1(what, group=None):
+    if what == "recv":
+        dist.recv(torch.ones(3), 1, group)
+    elif what == "recv from any rank":
+        dist.recv(torch.ones(3), None, group)
+    elif what == "send":
+        dist.send(torch.ones(1 << 18), 1, group)
+    elif what == "new_group":
+        dist.new_group([0, 1])
+    else:
+        dist.all_reduce(torch.ones(3), group=group)
+
+"""
+
+RAISES = WAITING + """
+rank, size, file, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+dist.init_process_group("dcoll", store=dist.FileStore(file, size), rank=rank, world_size=size)
+group = dist.new_group([0, 1])  # whose end must not keep rank 1 from saying so
+dist.barrier(group=group)
+try:
+    if rank == 1:
+        raise ValueError("the data ran out")
+    wait_for_1(what)
+except dcoll.DcollError as error:
+    print(type(error).__name__, error)
+finally:
+    dist.destroy_process_group()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("nodes", ["0,0", "0,1"], ids=["one node", "ucx"])
+@pytest.mark.parametrize("what", ["recv", "recv from any rank", "send", "new_group", "all_reduce"])
+def test_a_rank_that_raises_and_destroys_the_group_in_finally(tmp_path: Path, what: str, nodes: str) -> None:
+    if nodes == "0,1" and not UCX.exists():
+        pytest.skip("needs ucx: dcoll was built without it")
+    begin = time.monotonic()
+    told = run_ranks(2, RAISES, str(tmp_path / "store"), what, DCOLL_TIMEOUT="60", DCOLL_NODES=nodes)
+    assert time.monotonic() - begin < LIMIT_S, "\n".join(told)
+    assert re.search(r"MismatchError .*rank 1 called shutdown.*ValueError: the data ran out", told[0]), told[0]
+    assert told[0].endswith("ended\nstatus 0"), told[0]
+    assert re.search(r"ValueError: the data ran out\n(.*\n)*status 1$", told[1]), told[1]
+
+
+LEAVES_A_GROUP = WAITING + """
+dist.init_process_group("dcoll")
+rank, size = dist.get_rank(), dist.get_world_size()
+for what in ("recv", "send", "all_reduce"):
+    group = dist.new_group(list(range(size)))
+    dist.barrier(group=group)
+    begin = time.monotonic()
+    if rank == 1:
+        dist.destroy_process_group(group)
+    else:
+        try:
+            wait_for_1(what, group)
+            raise AssertionError("rank 1 is not there")
+        except dcoll.MismatchError as error:
+            assert "rank 1 called shutdown" in str(error), error
+        dist.destroy_process_group(group)
+    dist.barrier()
+    assert time.monotonic() - begin < 10, (what, time.monotonic() - begin)
+dist.destroy_process_group()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
+@pytest.mark.parametrize("nodes", ["0,0,0", "0,0,1", "0,1,2"])
+def test_a_rank_that_leaves_a_group(launcher: tuple[str, ...], nodes: str) -> None:
+    if launcher and nodes != "0,0,0" and not UCX.exists():
+        pytest.skip("needs ucx: dcoll was built without it")
+    done = launch(3, "-c", LEAVES_A_GROUP, launcher=launcher, preloaded=True, DCOLL_TIMEOUT="60", DCOLL_NODES=nodes)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("ended") == 3, done.text
