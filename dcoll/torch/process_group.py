@@ -114,7 +114,6 @@ class Collectives(Reductions, Movement, Messages):
         else:  # the program's own job, which goes on, or a group that was aborted
             self._comm.timeout_s = self._timeout_before_s
 
-
     def _tell_of_error(self, *comms: Any) -> None:
         """Who still calls something then hears why this rank left: destroy_process_group() stands in many a finally."""
         error = sys.exc_info()[1]
