@@ -9,6 +9,8 @@ Failure         an uncaught error, or sys.exit() with a status: tell the peers i
                 no longer come. The core counts the time, so exit handlers or threads that hang change nothing.
                 Without MPI this process alone ends, at the same time and with the same status: the others raise
                 PeerError in their next collective, and the launcher (torchrun) ends those that call none.
+
+Processes that multiprocessing has started do the same at their end, which for those made by fork is os._exit().
 """
 
 import atexit
@@ -19,6 +21,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -60,7 +64,10 @@ class Lifecycle:
         self._pid = os.getpid()
         self._failed = False
         self._aborts = False
+        self._ended = False
         self._next_hook = sys.excepthook
+        if parent_process() is not None:
+            Finalize(None, self._end_of_child, exitpriority=0)
         atexit.register(self._at_exit)
         sys.excepthook = self._on_exception
         _notice_exits(self)
@@ -95,7 +102,8 @@ class Lifecycle:
 
     def fail(self, text: str, exit_code: int) -> None:
         """This process ends because of an error: so does the job."""
-        if os.getpid() != self._pid or self.job is None or hasattr(sys, "ps1") or sys.flags.interactive:
+        goes_on = parent_process() is None and (hasattr(sys, "ps1") or sys.flags.interactive)
+        if os.getpid() != self._pid or self.job is None or goes_on:
             return  # a forked child, a process alone, or one that goes on
         follows = self._comm is not None and self._comm.failure() != ""
         if self._comm is not None:
@@ -115,9 +123,21 @@ class Lifecycle:
         self._next_hook(kind, value, trace)
         _flush()  # while there is time: what still runs at exit may hang
 
+    def _end_of_child(self) -> None:
+        """multiprocessing reports an error itself, after this, and no hook or exit handler of a forked one runs."""
+        error = sys.exc_info()[1]
+        by_exit = isinstance(error, SystemExit)
+        status = _status_of(error.code) if isinstance(error, SystemExit) else int(error is not None)
+        if status == 0:
+            return self._at_exit()
+        cause = error.__context__ if by_exit and error.__context__ is not None else error  # torch.multiprocessing exits
+        self.fail(f"{type(cause).__name__}: {cause}", status)
+        time.sleep(GRACE_S / 2)  # the process may end at once now, and the others have to hear first
+
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._ended:
             return  # a forked child: neither the communicator nor the place in the job is its own
+        self._ended = True
         try:
             self.leave(REGISTRY.communicators())
         except DcollError as error:
@@ -143,6 +163,11 @@ def _flush() -> None:
             stream.flush()
 
 
+def _status_of(code: object) -> int:
+    """The process's, after sys.exit(code)."""
+    return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+
+
 def _notice_exits(lifecycle: Lifecycle) -> None:
     """Have `lifecycle` hear of it when sys.exit(), exit() or quit() ends the process with a status: no hook is told.
 
@@ -155,7 +180,7 @@ def _notice_exits(lifecycle: Lifecycle) -> None:
     class Exit(SystemExit):
         def __del__(self) -> None:
             uncaught = sys._getframe().f_back is None and threading.get_ident() == main_thread
-            status = 0 if self.code is None else self.code & 0xFF if isinstance(self.code, int) else 1
+            status = _status_of(self.code)
             if uncaught and status != 0:
                 lifecycle.fail(f"SystemExit: {self.code}", status)
 

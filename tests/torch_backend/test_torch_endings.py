@@ -1,11 +1,14 @@
 """A rank that ends, or leaves a group, while others wait for it."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from mpirun import TORCHRUN, launch
+from mpirun import TIMEOUT_S, TORCHRUN, launch
 from test_torch_backend import UCX
 from test_torch_starts import run_ranks
 
@@ -33,7 +36,9 @@ def wait_for_1(what, group=None):
 
 """
 
-RAISES = WAITING + """
+RAISES = (
+    WAITING
+    + """
 rank, size, file, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 dist.init_process_group("dcoll", store=dist.FileStore(file, size), rank=rank, world_size=size)
 group = dist.new_group([0, 1])  # whose end must not keep rank 1 from saying so
@@ -48,6 +53,7 @@ finally:
     dist.destroy_process_group()
 print("ended")
 """
+)
 
 
 @pytest.mark.parametrize("nodes", ["0,0", "0,1"], ids=["one node", "ucx"])
@@ -63,7 +69,9 @@ def test_a_rank_that_raises_and_destroys_the_group_in_finally(tmp_path: Path, wh
     assert re.search(r"ValueError: the data ran out\n(.*\n)*status 1$", told[1]), told[1]
 
 
-LEAVES_A_GROUP = WAITING + """
+LEAVES_A_GROUP = (
+    WAITING
+    + """
 dist.init_process_group("dcoll")
 rank, size = dist.get_rank(), dist.get_world_size()
 for what in ("recv", "send", "all_reduce"):
@@ -84,6 +92,7 @@ for what in ("recv", "send", "all_reduce"):
 dist.destroy_process_group()
 print("ended")
 """
+)
 
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["mpirun", "torchrun"])
@@ -94,3 +103,64 @@ def test_a_rank_that_leaves_a_group(launcher: tuple[str, ...], nodes: str) -> No
     done = launch(3, "-c", LEAVES_A_GROUP, launcher=launcher, preloaded=True, DCOLL_TIMEOUT="60", DCOLL_NODES=nodes)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 3, done.text
+
+
+BY_MULTIPROCESSING = """
+import multiprocessing
+import sys
+import time
+import torch
+import torch.distributed as dist
+import dcoll.torch
+
+def run(rank, file, what):
+    dist.init_process_group("dcoll", store=dist.FileStore(file, 3), rank=rank, world_size=3)
+    dist.barrier()
+    if what == "ends":
+        for _ in range(20 if rank > 0 else 0):
+            time.sleep(0.1)
+            dist.send(torch.ones(3), 3 - rank)
+            dist.recv(torch.ones(3), 3 - rank)
+    elif rank == 1:
+        try:
+            raise ValueError("the data ran out")
+        except ValueError:
+            if what == "exits":
+                sys.exit(3)  # as torch.multiprocessing does
+            raise
+    else:
+        try:
+            dist.barrier()
+        except dcoll.PeerError as error:
+            print(error, flush=True)
+            sys.exit(4)
+    print("ended", flush=True)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    ranks = [context.Process(target=run, args=(rank, *sys.argv[2:])) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    print("statuses", *[rank.exitcode for rank in ranks])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("what", ["ends", "raises", "exits"])
+def test_ranks_of_multiprocessing_that_destroy_nothing(tmp_path: Path, method: str, what: str) -> None:
+    (script := tmp_path / "script.py").write_text(BY_MULTIPROCESSING)
+    done = subprocess.run(
+        [sys.executable, str(script), method, str(tmp_path / "store"), what],
+        env=os.environ | {"DCOLL_TIMEOUT": "60"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    text = f"{done.stdout}\n--- stderr\n{done.stderr}"
+    if what == "ends":
+        assert done.stdout.count("ended") == 3, text
+        assert "statuses 0 0 0" in done.stdout, text
+        assert "died" not in done.stderr, text
+    else:
+        assert done.stdout.count("rank 1: ValueError: the data ran out") == 2, text
+        assert f"statuses 4 {3 if what == 'exits' else 1} 4" in done.stdout, text
+        assert ("ValueError: the data ran out" in done.stderr) == (what == "raises"), text
