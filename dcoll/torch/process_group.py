@@ -35,7 +35,8 @@ class Collectives(Reductions, Movement, Messages):
 
     _leaves_job = False
     # Of torch's own properties of that name, 2.15's ends in itself where a class written in Python has none.
-    supports_coalescing = supports_time_estimate = supports_shrinking = False
+    supports_coalescing = supports_time_estimate = _supports_time_estimate = supports_shrinking = False
+    supports_reconfigure = supports_window = False
 
     def _open(self, store: Any, ranks: Sequence[int], rank: int, size: int, timeout: timedelta) -> None:
         """Makes the communicator: collective over the group. ranks: numbers in the job; none: all."""
@@ -81,7 +82,7 @@ class Collectives(Reductions, Movement, Messages):
     # --- memory that the ranks of a node share
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        return device.type == "cpu"
+        return isinstance(device, torch.device) and device.type == "cpu"  # DDP's reducer in C++ hands over a number
 
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype = torch.float32, device: torch.device = CPU

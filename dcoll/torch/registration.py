@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from dcoll.errors import ArgumentError
 from dcoll.torch import start
 from dcoll.torch.compiler import left_alone
 from dcoll.torch.process_group import (
@@ -17,6 +18,7 @@ from dcoll.torch.process_group import (
     NAME,
     DcollBackend,
     DcollProcessGroup,
+    TorchBackend,
     gathered_to_one,
     given_back,
     opened,
@@ -27,6 +29,10 @@ from dcoll.torch.work import Done, Work
 
 def create(made: Any, options: Any = None) -> Any:
     """What init_process_group() and new_group() call."""
+    if not isinstance(options, (type(None), TorchBackend.Options)):  # of several backends all get those of one
+        raise ArgumentError(
+            f"init_process_group or new_group got pg_options={options!r}, but the dcoll backend has none: leave it out"
+        )
     if not BACKENDS_IN_PYTHON:
         return DcollProcessGroup(made)
     backend = DcollBackend(made.group_rank, made.group_size)

@@ -19,7 +19,7 @@ import dcoll as hvd
 import dcoll.torch  # registers the backend
 from dcoll import _C
 from dcoll.job.world import WORLD
-from dcoll.torch.process_group import BACKENDS_IN_PYTHON
+from dcoll.torch.process_group import BACKENDS_IN_PYTHON, TorchBackend
 
 
 def check_init() -> None:
@@ -354,6 +354,21 @@ def check_groups_timeout() -> None:
         with pytest.raises(hvd.TimeoutError, match=r"waiting for rank.*the group's timeout \(seconds, now 0\.5\)"):
             group.allreduce(one).wait()
     dist.barrier()
+
+
+def check_what_torch_asks_the_backend_for() -> None:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.supports_tensor_alloc(torch.device("cpu"))
+    assert not backend.supports_tensor_alloc(0)  # as DDP's reducer asks, in C++
+    for name in ("_supports_time_estimate", "supports_reconfigure", "supports_window"):  # torch's own call themselves
+        assert not getattr(backend, name)
+
+
+def check_options_are_refused() -> None:
+    ranks = list(range(dist.get_world_size()))
+    with pytest.raises(hvd.ArgumentError, match=r"pg_options=\{'high_priority': True\}, .*has none"):
+        dist.new_group(ranks, pg_options={"high_priority": True})
+    dist.new_group(ranks, pg_options=TorchBackend.Options("dcoll"))
 
 
 def check_destroy() -> None:
