@@ -133,16 +133,17 @@ class Work(dist.Work):
 
     def get_future(self) -> Any:
         """A future that is done when this is, with the list of the tensors."""
-        if self._future is None:
-            # The outcome is that of a callback: C++, as in DDP, does not see what Future.set_exception() was given.
-            self._begun = torch.futures.Future(devices=devices_of(self._tensors))
-            future = self._begun.then(self._outcome)
-            if self._handle.poll():
-                self._complete()
-            else:
-                COMPLETIONS.add(self)
-            self._future = future
-        return self._future
+        with COMPLETIONS.lock:  # for whichever of several threads asks first
+            if self._future is None:
+                # The outcome is that of a callback: C++, as in DDP, does not see what Future.set_exception() was given.
+                self._begun = torch.futures.Future(devices=devices_of(self._tensors))
+                future = self._begun.then(self._outcome)
+                if self._handle.poll():
+                    self._complete()
+                else:
+                    COMPLETIONS.add(self)
+                self._future = future
+            return self._future
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
         error = self.exception()
@@ -162,13 +163,19 @@ class Handles:
         self._handles = handles
 
     def wait(self, timeout: float | None = None, spins: bool = True) -> None:
-        """timeout: of all together."""
+        """timeout: of all together. The first error, once all have ended: who waits would come again at once."""
         begin = time.monotonic()
         left = timeout
+        first: Exception | None = None
         for handle in self._handles:
-            handle.wait(left, spins)
+            try:
+                handle.wait(left, spins)
+            except Exception as error:
+                first = first or error
             if timeout is not None:
                 left = max(0.0, begin + timeout - time.monotonic())
+        if first is not None:
+            raise first
 
     def poll(self) -> bool:
         return all([handle.poll() for handle in self._handles])  # every one: it is what brings them on
@@ -203,13 +210,13 @@ class Completions:
     """
 
     def __init__(self) -> None:
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
         self._pending: list[Work] = []
         self._thread: threading.Thread | None = None
         self._stops = False
         self._in_callback_since: float | None = None
-        self._watch_again = threading.Condition(lock)
+        self._watch_again = threading.Condition(self.lock)
         self._watcher: threading.Thread | None = None
         self._watches = False
 

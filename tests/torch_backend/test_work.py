@@ -89,6 +89,39 @@ def test_several_operations_have_one_limit() -> None:
     assert given[3:] == [-1.0] * 3
 
 
+def test_the_first_error_of_several_operations_is_raised_once_all_have_ended() -> None:
+    class Fails(Unfinished):
+        def wait(self, timeout: float | None = None, spins: bool = True) -> None:
+            super().wait()
+            raise ValueError("the first")
+
+    last = Unfinished()
+    operations = works.Handles([Fails(), Fails(), last])
+    with pytest.raises(ValueError, match="the first"):
+        operations.wait()
+    assert last.done
+
+
+def test_threads_that_ask_at_once_get_one_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works, "COMPLETIONS", works.Completions())
+
+    class Late(Unfinished):
+        def poll(self) -> bool:
+            time.sleep(0.1)
+            return super().poll()
+
+    handle: Any = Late()
+    work = works.Work(handle, [])
+    futures: list[Any] = []
+    threads = [threading.Thread(target=lambda: futures.append(work.get_future())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert futures[0] is futures[1]
+    assert futures[0].wait() == []
+
+
 def test_where_there_is_no_thread_a_future_is_refused_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(works, "COMPLETIONS", works.Completions())
     refused: list[str] = []
