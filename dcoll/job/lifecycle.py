@@ -138,6 +138,7 @@ class Lifecycle:
         if os.getpid() != self._pid or self._ended:
             return  # a forked child: neither the communicator nor the place in the job is its own
         self._ended = True
+        may_hang = self._comm is not None or isinstance(self.job, _C.Mpi)
         try:
             self.leave(REGISTRY.communicators())
         except DcollError as error:
@@ -151,9 +152,10 @@ class Lifecycle:
             while True:
                 time.sleep(1)  # until then
         rank, limit = self.job.rank, environment.seconds("DCOLL_TIMEOUT")
-        self.job.abort_after(
-            limit, 1, f"dcoll: rank {rank} still ran {limit:.0f} s after its program's end (DCOLL_TIMEOUT)."
-        )
+        if may_hang:  # the job would; who has left one without MPI holds up nobody
+            self.job.abort_after(
+                limit, 1, f"dcoll: rank {rank} still ran {limit:.0f} s after its program's end (DCOLL_TIMEOUT)."
+            )
         self.job.finalize()
 
 

@@ -164,3 +164,28 @@ def test_ranks_of_multiprocessing_that_destroy_nothing(tmp_path: Path, method: s
         assert done.stdout.count("rank 1: ValueError: the data ran out") == 2, text
         assert f"statuses 4 {3 if what == 'exits' else 1} 4" in done.stdout, text
         assert ("ValueError: the data ran out" in done.stderr) == (what == "raises"), text
+
+
+ENDS_SLOWLY = """
+import atexit
+import os
+import sys
+import time
+atexit.register(lambda: (time.sleep(4), print("ended", flush=True)))
+import torch.distributed as dist
+import dcoll.torch
+
+rank, size, file, destroys = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "destroys"
+dist.init_process_group("dcoll", store=dist.FileStore(file, size), rank=rank, world_size=size)
+dist.barrier()
+if destroys:
+    dist.destroy_process_group()
+os.environ["DCOLL_TIMEOUT"] = "1"
+"""
+
+
+@pytest.mark.parametrize("what", ["destroys", "leaves it"])
+def test_a_slow_exit_handler(tmp_path: Path, what: str) -> None:
+    told = run_ranks(2, ENDS_SLOWLY, str(tmp_path / "store"), what)
+    for text in told:
+        assert text.endswith("ended\nstatus 0" if what == "destroys" else "(DCOLL_TIMEOUT).\nstatus 1"), text
