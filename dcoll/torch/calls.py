@@ -15,6 +15,8 @@ from dcoll.torch.work import DONE, Done, Handles, Started, Work
 
 _EMULATES = _C.emulates_device()
 _c10d: Any = torch._C._distributed_c10d
+_REGISTERS = not hasattr(_c10d.Backend, "all_gather_single")
+"""Whether no code of torch's is around a group's methods, to note what wait_tensor() in a graph has to wait for."""
 
 COLLECTIVES: dict[str, tuple[Any, str]] = {
     "allreduce": (_c10d.AllreduceOptions, "tensors|tensor opts|op timeout"),
@@ -140,6 +142,9 @@ class Calls:
         work = Work(Started(core, (memory, tensors), finish), tensors, order)
         if self._batch is not None:
             self._batch.append(work)
+        if _REGISTERS and not messages and _c10d._allow_inflight_collective_as_graph_input():
+            for tensor in tensors:
+                _c10d._register_work(tensor, work)
         return work
 
     def _together(self, works: Sequence[Work], tensors: Sequence[torch.Tensor]) -> Work:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from checks_torch_collectives import WAYS
 from pretend_cuda import Pretended
 from torch.distributed import ReduceOp
+from torch.distributed import _functional_collectives as functional
 
 import dcoll as hvd
 import dcoll.torch  # registers the backend
@@ -362,6 +363,17 @@ def check_what_torch_asks_the_backend_for() -> None:
     assert not backend.supports_tensor_alloc(0)  # as DDP's reducer asks, in C++
     for name in ("_supports_time_estimate", "supports_reconfigure", "supports_window"):  # torch's own call themselves
         assert not getattr(backend, name)
+
+
+def check_a_graph_waits_for_what_was_started_before_it() -> None:
+    n = dist.get_world_size()
+    tensor = torch.ones(50_000)
+    dist.barrier()
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        dist.all_reduce(tensor, async_op=True)
+        assert torch.ops._c10d_functional.wait_tensor(tensor).eq(n).all()
 
 
 def check_options_are_refused() -> None:
