@@ -11,6 +11,7 @@ import checks_torch_groups
 import checks_torch_messages
 import checks_torch_methods
 import checks_torch_parallel
+import checks_torch_uses
 import pytest
 import torch
 import torch.distributed as dist
@@ -68,6 +69,7 @@ MODULES: dict[ModuleType, list[tuple[int, str]]] = {
         (2, "apart"),
         (2, "torchrun apart"),
     ],
+    checks_torch_uses: [(2, "auto"), (4, "auto"), (3, "nodes"), (2, "torchrun")],
     checks_torch_device: [(2, "emulated"), (3, "emulated mpi")],
 }
 ENVIRONMENTS = {

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -354,3 +355,30 @@ def test_a_member_that_does_not_come_to_a_group(tmp_path: Path, what: str, error
     told = run_ranks(3, WITHOUT_THE_LAST, str(tmp_path / "store"), what, DCOLL_TIMEOUT="4")
     for text in told[:2]:
         assert re.search(error, text), "\n".join(told)
+
+
+BY_SPAWN = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+import dcoll.torch
+
+def run(rank, file):
+    dist.init_process_group("dcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(run, (sys.argv[1],), nprocs=2)
+    print("ended")
+"""
+
+
+def test_ranks_of_torch_multiprocessing(tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(BY_SPAWN)
+    command = [sys.executable, str(script), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.stdout, done.returncode) == ("ended\n", 0), done.stderr
