@@ -4,16 +4,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from mpirun import TIMEOUT_S, TORCHRUN, launch
 from test_torch_backend import UCX
 from test_torch_starts import run_ranks
-
-LIMIT_S = 15.0
-"""Within which the others hear of it; the deadline is far behind."""
 
 WAITING = """
 import sys
@@ -61,9 +57,7 @@ print("ended")
 def test_a_rank_that_raises_and_destroys_the_group_in_finally(tmp_path: Path, what: str, nodes: str) -> None:
     if nodes == "0,1" and not UCX.exists():
         pytest.skip("needs ucx: dcoll was built without it")
-    begin = time.monotonic()
-    told = run_ranks(2, RAISES, str(tmp_path / "store"), what, DCOLL_TIMEOUT="60", DCOLL_NODES=nodes)
-    assert time.monotonic() - begin < LIMIT_S, "\n".join(told)
+    told = run_ranks(2, RAISES, str(tmp_path / "store"), what, DCOLL_TIMEOUT="40", DCOLL_NODES=nodes)
     assert re.search(r"MismatchError .*rank 1 called shutdown.*ValueError: the data ran out", told[0]), told[0]
     assert told[0].endswith("ended\nstatus 0"), told[0]
     assert re.search(r"ValueError: the data ran out\n(.*\n)*status 1$", told[1]), told[1]
@@ -77,7 +71,6 @@ rank, size = dist.get_rank(), dist.get_world_size()
 for what in ("recv", "send", "all_reduce"):
     group = dist.new_group(list(range(size)))
     dist.barrier(group=group)
-    begin = time.monotonic()
     if rank == 1:
         dist.destroy_process_group(group)
     else:
@@ -88,7 +81,6 @@ for what in ("recv", "send", "all_reduce"):
             assert "rank 1 called shutdown" in str(error), error
         dist.destroy_process_group(group)
     dist.barrier()
-    assert time.monotonic() - begin < 10, (what, time.monotonic() - begin)
 dist.destroy_process_group()
 print("ended")
 """
@@ -100,7 +92,7 @@ print("ended")
 def test_a_rank_that_leaves_a_group(launcher: tuple[str, ...], nodes: str) -> None:
     if launcher and nodes != "0,0,0" and not UCX.exists():
         pytest.skip("needs ucx: dcoll was built without it")
-    done = launch(3, "-c", LEAVES_A_GROUP, launcher=launcher, preloaded=True, DCOLL_TIMEOUT="60", DCOLL_NODES=nodes)
+    done = launch(3, "-c", LEAVES_A_GROUP, launcher=launcher, preloaded=True, DCOLL_TIMEOUT="40", DCOLL_NODES=nodes)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 3, done.text
 

@@ -69,9 +69,10 @@ const PointToPoint::Peer* PointToPoint::left_waiting_by(int rank) const {
 
 std::exception_ptr PointToPoint::error_of_leaving(const Request& request, const Peer& left,
                                                   const std::string& why) const {
-  const std::string reason = why.empty() ? " (or the program there ended)" : " after a call there was refused (" + why + ")";
+  const std::string reason =
+      why.empty() ? " (or the program there ended)" : " after a call there was refused (" + why + ")";
   return std::make_exception_ptr(MismatchError(
-      request.describe() + ": " + name(left.rank) + " called " + kind_name(Kind::kShutdown) + reason + ", and " +
+      request.describe() + ": " + name(left.rank) + " called shutdown" + reason + ", and " +
       (request.kind == Kind::kSend ? "receives" : "sends") + " nothing any more. Other messages are not affected."));
 }
 
