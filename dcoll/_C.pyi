@@ -736,6 +736,9 @@ class kernels:
     def add_and_project(p: int, matrix: int, error: int, q: int, rows: int, columns: int, rank: int) -> None:
         """Of PowerSGD, in float32 (kernels/low_rank.h): matrix += error, unless that is 0; p = q matrix^T."""
     @staticmethod
+    def orthonormalise(factors: Sequence[tuple[int, int, int]]) -> None:
+        """The rows of each p become orthonormal, by Gram-Schmidt. factors: (p, rows, rank)."""
+    @staticmethod
     def project_back(q: int, matrix: int, p: int, rows: int, columns: int, rank: int) -> None:
         """q = p matrix."""
     @staticmethod

@@ -68,6 +68,12 @@ void bind_low_rank(py::module_& k) {
       },
       "p"_a, "matrix"_a, "error"_a, "q"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
   k.def(
+      "orthonormalise",
+      [](const std::vector<std::tuple<uintptr_t, size_t, size_t>>& factors) {
+        for (const auto& [p, rows, rank] : factors) kernels::orthonormalise(to_pointer<float>(p), rows, rank);
+      },
+      "factors"_a, NoGil());
+  k.def(
       "project_back",
       [](uintptr_t q, uintptr_t matrix, uintptr_t p, size_t rows, size_t columns, size_t rank) {
         by_address (&kernels::project_back)(q, matrix, p, {rows, columns, rank});

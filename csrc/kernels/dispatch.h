@@ -32,6 +32,7 @@ using FindFn = size_t (*)(uint32_t* found, const char* src, size_t count, uint32
 inline constexpr int kNumFloatTypes = 4;  // the DTypes up to kFloat64
 
 struct LowRank;
+inline constexpr size_t kLowRankStep = 16;  // elements of a row that are worked on at once
 
 struct Kernels {
   const char* isa;
@@ -53,6 +54,9 @@ struct Kernels {
   void (*low_rank_project_back)(float* q, const float* matrix, const float* p, const LowRank& shape);
   void (*low_rank_split)(float* matrix, float* error, const float* p, const float* q, const float* sum,
                          const LowRank& shape);
+  // Over whole steps: count is a multiple of kLowRankStep.
+  double (*low_rank_dot)(const double* a, const double* b, size_t count);
+  void (*low_rank_subtract)(double* from, double factor, const double* x, size_t count);  // from -= factor * x
 };
 
 const Kernels& generic_kernels();

@@ -34,7 +34,7 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND _dcoll_simd_flags -fno-unswitch-loops)
 endif()
-set_source_files_properties(csrc/kernels/isa_generic.cc PROPERTIES COMPILE_OPTIONS "${_dcoll_simd_flags}")
+set_source_files_properties(csrc/kernels/isa_generic.cc csrc/kernels/low_rank_cpu.cc PROPERTIES COMPILE_OPTIONS "${_dcoll_simd_flags}")
 # UBSan sees the loops in isa_generic.cc. The others are the same loops, for which it would take two minutes more.
 if(DCOLL_SANITIZE MATCHES "undefined")
   list(APPEND _dcoll_simd_flags -fno-sanitize=undefined)

@@ -2,7 +2,8 @@
 // row-major, rows x columns. Its factors are thin: p has `rank` rows of `rows` elements, q `rank` rows of `columns`.
 //
 // Sums are formed in an order that depends on the shape alone, and products are rounded before they are added up, so
-// all instruction sets give the same bits.
+// all instruction sets give the same bits. Ranks on different CPUs must: what each makes of the factors that all have
+// becomes its parameters.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,10 @@ struct LowRank {
 
 // 1. Adds what was lost before, and projects: matrix += error; p = q matrix^T. error may be null: nothing was lost.
 void add_and_project(float* p, float* matrix, const float* error, const float* q, const LowRank& shape);
+
+// Between 1 and 2: the rows of p become orthonormal, each what it has that those before it have not. One that has
+// nothing becomes a direction that is left, or zeros where none is. With infinity or NaN in it, all of p becomes NaN.
+void orthonormalise(float* p, size_t rows, size_t rank);
 
 // 2. With p orthonormal: q = p matrix.
 void project_back(float* q, const float* matrix, const float* p, const LowRank& shape);

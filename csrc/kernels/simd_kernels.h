@@ -357,6 +357,8 @@ constexpr Kernels make_table(const char* isa) {
       low_rank_project,
       low_rank_project_back,
       low_rank_split,
+      low_rank_dot,
+      low_rank_subtract,
   };
 }
 #undef DCOLL_REDUCE_ROW

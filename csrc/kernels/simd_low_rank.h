@@ -1,6 +1,7 @@
 // The loops of low_rank.h over the vectors of simd.h. Included by simd_kernels.h only.
 #pragma once
 
+#include "kernels/dispatch.h"
 #include "kernels/low_rank.h"
 #include "kernels/simd.h"
 
@@ -8,7 +9,7 @@ namespace dcoll::kernels {
 namespace {
 
 // An instruction set with shorter vectors takes several for a step, so that sums are formed in the same order.
-constexpr size_t kStep = 16;  // floats
+constexpr size_t kStep = kLowRankStep;
 constexpr size_t kParts = kStep * sizeof(float) / kVectorBytes;
 constexpr size_t kPartLanes = kVectorBytes / sizeof(float);
 
@@ -56,13 +57,17 @@ DCOLL_INLINE void add(Step& sum, const Step& x) { DCOLL_EACH_PART sum.v[i] += x.
 DCOLL_INLINE void add_product(Step& sum, const Step& a, const Step& b) { DCOLL_EACH_PART sum.v[i] += a.v[i] * b.v[i]; }
 DCOLL_INLINE void add_product(Step& sum, float a, const Step& b) { DCOLL_EACH_PART sum.v[i] += a * b.v[i]; }
 
-DCOLL_INLINE float sum_of(const Step& s) {
-  float x[kStep];
-  Whole{}.store(x, s);
+template <class T>
+DCOLL_INLINE T sum_of(T (&x)[kStep]) {
   for (size_t half = kStep / 2; half > 0; half /= 2) {
     for (size_t i = 0; i < half; ++i) x[i] += x[i + half];
   }
   return x[0];
+}
+DCOLL_INLINE float sum_of(const Step& s) {
+  float x[kStep];
+  Whole{}.store(x, s);
+  return sum_of(x);
 }
 
 // ---- 1: a row of the matrix gets its error, and is multiplied by kRanks rows of q ----
@@ -79,6 +84,33 @@ DCOLL_INLINE void project_row(float* p, float* row, const float* error, const fl
     DCOLL_EACH_RANK add_product(sums[k], some.load(q + k * s.columns + at), x);
   });
   for (size_t k = 0; k < kRanks; ++k) p[k * s.rows] = sum_of(sums[k]);
+}
+
+// ---- between: what Gram-Schmidt does, in double ----
+
+using VecD = Vec<double>;
+constexpr size_t kPartDoubles = kVectorBytes / sizeof(double);
+constexpr size_t kDoubleParts = kStep / kPartDoubles;
+
+double low_rank_dot(const double* a, const double* b, size_t count) {
+  VecD sums[kDoubleParts] = {};
+  for (size_t at = 0; at < count; at += kStep) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kDoubleParts; ++i) {
+      const size_t part = at + i * kPartDoubles;
+      sums[i] += load_vec<VecD>((const char*)(a + part)) * load_vec<VecD>((const char*)(b + part));
+    }
+  }
+  double x[kStep];
+  __builtin_memcpy(x, sums, sizeof(x));
+  return sum_of(x);
+}
+
+void low_rank_subtract(double* from, double factor, const double* x, size_t count) {
+  for (size_t at = 0; at < count; at += kPartDoubles) {
+    const VecD left = load_vec<VecD>((const char*)(from + at)) - factor * load_vec<VecD>((const char*)(x + at));
+    store_vec((char*)(from + at), left);
+  }
 }
 
 // ---- 2: kRanks rows of q get what some rows of the matrix add to them ----

@@ -78,25 +78,22 @@ class _Matrix:
         """value: the gradient, to which the error, what was lost before, is added."""
         self.index = index
         self.value = value
-        self._core = (*value.shape, len(q)) if in_core(value) else None
-        if self._core:
+        self.in_core = in_core(value)
+        self._shape = *value.shape, len(q)
+        if self.in_core:
             self.p = value.new_empty(len(q), len(value))
             lost = 0 if error is None else error.data_ptr()
-            _C.kernels.add_and_project(self.p.data_ptr(), value.data_ptr(), lost, q.data_ptr(), *self._core)
+            _C.kernels.add_and_project(self.p.data_ptr(), value.data_ptr(), lost, q.data_ptr(), *self._shape)
             return
         if error is not None:
             value.add_(error)
         self.p = (value @ q.t()).t().contiguous()
 
     def project(self) -> None:
-        """p has come back as the sum over the ranks, or their average. Infinity and NaN become NaN everywhere."""
-        if _is_finite(self.p):  # orthonormal for a p of lower rank, and of zeros, too
-            self.p = torch.linalg.qr(self.p.t()).Q.t().contiguous()
-        else:
-            self.p.fill_(torch.nan)
-        if self._core:
+        """p is orthonormal."""
+        if self.in_core:
             self.q = self.p.new_empty(len(self.p), self.value.shape[1])
-            _C.kernels.project_back(self.q.data_ptr(), self.value.data_ptr(), self.p.data_ptr(), *self._core)
+            _C.kernels.project_back(self.q.data_ptr(), self.value.data_ptr(), self.p.data_ptr(), *self._shape)
         else:
             self.q = self.p @ self.value
         self.sum = self.q.clone()
@@ -116,12 +113,24 @@ class _Matrix:
 
     def _split(self, error: torch.Tensor) -> None:
         """What is sent stays in value; what is lost becomes the error."""
-        if self._core:
+        if self.in_core:
             factors = (one.data_ptr() for one in (self.p, self.q, self.sum))
-            _C.kernels.split(self.value.data_ptr(), error.data_ptr(), *factors, *self._core)
+            _C.kernels.split(self.value.data_ptr(), error.data_ptr(), *factors, *self._shape)
             return
         torch.addmm(self.value, self.p.t(), self.q, alpha=-1, out=error)
         torch.mm(self.p.t(), self.sum, out=self.value)
+
+
+def _orthonormalise(matrices: Sequence[_Matrix]) -> None:
+    """Their p have come back as sums over the ranks, or averages: in the core, the same bits on every CPU of all.
+
+    Orthonormal for a p of lower rank, and of zeros, too. Infinity and NaN become NaN everywhere.
+    """
+    _C.kernels.orthonormalise([(one.p.data_ptr(), one.p.shape[1], len(one.p)) for one in matrices if one.in_core])
+    for one in matrices:
+        if not one.in_core:
+            whole = _is_finite(one.p)
+            one.p = torch.linalg.qr(one.p.t()).Q.t().contiguous() if whole else one.p.fill_(torch.nan)
 
 
 class PowerSGDReducer(BucketReducer):
@@ -223,6 +232,7 @@ class PowerSGDReducer(BucketReducer):
             self._failure = self._failure or error
             for one in matrices:
                 one.p.fill_(torch.nan)
+        _orthonormalise(matrices)
         for one in matrices:
             with _exactly(one.value):
                 one.project()

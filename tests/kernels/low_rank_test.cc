@@ -120,6 +120,40 @@ void check_all_shapes(bool whole) {
   }
 }
 
+// What the rows of p are then, and what they have of each other, against the first instruction set's bits.
+void check_orthonormal(const Values& p, size_t rows, size_t rank) {
+  Values first;
+  for (const std::string& isa : test::available_isas()) {
+    CHECK(kernels::set_isa(isa));
+    Values found = p;
+    kernels::orthonormalise(found.data(), rows, rank);
+    if (first.empty()) first = found;
+    CHECK(same(found, first));
+  }
+  for (size_t a = 0; a < rank; ++a) {
+    for (size_t b = 0; b < rank; ++b) {
+      double sum = 0;
+      for (size_t i = 0; i < rows; ++i) sum += static_cast<double>(first[a * rows + i]) * first[b * rows + i];
+      CHECK(std::abs(sum - (a == b && a < rows)) < 1e-6);
+    }
+  }
+}
+
+TEST(rows_become_orthonormal_with_the_same_bits_everywhere) {
+  for (const size_t rows : {0, 1, 2, 15, 16, 17, 200}) {
+    for (const size_t rank : {1, 2, 4, 11}) {
+      const Values any = operands_of({rows, 0, rank}, false, test::seed()).p;
+      for (const float scale : {1.0f, 1e30f, 1e-30f, 0.0f}) {
+        Values p = any;
+        for (float& x : p) x *= scale;
+        check_orthonormal(p, rows, rank);
+        for (size_t i = rows; i < p.size(); ++i) p[i] = p[i - rows];  // of one direction
+        check_orthonormal(p, rows, rank);
+      }
+    }
+  }
+}
+
 TEST(sums_are_in_the_order_that_is_promised) { check_all_shapes(false); }
 TEST(whole_numbers_are_exact) { check_all_shapes(true); }
 

@@ -139,8 +139,10 @@ def test_what_was_lost_is_what_is_kept() -> None:
 def test_float32_goes_through_the_core_or_through_torch(
     rank: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same within roundings; ranks have equal bits either way."""
+    """The same within roundings; ranks have equal bits either way. LAPACK's depend on the CPU: not in the core."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    if threads == 1:
+        monkeypatch.delattr(torch.linalg, "qr")
 
     def body(comm: _C.Communicator) -> list[torch.Tensor]:
         model = Model(torch.float32)
@@ -158,6 +160,20 @@ def test_float32_goes_through_the_core_or_through_torch(
 
     assert power_sgd.in_core(torch.zeros(2, 2)) == (threads == 1)
     expect_equal_bits(run_ranks(3, body))
+
+
+def test_a_bad_float32_makes_all_of_its_matrix_nan() -> None:
+    def body(comm: _C.Communicator) -> None:
+        model = Model(torch.float32)
+        sync = made(comm, model)
+        is_as_expected = torch.Tensor.isfinite, torch.Tensor.isnan
+        for of_rank_1, is_bad in ((1.0, False), (float("nan"), True), (2.0, False), (float("inf"), True), (3.0, False)):
+            clear(model, sync)
+            (model.w * torch.full((40, 30), of_rank_1 if comm.rank else 1.0)).sum().backward()
+            assert is_as_expected[is_bad](model.w.grad).all()
+            sync.after_step()
+
+    run_ranks(2, body)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -188,15 +204,16 @@ def test_a_bad_step_arrives_and_is_forgotten(bad: float) -> None:
     run_ranks(2, body)
 
 
-def test_zeros_and_few_directions_do_not_stay() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_zeros_and_few_directions_do_not_stay(dtype: torch.dtype) -> None:
     """After gradients of zeros, and of one direction alone, others arrive as well as ever."""
 
     def body(comm: _C.Communicator) -> None:
-        model = Model(names=("w",))
+        model = Model(dtype, names=("w",))
         sync = made(comm, model)
-        one = torch.zeros(40, 30, dtype=torch.float64)
+        one = torch.zeros(40, 30, dtype=dtype)
         one[3, 4] = 1.0
-        target = gradient_of((40, 2), 0, 0) @ gradient_of((2, 30), 1, 0)
+        target = (gradient_of((40, 2), 0, 0) @ gradient_of((2, 30), 1, 0)).to(dtype)
         for given in (torch.zeros_like(one), one, one, target * 1e-30, target * 1e30):
             clear(model, sync)
             (model.w * given).sum().backward()
