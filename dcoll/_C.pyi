@@ -733,8 +733,11 @@ class kernels:
     def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
         """False: a message is damaged."""
     @staticmethod
-    def add_and_project(p: int, matrix: int, error: int, q: int, rows: int, columns: int, rank: int) -> None:
-        """Of PowerSGD, in float32 (kernels/low_rank.h): matrix += error, unless that is 0; p = q matrix^T."""
+    def add_and_project(
+        p: int, matrix: int, source: int, error: int, q: int, rows: int, columns: int, rank: int
+    ) -> None:
+        """Of PowerSGD, in float32 (kernels/low_rank.h): matrix = source + error, unless that is 0; p = q matrix^T.
+        source may be the matrix."""
     @staticmethod
     def orthonormalise(factors: Sequence[tuple[int, int, int]]) -> None:
         """The rows of each p become orthonormal, by Gram-Schmidt. factors: (p, rows, rank)."""

@@ -63,10 +63,9 @@ void bind_low_rank(py::module_& k) {
   using namespace py::literals;
   k.def(
       "add_and_project",
-      [](uintptr_t p, uintptr_t matrix, uintptr_t error, uintptr_t q, size_t rows, size_t columns, size_t rank) {
-        by_address (&kernels::add_and_project)(p, matrix, error, q, {rows, columns, rank});
-      },
-      "p"_a, "matrix"_a, "error"_a, "q"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
+      [](uintptr_t p, uintptr_t matrix, uintptr_t source, uintptr_t error, uintptr_t q, size_t rows, size_t columns,
+         size_t rank) { by_address (&kernels::add_and_project)(p, matrix, source, error, q, {rows, columns, rank}); },
+      "p"_a, "matrix"_a, "source"_a, "error"_a, "q"_a, "rows"_a, "columns"_a, "rank"_a, NoGil());
   k.def(
       "orthonormalise",
       [](const std::vector<std::tuple<uintptr_t, size_t, size_t>>& factors) {

@@ -50,7 +50,8 @@ struct Kernels {
   DrawFn draw_steps;
   FindFn find_beyond;  // topk.h
   // low_rank.h
-  void (*low_rank_project)(float* p, float* matrix, const float* error, const float* q, const LowRank& shape);
+  void (*low_rank_project)(float* p, float* matrix, const float* source, const float* error, const float* q,
+                           const LowRank& shape);
   void (*low_rank_project_back)(float* q, const float* matrix, const float* p, const LowRank& shape);
   void (*low_rank_split)(float* matrix, float* error, const float* p, const float* q, const float* sum,
                          const LowRank& shape);

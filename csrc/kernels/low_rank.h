@@ -14,8 +14,10 @@ struct LowRank {
   size_t rows, columns, rank;
 };
 
-// 1. Adds what was lost before, and projects: matrix += error; p = q matrix^T. error may be null: nothing was lost.
-void add_and_project(float* p, float* matrix, const float* error, const float* q, const LowRank& shape);
+// 1. Adds what was lost before, and projects: matrix = source + error; p = q matrix^T. source may be the matrix, else
+// they do not overlap. error may be null: nothing was lost.
+void add_and_project(float* p, float* matrix, const float* source, const float* error, const float* q,
+                     const LowRank& shape);
 
 // Between 1 and 2: the rows of p become orthonormal, each what it has that those before it have not. One that has
 // nothing becomes a direction that is left, or zeros where none is. With infinity or NaN in it, all of p becomes NaN.

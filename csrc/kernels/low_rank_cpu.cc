@@ -70,9 +70,10 @@ class Directions {
 
 }  // namespace
 
-void add_and_project(float* p, float* matrix, const float* error, const float* q, const LowRank& shape) {
+void add_and_project(float* p, float* matrix, const float* source, const float* error, const float* q,
+                     const LowRank& shape) {
   const KeepSubnormals keep;
-  active_kernels().low_rank_project(p, matrix, error, q, shape);
+  active_kernels().low_rank_project(p, matrix, source, error, q, shape);
 }
 
 void orthonormalise(float* p, size_t rows, size_t rank) {

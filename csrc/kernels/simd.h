@@ -59,6 +59,22 @@ DCOLL_INLINE void store_vec(char* p, V v) {
   __builtin_memcpy(p, &v, sizeof(V));
 }
 
+// Stores that bypass the caches, to a multiple of the vector's size; and before other threads may read what they wrote.
+#if defined(__AVX512BW__)
+DCOLL_INLINE void stream_vec(char* p, VecF v) { _mm512_stream_ps((float*)p, (__m512)v); }
+#elif defined(__AVX2__)
+DCOLL_INLINE void stream_vec(char* p, VecF v) { _mm256_stream_ps((float*)p, (__m256)v); }
+#elif defined(__SSE2__)
+DCOLL_INLINE void stream_vec(char* p, VecF v) { _mm_stream_ps((float*)p, (__m128)v); }
+#else
+DCOLL_INLINE void stream_vec(char* p, VecF v) { store_vec(p, v); }
+#endif
+#if defined(__SSE2__)
+DCOLL_INLINE void end_of_streams() { _mm_sfence(); }
+#else
+DCOLL_INLINE void end_of_streams() {}
+#endif
+
 // ---- bfloat16: the upper half of a float32 ----
 
 // The bfloat16 is in the lower half of each lane, zeros above. A NaN is made quiet, so that dropping its low bits

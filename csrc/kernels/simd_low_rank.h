@@ -30,6 +30,9 @@ struct Whole {
   DCOLL_INLINE void store(float* to, const Step& s) const {
     DCOLL_EACH_PART store_vec((char*)(to + i * kPartLanes), s.v[i]);
   }
+  DCOLL_INLINE void stream(float* to, const Step& s) const {
+    DCOLL_EACH_PART stream_vec((char*)(to + i * kPartLanes), s.v[i]);
+  }
 };
 struct Part {
   size_t count;
@@ -43,6 +46,7 @@ struct Part {
     Whole{}.store(x, s);
     __builtin_memcpy(to, x, count * sizeof(float));
   }
+  DCOLL_INLINE void stream(float* to, const Step& s) const { store(to, s); }
 };
 
 // work(at, whole or part) over a row.
@@ -72,13 +76,18 @@ DCOLL_INLINE float sum_of(const Step& s) {
 
 // ---- 1: a row of the matrix gets its error, and is multiplied by kRanks rows of q ----
 
-template <size_t kRanks, bool kHasError>
-DCOLL_INLINE void project_row(float* p, float* row, const float* error, const float* q, const LowRank& s) {
+enum class Row { kIsThere, kIsCopied, kIsAdded, kIsStreamed };  // the last: as the one before, past the caches
+
+template <size_t kRanks, Row kRow>
+DCOLL_INLINE void project_row(float* p, float* row, const float* source, const float* error, const float* q,
+                              const LowRank& s) {
   Step sums[kRanks] = {};
   in_steps(s.columns, [&](size_t at, auto some) {
-    Step x = some.load(row + at);
-    if constexpr (kHasError) {
-      add(x, some.load(error + at));
+    Step x = some.load(source + at);
+    if constexpr (kRow >= Row::kIsAdded) add(x, some.load(error + at));
+    if constexpr (kRow == Row::kIsStreamed) {
+      some.stream(row + at, x);
+    } else if constexpr (kRow != Row::kIsThere) {
       some.store(row + at, x);
     }
     DCOLL_EACH_RANK add_product(sums[k], some.load(q + k * s.columns + at), x);
@@ -135,7 +144,7 @@ DCOLL_INLINE void project_rows_back(float* q, const float* matrix, const float* 
 
 // ---- 3: kRanks directions take their share from a row, which becomes what is sent of it ----
 
-template <size_t kRanks>
+template <size_t kRanks, bool kStreams>
 DCOLL_INLINE void split_row(float* row, float* error, const float* p, const float* q, const float* sum,
                             const LowRank& s, bool first) {
   float factors[kRanks];
@@ -146,7 +155,11 @@ DCOLL_INLINE void split_row(float* row, float* error, const float* p, const floa
       add_product(lost, -factors[k], some.load(q + k * s.columns + at));
       add_product(sent, factors[k], some.load(sum + k * s.columns + at));
     }
-    some.store(error + at, lost);
+    if constexpr (kStreams) {
+      some.stream(error + at, lost);
+    } else {
+      some.store(error + at, lost);
+    }
     some.store(row + at, sent);
   });
 }
@@ -170,17 +183,33 @@ DCOLL_INLINE void of_ranks(size_t first, size_t rank, const Work& work) {
   work(Number<kRanksAtOnce>{});
 }
 
-void low_rank_project(float* p, float* matrix, const float* error, const float* q, const LowRank& s) {
+// Whether stores go past the caches, which would read a line before it is written to: where rows are whole steps, are
+// written once, and are so many that they would not be cached any more in the next pass.
+bool low_rank_streams(const float* to, const LowRank& s) {
+  constexpr size_t kStreamBytes = (size_t)1 << 20;
+  const size_t row_bytes = s.columns * sizeof(float);
+  return s.rank <= kRanksAtOnce && s.columns % kStep == 0 && (uintptr_t)to % kVectorBytes == 0 &&
+         s.rows * row_bytes >= kStreamBytes;
+}
+
+void low_rank_project(float* p, float* matrix, const float* source, const float* error, const float* q,
+                      const LowRank& s) {
+  const bool is_there = source == matrix && error == nullptr, streams = source != matrix && low_rank_streams(matrix, s);
   for (size_t i = 0; i < s.rows; ++i) {
     for (size_t k = 0; k < s.rank; k += kRanksAtOnce) {
       of_ranks(k, s.rank, [&](auto ranks) {
+        constexpr size_t n = ranks.value;
         float *const to = p + k * s.rows + i, *const row = matrix + i * s.columns;
-        const float* const of = q + k * s.columns;
-        if (error == nullptr || k != 0) return project_row<ranks.value, false>(to, row, nullptr, of, s);
-        project_row<ranks.value, true>(to, row, error + i * s.columns, of, s);
+        const float *const from = source + i * s.columns, *const of = q + k * s.columns;
+        if (is_there || k != 0) return project_row<n, Row::kIsThere>(to, row, row, nullptr, of, s);
+        if (error == nullptr) return project_row<n, Row::kIsCopied>(to, row, from, nullptr, of, s);
+        const float* const lost = error + i * s.columns;
+        if (streams) return project_row<n, Row::kIsStreamed>(to, row, from, lost, of, s);
+        project_row<n, Row::kIsAdded>(to, row, from, lost, of, s);
       });
     }
   }
+  if (streams) end_of_streams();
 }
 
 void low_rank_project_back(float* q, const float* matrix, const float* p, const LowRank& s) {
@@ -201,14 +230,18 @@ void low_rank_project_back(float* q, const float* matrix, const float* p, const 
 }
 
 void low_rank_split(float* matrix, float* error, const float* p, const float* q, const float* sum, const LowRank& s) {
+  const bool streams = low_rank_streams(error, s);
   for (size_t i = 0; i < s.rows; ++i) {
     for (size_t k = 0; k < s.rank; k += kRanksAtOnce) {
       of_ranks(k, s.rank, [&](auto ranks) {
-        split_row<ranks.value>(matrix + i * s.columns, error + i * s.columns, p + k * s.rows + i, q + k * s.columns,
-                               sum + k * s.columns, s, k == 0);
+        float *const row = matrix + i * s.columns, *const lost = error + i * s.columns;
+        const float *const of = p + k * s.rows + i, *const mine = q + k * s.columns, *const all = sum + k * s.columns;
+        if (streams) return split_row<ranks.value, true>(row, lost, of, mine, all, s, true);
+        split_row<ranks.value, false>(row, lost, of, mine, all, s, k == 0);
       });
     }
   }
+  if (streams) end_of_streams();
 }
 
 #undef DCOLL_EACH_PART

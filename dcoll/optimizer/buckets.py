@@ -202,6 +202,11 @@ class Views:
             self._note_uses(i)
         self.residuals.move(reducer, params)
 
+    def fill(self, i: int, gradient: torch.Tensor, reducer: AnyReducer | None) -> None:
+        """With a gradient that is elsewhere, as it is; a Reducer that is told so by mark_ready() may begin with it."""
+        if not (isinstance(reducer, power_sgd.PowerSGDReducer) and reducer.take(i, gradient)):
+            self.tensors[i].copy_(gradient)
+
     def _note_uses(self, i: int) -> None:
         self._storages[i] = self.tensors[i].untyped_storage()._cdata
         self._usual_uses[i] = 0 if _storage_uses is None else _storage_uses(self._storages[i])

@@ -189,7 +189,7 @@ class GradientSync(FailedRounds):
             if p.grad is None:
                 p.grad = view.zero_()
             else:
-                self._in_bucket(i)
+                self._in_bucket(i, as_it_is=True)
             on_communicator.allreduce_sync_(self.comm, view, self.op, self._called(p), 1.0 / scale, scale)
 
     def _called(self, p: torch.Tensor) -> str:
@@ -211,7 +211,7 @@ class GradientSync(FailedRounds):
         if self._state.sums_again and not self._state.idle and self.sparse.is_sum(p.grad):
             raise gradient_errors.summed_twice(self.name_of(p))
 
-    def _in_bucket(self, index: int) -> bool:
+    def _in_bucket(self, index: int, as_it_is: bool = False) -> bool:
         """Bring a gradient that autograd or the user put elsewhere into its bucket. False: it is sparse, and stays."""
         p, view = self.params[index], self._views[index]
         grad = p.grad
@@ -230,7 +230,7 @@ class GradientSync(FailedRounds):
             grad = self._as_dense.to_dense(p, grad)
         if grad.shape != view.shape or grad.dtype != view.dtype or grad.device != view.device:
             raise gradient_errors.converted(self.name_of(p), view, grad)
-        view.copy_(grad.detach())
+        self._gradients.fill(index, grad.detach(), None if as_it_is else self._reducer)
         p.grad = view
         return True
 

@@ -61,7 +61,7 @@ _CORE_THREADS = 2
 
 def in_core(value: torch.Tensor) -> bool:
     """Whether the core's passes over memory are taken, of which there are half as many as of torch's operations."""
-    host = value.dtype is torch.float32 and value.device.type == "cpu" and value.is_contiguous()
+    host = value.dtype is torch.float32 and value.device.type == "cpu" and value.is_contiguous() and not value.is_neg()
     return host and torch.get_num_threads() <= _CORE_THREADS
 
 
@@ -74,8 +74,10 @@ class _Matrix:
     than at P^T M, for thin P.
     """
 
-    def __init__(self, index: int, value: torch.Tensor, error: torch.Tensor | None, q: torch.Tensor) -> None:
-        """value: the gradient, to which the error, what was lost before, is added."""
+    def __init__(
+        self, index: int, value: torch.Tensor, source: torch.Tensor, error: torch.Tensor | None, q: torch.Tensor
+    ) -> None:
+        """value: becomes the gradient, `source`, with the error, what was lost before. They are one but in the core."""
         self.index = index
         self.value = value
         self.in_core = in_core(value)
@@ -83,7 +85,8 @@ class _Matrix:
         if self.in_core:
             self.p = value.new_empty(len(q), len(value))
             lost = 0 if error is None else error.data_ptr()
-            _C.kernels.add_and_project(self.p.data_ptr(), value.data_ptr(), lost, q.data_ptr(), *self._shape)
+            given = value.data_ptr(), source.data_ptr(), lost
+            _C.kernels.add_and_project(self.p.data_ptr(), *given, q.data_ptr(), *self._shape)
             return
         if error is not None:
             value.add_(error)
@@ -173,16 +176,25 @@ class PowerSGDReducer(BucketReducer):
         begun = self._rounds >= self._options.start_step or self._states[i].q is not None
         return self._compressible[i] and begun
 
+    def take(self, param: int, gradient: torch.Tensor) -> bool:
+        """Of a gradient that is elsewhere, before mark_ready(): it is read once. False: it has to be copied first."""
+        both = gradient, self.gradients[param]
+        if param in self._ready or not self._compresses(param) or not all(in_core(one) for one in both):
+            return False
+        self._begun[param] = self._matrix(param, gradient)
+        return True
+
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
-        if param not in self._ready and self._compresses(param):  # now, not with its bucket: it is in the cache
-            self._begun[param] = self._matrix(param)
+        if param not in self._ready and param not in self._begun and self._compresses(param):
+            self._begun[param] = self._matrix(param)  # now, not with its bucket: it is in the cache
         return super().mark_ready(param, gradient_ptr)
 
-    def _matrix(self, i: int) -> _Matrix:
+    def _matrix(self, i: int, given: torch.Tensor | None = None) -> _Matrix:
         state, gradient = self._states[i], self.gradients[i]
         q = self._first_q(i) if state.q is None else state.q
+        value = gradient.reshape(len(gradient), -1)
         with _exactly(gradient):
-            return _Matrix(i, gradient.reshape(len(gradient), -1), state.error, q)
+            return _Matrix(i, value, value if given is None else given, state.error, q)
 
     def _calls(self) -> int:
         return len(self._units) + sum(any(self._compresses(i) for i in unit) for unit in self._units)

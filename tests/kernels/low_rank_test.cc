@@ -10,7 +10,7 @@ namespace {
 using Values = std::vector<float>;
 
 struct Operands {
-  Values matrix, error, p, q, sum;
+  Values matrix, source, error, p, q, sum;
 };
 
 Operands operands_of(const kernels::LowRank& s, bool whole, unsigned seed) {
@@ -21,8 +21,9 @@ Operands operands_of(const kernels::LowRank& s, bool whole, unsigned seed) {
     for (float& x : values) x = whole ? std::round(3 * normal(dice)) : normal(dice) * std::ldexp(1.0f, dice() % 20);
     return values;
   };
-  return {draw(s.rows * s.columns), draw(s.rows * s.columns), draw(s.rank * s.rows), draw(s.rank * s.columns),
-          draw(s.rank * s.columns)};
+  const size_t elements = s.rows * s.columns;
+  return {draw(elements),        draw(elements),           draw(elements),
+          draw(s.rank * s.rows), draw(s.rank * s.columns), draw(s.rank * s.columns)};
 }
 
 bool same(const Values& a, const Values& b) {
@@ -42,7 +43,8 @@ float dot_in_order(const float* a, const float* b, size_t count) {
   return sums[0];
 }
 
-void naive_project(Operands& x, const kernels::LowRank& s, bool has_error) {
+void naive_project(Operands& x, const kernels::LowRank& s, bool has_source, bool has_error) {
+  if (has_source) x.matrix = x.source;
   for (size_t i = 0; has_error && i < x.matrix.size(); ++i) x.matrix[i] += x.error[i];
   for (size_t k = 0; k < s.rank; ++k) {
     for (size_t i = 0; i < s.rows; ++i) {
@@ -89,7 +91,7 @@ void expect_same(const Operands& found, const Operands& wanted) {
 }
 
 void check_passes(const kernels::LowRank& s, bool whole) {
-  for (const bool has_error : {false, true}) {
+  for (const auto& [has_source, has_error] : {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
     Operands found = operands_of(s, whole, test::seed()), wanted = found;
     const auto step = [&](const auto& pass, const auto& naive) {
       pass();
@@ -97,8 +99,9 @@ void check_passes(const kernels::LowRank& s, bool whole) {
       expect_same(found, wanted);
     };
     const float* const error = has_error ? found.error.data() : nullptr;
-    step([&] { kernels::add_and_project(found.p.data(), found.matrix.data(), error, found.q.data(), s); },
-         [&] { naive_project(wanted, s, has_error); });
+    const float* const source = has_source ? found.source.data() : found.matrix.data();
+    step([&] { kernels::add_and_project(found.p.data(), found.matrix.data(), source, error, found.q.data(), s); },
+         [&] { naive_project(wanted, s, has_source, has_error); });
     step([&] { kernels::project_back(found.q.data(), found.matrix.data(), found.p.data(), s); },
          [&] { naive_project_back(wanted, s); });
     step(
@@ -115,6 +118,42 @@ void check_all_shapes(bool whole) {
     for (const size_t rows : {0, 1, 2, 3, 4, 5, 9, 40}) {
       for (const size_t columns : {0, 1, 15, 16, 17, 31, 33, 200}) {
         for (const size_t rank : {1, 2, 3, 4, 5, 8, 11}) check_passes({rows, columns, rank}, whole);
+      }
+    }
+  }
+}
+
+// On a cache line, and `shift` elements behind.
+float* place(Values& memory, const Values& x, size_t shift) {
+  memory.resize(x.size() + 32);
+  float* const at = memory.data() + -reinterpret_cast<uintptr_t>(memory.data()) % 64 / sizeof(float) + shift;
+  std::copy(x.begin(), x.end(), at);
+  return at;
+}
+
+void check_large(const kernels::LowRank& s, size_t shift) {
+  Operands x = operands_of(s, false, test::seed());
+  Values matrix_memory, error_memory;
+  float* const matrix = place(matrix_memory, x.matrix, shift);
+  float* const error = place(error_memory, x.error, shift);
+  Values p(x.p.size());
+  kernels::add_and_project(p.data(), matrix, x.source.data(), error, x.q.data(), s);
+  naive_project(x, s, true, true);
+  CHECK(same(p, x.p));
+  CHECK(same(Values(matrix, matrix + x.matrix.size()), x.matrix));
+  kernels::split(matrix, error, x.p.data(), x.q.data(), x.sum.data(), s);
+  naive_split(x, s);
+  CHECK(same(Values(matrix, matrix + x.matrix.size()), x.matrix));
+  CHECK(same(Values(error, error + x.error.size()), x.error));
+}
+
+TEST(large_matrices_may_be_stored_past_the_caches) {
+  for (const std::string& isa : test::available_isas()) {
+    CHECK(kernels::set_isa(isa));
+    for (const size_t shift : {0, 1, 4}) {
+      for (const size_t rank : {2, 4, 5}) {
+        check_large({300, 1024, rank}, shift);
+        check_large({300, 1023, rank}, shift);
       }
     }
   }
