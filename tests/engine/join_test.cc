@@ -1,5 +1,7 @@
 // A rank that joined takes part in the others' all-reduces without changing them, in order and by name.
+#include <cmath>
 #include <limits>
+#include <mutex>
 
 #include "base/error.h"
 #include "rank_threads.h"
@@ -152,6 +154,51 @@ TEST(other_collectives_are_errors_and_the_job_goes_on) {
       join(comm);
       run(comm, {.kind = Kind::kBarrier});
     });
+  }
+}
+
+// What arrived and what is kept are all that was given. Rank 0 carries a half of its node's sum, and joins early.
+TEST(nothing_is_lost_beside_a_rank_that_keeps_no_errors) {
+  constexpr size_t kCount = 30000;
+  Settings levels = test_settings();
+  levels.nodes = {0, 0, 1, 1};
+  for (Settings settings : {levels, without_shared_memory()}) {
+    settings.compress_local = true;
+    for (const char* codec : {"int8", "topk 0.1 gather", "topk 0.1 owners"}) {
+      for (const bool by_name : {false, true}) {
+        std::mutex mutex;
+        std::vector<double> missing(kCount);  // given, but neither arrived nor kept
+        const int n = settings.nodes.empty() ? 3 : 4;
+        run_ranks(n, settings, [&](Communicator& comm) {
+          std::vector<float> error(kCount);
+          std::vector<double> own(kCount);
+          for (int step = 0; step < 5; ++step) {
+            const bool without_rank_0 = step == 1 || step == 2;
+            if (step == (comm.rank() == 0 ? 1 : 3)) join(comm);
+            if (without_rank_0 && comm.rank() == 0) continue;
+            std::vector<float> x(kCount);
+            for (size_t i = 0; i < kCount; ++i) {
+              x[i] = static_cast<float>((i * 7919 + static_cast<size_t>(100 * comm.rank() + step) * 131) % 101) - 50;
+              own[i] += x[i];
+            }
+            Request request{.kind = Kind::kAllReduce,
+                            .in = x.data(),
+                            .out = x.data(),
+                            .count = kCount,
+                            .encoding = kernels::encoding_named(codec),
+                            .feedback = {.error = error.data()},
+                            .name = "x"};
+            const auto operation = by_name ? comm.submit_by_name(request) : comm.submit(request);
+            comm.wait(*operation);
+            CHECK_EQ(operation->encoded, !without_rank_0);
+            for (size_t i = 0; comm.rank() == 1 && i < kCount; ++i) own[i] -= x[i];  // the same on every rank
+          }
+          const std::lock_guard lock(mutex);
+          for (size_t i = 0; i < kCount; ++i) missing[i] += own[i] - error[i];
+        });
+        for (const double value : missing) CHECK(std::fabs(value) <= (codec[0] == 't' ? 0 : 1e-3));
+      }
+    }
   }
 }
 

@@ -116,6 +116,30 @@ def check_what_arrived_and_what_is_kept_are_all_there_was() -> None:
         assert all_kept(optimizer).abs().sum() > 0
 
 
+def check_nothing_is_lost_beside_a_rank_that_joined() -> None:
+    """Rank 0 carries its node's sums, or a part of them, and joins first."""
+    for compression in (TopK(0.05, exchange="gather"), TopK(0.05, exchange="owners"), hvd.Compression.int8):
+        model = weights()
+        optimizer = distributed(model, compression=compression, op=hvd.Sum)
+        torch.manual_seed(31 + hvd.rank())
+        given, arrived = torch.zeros(6000), torch.zeros(6000)
+
+        def steps(number: int, optimizer: Any = optimizer, model: Any = model) -> None:
+            for _ in range(number):
+                gradient = torch.randint(-50, 51, (6000,)).float()
+                given.add_(gradient)
+                arrived.add_(reduced(optimizer, model, gradient))
+
+        steps(2)
+        if hvd.rank() > 0:
+            steps(3)
+        hvd.join()
+        steps(1)
+        want = hvd.allreduce(given, op=hvd.Sum) - all_kept(optimizer)
+        if hvd.rank() > 0:  # rank 0 has not seen what arrived meanwhile
+            torch.testing.assert_close(arrived, want, rtol=0, atol=0 if isinstance(compression, TopK) else 1e-3)
+
+
 def check_nothing_waits_for_ever() -> None:
     """Of equal gradients every element has its turn."""
     for exchange in ("gather", "owners"):

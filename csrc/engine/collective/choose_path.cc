@@ -31,7 +31,7 @@ std::string_view path_text(Path path) {
 }
 
 bool has_codec(const Fabric& f, const Call& call) {
-  return call.encoding && call.dtype == DType::kFloat32 && f.size > 1 &&
+  return call.encoding && !call.in_full && call.dtype == DType::kFloat32 && f.size > 1 &&
          (call.op == ReduceOp::kSum || call.op == ReduceOp::kAverage);
 }
 

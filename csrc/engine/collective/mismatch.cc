@@ -87,6 +87,10 @@ bool differ_in_arguments(const std::vector<Called>& calls) {
   return true;
 }
 
+// Whether ranks keep what it loses. One that joined has no room for that, though it may encode the sum of its whole
+// node, and owns elements of everybody's: beside it everything goes in full.
+bool keeps_errors(const Encoding& how) { return how.codec == Codec::kInt8 || how.codec == Codec::kTopK; }
+
 Task again(Fabric& fabric, Operation& operation, Within within) {
   return within == Within::kDevice ? on_device(fabric, operation) : run_collective(fabric, operation);
 }
@@ -129,6 +133,7 @@ Task resolve(Fabric& fabric, Operation& operation, Within within, const std::vec
       calls, [&](const Called& call) { return has_joined(call) || call.fingerprint() == example->fingerprint(); });
   if (any_joined && alike && example->kind == Kind::kAllReduce && has_neutral(*example)) {
     if (in_join) return contribute_nothing(fabric, *example);
+    operation.request.in_full = keeps_errors(example->encoding);
     // What a rank that joined contributes is in the host's memory.
     return within == Within::kDevice ? by_host(fabric, operation) : run_collective(fabric, operation);
   }
@@ -157,6 +162,7 @@ Request Called::stand_in() const {
           .postscale = postscale,
           .algo = Algo::of_id(algo),
           .encoding = encoding,
+          .in_full = keeps_errors(encoding),
           .stands_for = fingerprint(),
           .device = device};
 }

@@ -134,7 +134,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (path == Path::kTwoLevels) set_job(job, call, f.size);
   EncodedCost cost;
   op.encoded = encodes(f, call);
-  if (call.encoding) note_codec(f, op, call, job, cost);
+  if (call.encoding && !call.in_full) note_codec(f, op, call, job, cost);
   if (op.encoded) {
     send_scattered_velocity(op.request);
   } else {

@@ -81,6 +81,7 @@ Arguments<To> copy_of(const Arguments<From>& r) {
           .postscale = r.postscale,
           .algo = r.algo,
           .encoding = r.encoding,
+          .in_full = r.in_full,
           .feedback = r.feedback,
           .name = typename To::Text(r.name),
           .splits = {r.splits.begin(), r.splits.end()},

@@ -93,6 +93,7 @@ struct Arguments {
   Algo algo{};
   // allreduce: what float32 is between nodes. encodes() (choose_path.h) says whether it is used.
   Encoding encoding{};
+  bool in_full = false;  // allreduce: `encoding` is not used after all, because ranks have joined
   // Of a call in place, as long as the operand: what this rank's encoding lost before, and loses now. Used where this
   // rank encodes, which is in the same places in every call of the same length. What a call that is not encoded finds
   // there goes with it.
