@@ -1,6 +1,7 @@
 // All-reduces whose messages are encoded (kernels/codec.h), ranks as threads: exact where the values survive encoding,
 // the same bits on all ranks, and nothing lost where the errors are kept.
 #include <cmath>
+#include <cstring>
 #include <mutex>
 
 #include "engine/links/trial.h"
@@ -130,6 +131,38 @@ TEST(results_are_the_same_bits_and_errors_make_up_for_them) {
         CHECK(encoding.codec == Codec::kTopK || std::fabs(kept) < 0.02 * job.ranks);
       }
       CHECK(any_error != sends_all);
+    }
+  }
+}
+
+// Constants that cut what is not encoded into shorter pieces: of a network on which messages take long.
+TEST(bits_do_not_depend_on_what_was_measured) {
+  constexpr size_t kCount = 600000;
+  Settings levels = test_settings();
+  levels.nodes = {0, 0, 1, 1};
+  for (const Settings& settings : {levels, without_shared_memory()}) {
+    for (const char* codec : {"int8", "int8 stochastic", "topk 0.05 gather", "topk 0.05 owners"}) {
+      std::vector<float> first;
+      for (const double beta_us_per_byte : {8e-5, 8e-5, 8e-3}) {
+        plan::Constants constants;
+        constants.network.beta_us_per_byte = beta_us_per_byte;
+        LinkConstants links;
+        links.use = LinkConstants::Use::kAlwaysMeasure;
+        links.may_measure = false;
+        links.of_the_job->set(constants);
+        const auto world = connect_threads(4, settings, links);
+        on_threads(4, [&](int rank) {
+          Communicator& comm = *world[static_cast<size_t>(rank)];
+          std::vector<float> in(kCount);
+          for (size_t i = 0; i < kCount; ++i) in[i] = std::sin(static_cast<float>(i * 13 + 977 * comm.rank()));
+          reduce(comm, {}, in, ReduceOp::kSum);  // which learns them
+          const Called called = reduce(comm, kernels::encoding_named(codec), in, ReduceOp::kSum);
+          CHECK_EQ(comm.constants().topology.network.beta_us_per_byte, beta_us_per_byte);
+          if (rank != 0) return;
+          if (first.empty()) first = called.out;
+          CHECK(std::memcmp(first.data(), called.out.data(), kCount * sizeof(float)) == 0);
+        });
+      }
     }
   }
 }

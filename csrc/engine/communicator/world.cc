@@ -383,7 +383,7 @@ std::vector<Endpoint> connect_thread_nodes(const std::vector<int>& nodes, const 
 
 }  // namespace
 
-std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& given) {
+std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& given, const LinkConstants& links) {
   apply_simd(given);
   const std::vector<int> nodes = split_nodes(std::vector<int>(static_cast<size_t>(n), 0), given);
   const Settings settings = given.on_nodes(are_several(nodes));
@@ -401,6 +401,7 @@ std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings
     members.transport_of_rank[rank] = "self";
     members.transport = std::move(endpoints[rank].transport);
     if (settings.transport != "mpi") members.window = std::move(endpoints[rank].window);
+    members.links = links;
     members.own_core = spacious;
     members.shared_cores = !spacious;
     communicators.push_back(Communicator::make(

@@ -22,7 +22,8 @@ std::shared_ptr<Communicator> connect_world(Bootstrap* job, const Settings& sett
 
 // n communicators of one world inside this process, one for each of n threads. With DCOLL_TRANSPORT=mpi they have no
 // memory in common but for messages, like ranks on different nodes: schedules run instead of the fused forms. With
-// DCOLL_NODES they are on several nodes.
-std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings);
+// DCOLL_NODES they are on several nodes, with these links.
+std::vector<std::shared_ptr<Communicator>> connect_threads(int n, const Settings& settings,
+                                                           const LinkConstants& links = {});
 
 }  // namespace dcoll

@@ -19,7 +19,7 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
       job_(job),
       carriers_(h_.carriers_for(job.bytes())),
       base_(h_.pieces_begun),
-      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_), Hierarchy::kLine) {
+      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_, static_cast<bool>(job.encoding)), Hierarchy::kLine) {
   h_.tell_missing({});
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {

@@ -74,8 +74,8 @@ int Hierarchy::carriers_for(size_t bytes) const {
 }
 
 // A slice, of fewer carriers a larger one, must find room in its result slot.
-size_t Hierarchy::piece_bytes(size_t bytes, int carriers) const {
-  const size_t wanted = plan::piece_bytes(bytes, piece_bytes_, links_.network, slice_bytes_);
+size_t Hierarchy::piece_bytes(size_t bytes, int carriers, bool encoded) const {
+  const size_t wanted = encoded ? piece_bytes_ : plan::piece_bytes(bytes, piece_bytes_, links_.network, slice_bytes_);
   return std::min(wanted, carriers * (result_bytes_ - kLine)) / kLine * kLine;
 }
 

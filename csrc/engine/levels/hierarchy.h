@@ -90,8 +90,9 @@ class Hierarchy {
   std::byte* small_slot(int local, uint64_t ticket) const;
   std::byte* operand_slot(int local, uint64_t piece) const;
   std::byte* result_slot(int local, uint64_t piece) const;
-  // What an all-reduce of so many bytes is cut into, for so many carriers.
-  size_t piece_bytes(size_t bytes, int carriers) const;
+  // What an all-reduce of so many bytes is cut into, for so many carriers. In each piece blocks and selections begin
+  // anew, so the results of an encoded one depend on it. It then depends on nothing that is measured.
+  size_t piece_bytes(size_t bytes, int carriers, bool encoded) const;
   // How many ranks of each node carry it: local ranks 0, 1, ...
   int carriers_for(size_t bytes) const;
   // All-reduces of up to this many bytes ride on the agreement.
