@@ -1,6 +1,7 @@
 // What ranks tell each other in messages, damaged by its sender's stray write: who reads it gets an error that names
 // that rank, and nothing is done with words that cannot be.
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -72,6 +73,56 @@ TEST(calls_that_there_are_not) {
                                    : Request{.kind = Kind::kJoin});
       });
       if (rank != kCulprit) CHECK(text.find("rank 1 sent a call that there is not") != std::string::npos);
+    });
+  }
+}
+
+// Selections of top-k, how many elements they are of, and their sums.
+TEST(selections_that_no_encoder_makes) {
+  constexpr size_t kCount = 300, kLongest = 4 + 30 * (2 + 4);  // ten of a hundred elements
+  using By = std::function<void(std::byte*)>;
+  const auto put = [](size_t at, auto value) -> By {
+    return [=](std::byte* data) { std::memcpy(data + at, &value, sizeof value); };
+  };
+  const By elements = put(0, uint32_t{~0u}), more_elements = put(0, uint64_t{1} << 40);
+  const By place = put(sizeof(uint32_t), uint16_t{kCount});
+  // By owners: two lengths, two selections, a sum. The number of a message is among the culprit's own behind the
+  // handshake, which is of eight bytes as well, but no small number.
+  struct Damage {
+    const char* codec;
+    int message;
+    By by;
+  };
+  const std::vector<Damage> damages = {
+      {"topk 0.1 gather", 1, elements},      {"topk 0.1 gather", 1, place},    {"topk 0.1 owners", 1, more_elements},
+      {"topk 0.1 owners", 2, more_elements}, {"topk 0.1 owners", 3, elements}, {"topk 0.1 owners", 3, place},
+      {"topk 0.1 owners", 4, elements},      {"topk 0.1 owners", 5, elements}, {"topk 0.1 owners", 5, place},
+  };
+  for (const Damage& damage : damages) {
+    Settings settings = test_settings().on_nodes(false);
+    settings.compress_local = true;
+    Fault fault;
+    World world = faulty_world(fault, settings);
+    int message = 0;
+    fault.damage = [&](std::byte* data, size_t bytes) {
+      uint64_t length = 0;
+      if (bytes == sizeof length) std::memcpy(&length, data, sizeof length);
+      const bool is_first = bytes == kLongest || (bytes == sizeof length && length < kCount);
+      if ((message > 0 || is_first) && ++message == damage.message) damage.by(data);
+    };
+    on_threads(kRanks, [&](int rank) {
+      Communicator& comm = *world[static_cast<size_t>(rank)];
+      std::vector<float> x(kCount);
+      for (size_t i = 0; i < kCount; ++i) x[i] = std::sin(static_cast<float>(i * 13 + 977 * comm.rank()));
+      const std::string text = error_of([&] {
+        run(comm, {.kind = Kind::kAllReduce,
+                   .in = x.data(),
+                   .out = x.data(),
+                   .count = kCount,
+                   .encoding = kernels::encoding_named(damage.codec)});
+      });
+      if (rank == kCulprit) return;
+      CHECK(text.find("rank 1 sent a selection of the greatest elements that no encoder makes") != std::string::npos);
     });
   }
 }
