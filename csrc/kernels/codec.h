@@ -54,7 +54,8 @@ std::string encoding_name(const Encoding& encoding);
 Encoding encoding_named(std::string_view name);
 
 // Error feedback (F. Seide et al., "1-bit stochastic gradient descent", 2014): `error`, unless null, is added to what
-// is encoded, and is what was lost afterwards. Of kTopK, `velocity`, unless null, accumulates what comes in, times
+// is encoded, and is what was lost afterwards; what it was where that is no number, as of infinity and of a block of
+// int8 with one in it. Of kTopK, `velocity`, unless null, accumulates what comes in, times
 // `momentum` at each step, and takes its place (momentum correction; Y. Lin et al., "Deep Gradient Compression", 2018,
 // section 3.1); it needs `error`. As long as what is encoded, all of them.
 struct Feedback {

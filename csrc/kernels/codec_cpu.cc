@@ -63,11 +63,8 @@ void decode_portion(Codec codec, float* dst, const void* src, size_t count) {
   }
 }
 
-// What encoding lost; nothing where the value was no number, or what comes next would not be one either.
-float lost(float value, float decoded) {
-  const float difference = value - decoded;
-  return difference - difference == 0.0f ? difference : 0.0f;
-}
+// Of what encoding lost, where the value was no number, or what comes next would not be one either.
+float finite_or(float x, float other) { return x - x == 0.0f ? x : other; }
 
 template <class Work>
 void in_portions(size_t count, const Work& work) {
@@ -166,7 +163,9 @@ size_t encode(Codec codec, void* dst, const float* src, size_t count, float* err
     for (size_t i = 0; i < n; ++i) whole[i] = src[at + i] + error[at + i];
     beyond += encode_portion(codec, to, whole, n, key, at);
     decode_portion(codec, decoded, to, n);
-    for (size_t i = 0; i < n; ++i) error[at + i] = lost(whole[i], decoded[i]);
+    for (size_t i = 0; i < n; ++i) {
+      error[at + i] = finite_or(whole[i] - decoded[i], finite_or(error[at + i], 0.0f));
+    }
   });
   return beyond;
 }
@@ -194,7 +193,7 @@ size_t sum_encoded(Codec codec, void* dst, std::span<const void* const> srcs, si
     if (error == nullptr) return;
     decode_portion(codec, next, bytes(dst) + begin, n);
     const auto back = static_cast<float>(1.0 / factor);
-    for (size_t i = 0; i < n; ++i) error[at + i] += lost(sum[i], next[i]) * back;
+    for (size_t i = 0; i < n; ++i) error[at + i] += finite_or(sum[i] - next[i], 0.0f) * back;
   });
   return beyond;
 }

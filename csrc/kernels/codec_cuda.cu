@@ -242,10 +242,7 @@ struct Int8 {
 
 // ---- the kernels ----
 
-__device__ float lost(float value, float decoded) {
-  const float difference = __fsub_rn(value, decoded);
-  return difference - difference == 0.0f ? difference : 0.0f;
-}
+__device__ float finite_or(float x, float other) { return __fsub_rn(x, x) == 0.0f ? x : other; }
 
 // Calls work(block, n) for the blocks of this warp.
 template <class Work>
@@ -277,8 +274,9 @@ __global__ void __launch_bounds__(kThreads)
   unsigned beyond = 0;
   for_blocks(count, [&](size_t b, unsigned n) {
     Lane8 block = load_floats(src + b * kBlock, n, feed.aligned);
+    Lane8 error = {};
     if (feed.error != nullptr) {
-      const Lane8 error = load_floats(feed.error + b * kBlock, n, feed.aligned);
+      error = load_floats(feed.error + b * kBlock, n, feed.aligned);
 #pragma unroll
       for (unsigned i = 0; i < kQuads * kQuad; ++i) block.x[i] = add(block.x[i], error.x[i]);
     }
@@ -286,7 +284,9 @@ __global__ void __launch_bounds__(kThreads)
     beyond += Form::encode(dst + b * Form::kBlockBytes, block, n, dst_aligned, rounding.bits_of_block(b));
     if (feed.error == nullptr) return;
 #pragma unroll
-    for (unsigned i = 0; i < kQuads * kQuad; ++i) block.x[i] = lost(whole.x[i], block.x[i]);
+    for (unsigned i = 0; i < kQuads * kQuad; ++i) {
+      block.x[i] = finite_or(__fsub_rn(whole.x[i], block.x[i]), finite_or(error.x[i], 0.0f));
+    }
     store_floats(feed.error + b * kBlock, n, feed.aligned, block);
   });
   count_beyond(beyond, feed.beyond);
@@ -327,7 +327,8 @@ __global__ void __launch_bounds__(kThreads)
     Lane8 error = load_floats(feed.error + b * kBlock, n, feed.aligned);
 #pragma unroll
     for (unsigned i = 0; i < kQuads * kQuad; ++i) {
-      error.x[i] = add(error.x[i], __fmul_rn(lost(whole.x[i], sum.x[i]), back));
+      const float lost = finite_or(__fsub_rn(whole.x[i], sum.x[i]), 0.0f);
+      error.x[i] = add(error.x[i], __fmul_rn(lost, back));
     }
     store_floats(feed.error + b * kBlock, n, feed.aligned, error);
   });

@@ -63,15 +63,20 @@ TEST(encode_and_decode) {
 
 TEST(encode_with_error_feedback) {
   for_each_case([](Codec codec, Shape shape, size_t count, size_t misalign, const kernels::Key& key) {
-    const Values before = values_of(shape == Shape::kTiny ? shape : Shape::kNumbers, count, 2);
-    const Placed src(values_of(shape, count, 1), 0), error(before, misalign), twin(before, 0);
-    const size_t bytes = kernels::encoded_bytes(codec, count);
-    const Placed got(bytes, misalign), want(bytes);
-    unsigned long long beyond = 0;
-    kernels::cuda::encode(codec, got.data(), src.floats(), count, error.floats(), &beyond, key, nullptr);
-    CHECK_EQ(beyond, kernels::encode(codec, want.data(), src.floats(), count, twin.floats(), key));
-    CHECK(got == want);
-    CHECK(error == twin);
+    const Values numbers = values_of(shape == Shape::kTiny ? shape : Shape::kNumbers, count, 2);
+    const Values others = values_of(shape, count, 1);
+    for (const bool kept_others : {false, true}) {
+      const Placed src(kept_others ? numbers : others, 0);
+      const Values& before = kept_others ? others : numbers;
+      const Placed error(before, misalign), twin(before, 0);
+      const size_t bytes = kernels::encoded_bytes(codec, count);
+      const Placed got(bytes, misalign), want(bytes);
+      unsigned long long beyond = 0;
+      kernels::cuda::encode(codec, got.data(), src.floats(), count, error.floats(), &beyond, key, nullptr);
+      CHECK_EQ(beyond, kernels::encode(codec, want.data(), src.floats(), count, twin.floats(), key));
+      CHECK(got == want);
+      CHECK(error == twin);
+    }
   });
 }
 

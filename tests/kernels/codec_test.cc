@@ -126,6 +126,20 @@ void check_edges() {
   check_same(decoded(Codec::kInt8, encoded(Codec::kInt8, {1, kInfinity, 2}, &error), 3), {NAN, NAN, NAN});
   check_same(error, {0, 0, 0});
   check_same(decoded(Codec::kInt8, encoded(Codec::kInt8, {1, NAN}), 2), {NAN, NAN});
+  const auto left = [](Codec codec, const std::vector<float>& values, std::vector<float> kept) {
+    std::vector<char> wire(kernels::encoded_bytes(codec, values.size()));
+    kernels::encode(codec, wire.data(), values.data(), values.size(), kept.data());
+    return kept;
+  };
+  for (const float no_number : {kInfinity, -kInfinity, NAN}) {
+    check_same(left(Codec::kInt8, {1, no_number, 2}, {1, 2, 3}), {1, 2, 3});
+    check_same(left(Codec::kInt8, {1, 2, 3}, {1, no_number, 3}), {1, 0, 3});
+    check_same(left(Codec::kFloat16, {65520, no_number, 1}, {1, 2, 0}), {17, 2, 0});
+    std::vector<float> two_blocks(300, 127.25f), kept(300, 1.0f);
+    two_blocks[7] = no_number;
+    kept = left(Codec::kInt8, two_blocks, kept);
+    for (size_t i = 0; i < kept.size(); ++i) CHECK(i < 256 ? kept[i] == 1 : std::fabs(kept[i]) < 0.01f);
+  }
   check_same(decoded(Codec::kInt8, encoded(Codec::kInt8, {1e-40f, 0, -1e-37f}, &error), 3), {0, 0, 0});
   check_same(error, {1e-40f, 0, -1e-37f});
   constexpr float kMost = std::numeric_limits<float>::max();
