@@ -15,7 +15,8 @@ from dcoll.errors import JoinedError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
-from dcoll.optimizer.compressed_reducer import CompressedReducer, DeviceReducer, PythonReducer
+from dcoll.optimizer.bucket_reducer import DeviceReducer
+from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer
 from dcoll.optimizer.host_reducer import HostReducer
 
 library("torch")  # gives its dtypes their codes

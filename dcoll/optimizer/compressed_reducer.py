@@ -1,4 +1,4 @@
-"""Reducers in Python: for compressors in Python, each gradient by itself, and for gradients on a device, by buckets.
+"""What Reducers in Python have in common, and the one for compressors in Python: each gradient by itself.
 
 They have the methods of the core's Reducer (dcoll/_C.pyi), so that GradientSync does not know which one it has. What
 compress() returns may have any shape and dtype; only the user's class knows how several would be put together.
@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from dcoll import _C
-from dcoll.collectives import grouped, memory, on_communicator
+from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
-from dcoll.collectives.tensors import library
-from dcoll.compression.codecs import NoneCompressor, StatefulCompressor
+from dcoll.compression.codecs import StatefulCompressor
 from dcoll.errors import ArgumentError
 from dcoll.ops import Average, Max, ReduceOp
 from dcoll.optimizer.host_reducer import has_streams
@@ -249,144 +248,3 @@ class CompressedReducer(PythonReducer):
         gradient.copy_(decoded)
         if compression.gathers and self._op is Average:
             gradient.div_(self._comm.size)
-
-
-class BucketReducer(PythonReducer):
-    """Buckets as the core's: of one dtype and device, by size or by group."""
-
-    def __init__(
-        self,
-        comm: _C.Communicator,
-        params: Sequence[torch.Tensor],
-        names: Sequence[str],
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        groups: Sequence[int],
-        bucket_bytes: int,
-        first_bucket_bytes: int,
-    ) -> None:
-        self._limits = first_bucket_bytes, bucket_bytes
-        alike = [(group, p.dtype, p.device) for group, p in zip(groups, params, strict=True)] if groups else ()
-        super().__init__(comm, params, names, op, prescale, postscale, alike)
-
-    def _units_of(self, order: Sequence[int]) -> list[list[int]]:
-        if self._groups:
-            return super()._units_of(order)
-        filled: list[list[int]] = []
-        growing: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
-        for i in order:
-            gradient = self.gradients[i]
-            kind = gradient.dtype, gradient.device
-            unit, nbytes = growing.get(kind, ([], 0))
-            if unit and nbytes + gradient.nbytes > self._limits[bool(filled)]:
-                filled.append(unit)
-                unit, nbytes = [], 0
-            growing[kind] = [*unit, i], nbytes + gradient.nbytes
-        return filled + [unit for unit, _ in growing.values()]
-
-    def _name_of(self, unit: Sequence[int]) -> str:
-        return f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
-
-
-class DeviceReducer(BucketReducer):
-    """For gradients on a device, as they are, float64 maybe in 16 bits: each bucket travels as one.
-
-    As they are, and once the order of gradients is known, they lie side by side in memory that other ranks can open,
-    and are reduced in place.
-    """
-
-    _has_layout = False  # the first one is by size alone: once backward has shown an order there is a better one
-
-    def __init__(self, *args: Any, compression: Any) -> None:
-        """compression: Compression.none, fp16 or bf16, which are for float64 here: float32 is the core's to encode."""
-        self._compression = compression
-        self._left: list[Handle] = []  # of rounds that came to nothing: the core still writes to their buckets
-        self._flats: dict[tuple[int, ...], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}  # by unit
-        self._moved: set[tuple[int, ...]] = set()
-        self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
-        super().__init__(*args)
-        self._has_layout = True
-
-    def rebuild(self, order: Sequence[int]) -> None:
-        self._flats, self._moved = {}, set()
-        super().rebuild(order)
-        if self._has_layout:
-            self._place([unit for unit in self._units if self._compression_of(unit) is NoneCompressor])
-
-    def _compression_of(self, unit: Sequence[int]) -> Any:
-        return self._compression if self.gradients[unit[0]].dtype is torch.float64 else NoneCompressor
-
-    def _place(self, units: Sequence[Sequence[int]]) -> None:
-        """Give buckets memory, in which their gradients are if other ranks can open it."""
-        by_device: dict[torch.device, list[Sequence[int]]] = {}
-        for unit in units:
-            if library("torch").on_device(self.gradients[unit[0]]):
-                by_device.setdefault(self.gradients[unit[0]].device, []).append(unit)
-        for some in by_device.values():
-            made = memory.zeros_side_by_side([[self.gradients[i] for i in unit] for unit in some])
-            for unit, (flat, pieces) in zip(some, made, strict=True):
-                self._flats[tuple(unit)] = flat, dict(zip(unit, pieces, strict=True))
-                for i, piece in zip(unit, pieces, strict=True):
-                    if piece.untyped_storage().nbytes() == piece.nbytes:
-                        self.gradients[i] = piece
-
-    def move(self, params: Sequence[int]) -> list[int]:
-        """Buckets whose gradients are kept get new memory, at the second time their gradients each of its own."""
-        moved: list[int] = []
-        for unit in self._units:
-            key, some = tuple(unit), [i for i in unit if i in params]
-            if not some:
-                continue
-            if key not in self._flats or self._elsewhere(self._flats[key][1]) == unit:
-                moved += super().move(some)
-                continue
-            self._place([unit])
-            if key in self._moved or self._elsewhere(self._flats[key][1]):  # or there was no memory for it
-                super().move(unit)
-            self._moved.add(key)
-            moved += unit
-        return moved
-
-    def _reset(self) -> None:
-        super()._reset()
-        in_buckets = [handle for unit, handle, _ in self._sent if tuple(unit) in self._flats]
-        self._left += [handle for handle in in_buckets if not handle.ended()]
-        self._sent = []
-
-    def settle(self) -> None:
-        while self._left:
-            self._left.pop().wait_for_memory()
-
-    def _calls(self) -> int:
-        return len(self._units)
-
-    def _send(self, unit: Sequence[int]) -> None:
-        name = self._name_of(unit)
-        if found := self._flats.get(tuple(unit)):
-            flat, pieces = found
-            for i in self._elsewhere(pieces):
-                pieces[i].copy_(self.gradients[i])
-            handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales)
-            self._sent.append((unit, self._note(handle), []))
-            return
-        compression = self._compression_of(unit)
-        wires, contexts = zip(*(compression.compress(self.gradients[i]) for i in unit), strict=True)
-        in_place = compression is NoneCompressor
-        handle = grouped.start_allreduce(self._comm, list(wires), self._op, name, *self._scales, in_place=in_place)
-        self._sent.append((unit, self._note(handle), list(contexts)))
-
-    def _elsewhere(self, pieces: dict[int, torch.Tensor]) -> list[int]:
-        """The gradients that have been moved out of their bucket."""
-        return [i for i, piece in pieces.items() if piece is not self.gradients[i]]
-
-    def _receive(self) -> None:
-        for unit, sent, contexts in self._sent:
-            results = self._wait(sent)
-            if found := self._flats.get(tuple(unit)):
-                for i in self._elsewhere(found[1]):
-                    self.gradients[i].copy_(found[1][i])
-                continue
-            for i, received, context in zip(unit, results, contexts, strict=True):
-                if received is not self.gradients[i]:
-                    self.gradients[i].copy_(self._compression.decompress(received, context))

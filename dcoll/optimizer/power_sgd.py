@@ -23,7 +23,7 @@ from dcoll.compression.codecs import PowerSGD
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
-from dcoll.optimizer.compressed_reducer import BucketReducer
+from dcoll.optimizer.bucket_reducer import BucketReducer
 
 
 def _exactly(gradient: torch.Tensor) -> torch.autocast:
