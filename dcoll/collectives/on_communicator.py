@@ -14,7 +14,7 @@ from dcoll import _C
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import KINDS, Kind, code_of, kind_of
 from dcoll.compression.codecs import Compression, encode
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, DcollError
 from dcoll.job.process_sets import ProcessSet, communicator_of, global_process_set
 from dcoll.job.world import WORLD, communicator
 from dcoll.ops import ReduceOp, wrong_op
@@ -135,6 +135,13 @@ def stored(tensor: Any, target: Any) -> Any:
     else:
         kind.store(tensor, target)
     return tensor
+
+
+def refuse(comm: _C.Communicator, calls: int, why: str) -> None:
+    """So many calls that the other ranks make, and this one cannot: they fail there, with the reason. Does not wait."""
+    with contextlib.suppress(DcollError):  # of a communicator that has failed, which all ranks know
+        for _ in range(calls if comm.size > 1 else 0):
+            comm.refuse(why)
 
 
 def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:

@@ -134,18 +134,28 @@ class PythonReducer:
             missing = self.missing()
             used = torch.ones(len(self.gradients), dtype=torch.uint8, device="cpu")
             used[missing] = 0
-            handle = on_communicator.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
+            handle = self._note(
+                on_communicator.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
+            )
             self._receive()
             self._wait(handle)
             unused = [i for i in missing if not used[i]]
             self._store(unused)
             self._observed = [*self._ready, *missing]
             return unused
+        except BaseException as error:  # of a compressor of the user's, on this rank alone
+            why = f"reducing its gradients raised {type(error).__name__}: {error}"
+            on_communicator.refuse(self._comm, self._left(), why)
+            raise
         finally:
             self._reset()
 
+    def _left(self) -> int:
+        """How many collectives of this round are not started yet."""
+        return self._calls() + 1 - self._started
+
     def abandon(self) -> int:
-        left = self._calls() + 1 - self._started
+        left = self._left()
         self._reset()
         return left
 

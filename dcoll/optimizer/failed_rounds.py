@@ -6,14 +6,13 @@ backward that raises before any hook was called is noticed by the wrapped functi
 its graph is searched for the parameters that it would have come by.
 """
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 
 from dcoll import _C
+from dcoll.collectives import on_communicator
 from dcoll.collectives.sparse import SparseGradients
-from dcoll.errors import DcollError
 from dcoll.optimizer.backward import Failure
 from dcoll.optimizer.buckets import AnyReducer, first_lacking
 
@@ -57,9 +56,7 @@ class FailedRounds:
         self._end_round()
         # Of a model whose gradients are all sparse the others make one call before they fail.
         turns = self._reducer.abandon() or len(self.sparse.params[:1])
-        with contextlib.suppress(DcollError):  # of a communicator that has failed, which all ranks know
-            for _ in range(turns if self.comm.size > 1 else 0):
-                self.comm.refuse(why)
+        on_communicator.refuse(self.comm, turns, why)
         if forget:
             self._forget()
 

@@ -16,7 +16,7 @@ from dcoll import _C, gradient_errors
 from dcoll.collectives import on_communicator
 from dcoll.collectives.sparse import SparseAsDense, SparseGradients, agree_on_kinds
 from dcoll.compression.codecs import NoneCompressor
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.optimizer.backward import NO_TASK, graph_task, hook, is_nested, running, untraced, watch
 from dcoll.optimizer.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
@@ -319,7 +319,7 @@ class GradientSync(FailedRounds):
             raise
         try:
             self._reduce(missing, began_empty)
-        except DcollError:
+        except BaseException:
             self._forget()
             raise
         if self._frozen:

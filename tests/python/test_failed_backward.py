@@ -12,6 +12,7 @@ from local_ranks import run_ranks
 from torch import nn
 
 from dcoll import _C, Compression, DcollError, MismatchError, Sum
+from dcoll.compression import StatefulCompressor
 from dcoll.optimizer.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
@@ -94,6 +95,65 @@ def test_all_ranks_have_an_error_and_go_on(after: int, options: str, monkeypatch
 
     first, *others = run_ranks(3, body)
     assert all(other == first for other in others)
+
+
+class FailsForZeros:
+    """Sends tensors as they are; where it is told to, it cannot take those of zeros: gradients that did not come."""
+
+    fails = False
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if self.fails and not tensor.any():
+            raise ValueError("boom")
+        return tensor.clone(), None
+
+    def decompress(self, tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+        return tensor
+
+
+class EncodesNoZeros(FailsForZeros, StatefulCompressor):
+    def encode(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return self.compress(tensor)[0]
+
+    def decode(self, name: str, tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        return tensors[0]
+
+
+@pytest.mark.parametrize("ends", ["backward", "step"])
+@pytest.mark.parametrize("unused", [[0], [1, 2], [3], ALL])
+@pytest.mark.parametrize("kind", [FailsForZeros, EncodesNoZeros])
+def test_a_compressor_that_fails_at_the_end(kind: type[FailsForZeros], unused: list[int], ends: str) -> None:
+    """When the backward is over, and gradients that it did not bring are sent as zeros."""
+
+    def body(comm: _C.Communicator) -> None:
+        model, compression = Toy(), kind()
+        sync = sync_of(comm, model, compression=compression)
+
+        def reduce() -> None:
+            used = [i for i in ALL if comm.rank != 1 or i not in unused]
+            if not used:
+                return sync.before_step()
+            if ends == "backward":
+                return model(1.0 + comm.rank, used).backward()
+            with sync.no_sync():
+                model(1.0 + comm.rank, used).backward()
+            sync.before_step()
+            return None
+
+        for step in range(4):
+            clear(model, sync)
+            compression.fails = comm.rank == 1 and step % 2 == 0
+            if step % 2 == 0:
+                text = expect_failure(comm.rank, reduce)
+                assert comm.rank == 1 or re.search(r"rank 1.*reducing its gradients raised ValueError: boom", text)
+                assert model.grads() == [None] * 4
+            else:
+                reduce()
+                want = [(4 + 2 * i) / 3 if i in unused else 2 + i for i in ALL]  # without rank 1
+                assert model.grads() == pytest.approx(want)
+            sync.after_step()
+
+    run_ranks(3, body)
 
 
 def no_memory() -> None:
