@@ -44,9 +44,13 @@ class Residuals:
         return {id(p): kept for i, p in enumerate(self._params) if (kept := self._reducer.kept(i))}
 
     def _keep(self, kept: dict[int, dict[str, Any]]) -> None:
+        in_core = isinstance(_core_of(self._reducer), _C.Reducer)
         for i, p in enumerate(self._params):
-            if id(p) in kept:
-                self._reducer.keep(i, kept[id(p)])
+            if (values := kept.get(id(p))) is None:
+                continue
+            if in_core:  # which reads the CPU's memory; torch.load(map_location=...) may have put it elsewhere
+                values = {name: torch.as_tensor(one).detach().to("cpu", torch.float32) for name, one in values.items()}
+            self._reducer.keep(i, values)
 
     def save(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
         """Add what this rank's compression has lost to an optimizer's state_dict(); nothing where nothing is kept."""
@@ -76,8 +80,8 @@ class Residuals:
         self._keep(kept)
 
     def norms(self) -> dict[str, float]:
-        """Of each bucket of the core's that keeps anything."""
-        core = getattr(self._reducer, "core", self._reducer)
+        """Of each bucket that keeps anything."""
+        core = _core_of(self._reducer)
         if not isinstance(core, _C.Reducer):
             return {}
         found = {}
@@ -87,6 +91,11 @@ class Residuals:
                 norms = [float(torch.as_tensor(error).norm()) for error in kept]
                 found[core.bucket_name(bucket)] = math.hypot(*norms)
         return found
+
+
+def _core_of(reducer: Any) -> Any:
+    """What keeps what is lost: of a HostReducer the core's."""
+    return getattr(reducer, "core", reducer)
 
 
 _all: weakref.WeakSet[Residuals] = weakref.WeakSet()

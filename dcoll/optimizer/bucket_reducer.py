@@ -10,6 +10,7 @@ from dcoll.collectives import grouped, memory, on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import library
 from dcoll.compression.codecs import NoneCompressor
+from dcoll.errors import ArgumentError
 from dcoll.ops import ReduceOp
 from dcoll.optimizer.compressed_reducer import PythonReducer
 
@@ -48,6 +49,22 @@ class BucketReducer(PythonReducer):
             growing[kind] = [*unit, i], nbytes + gradient.nbytes
         return filled + [unit for unit, _ in growing.values()]
 
+    def _error_of(self, param: int, values: dict[str, Any]) -> torch.Tensor | None:
+        """A copy of what compression has lost of a gradient, in its shape; of another kind of Reducer too: the core's
+        has it as flat as it lies in memory.
+        """
+        if "error" not in values:
+            return None
+        gradient, error = self.gradients[param], torch.as_tensor(values["error"]).detach()
+        if error.numel() != gradient.numel():
+            raise ArgumentError(
+                f"what compression has lost of {self._names[param]} is of shape {list(error.shape)}, but must be of "
+                f"{list(gradient.shape)}, or as long: load the state of the same model"
+            )
+        like = {"device": gradient.device, "dtype": gradient.dtype, "copy": True}
+        error = error.to(**like, memory_format=torch.contiguous_format)
+        return error.as_strided(gradient.shape, gradient.stride()) if error.dim() == 1 else error.view(gradient.shape)
+
     def _name_of(self, unit: Sequence[int]) -> str:
         return f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
 
@@ -68,6 +85,7 @@ class DeviceReducer(BucketReducer):
         self._flats: dict[tuple[int, ...], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}  # by unit
         self._moved: set[tuple[int, ...]] = set()
         self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
+        self._lost: dict[int, torch.Tensor] = {}  # by other Reducers' compression, to go with the next gradients
         super().__init__(*args)
         self._has_layout = True
 
@@ -125,6 +143,9 @@ class DeviceReducer(BucketReducer):
         return len(self._units)
 
     def _send(self, unit: Sequence[int]) -> None:
+        for i in unit:
+            if i in self._lost:
+                self.gradients[i].add_(self._lost[i])
         name = self._name_of(unit)
         if found := self._flats.get(tuple(unit)):
             flat, pieces = found
@@ -153,3 +174,16 @@ class DeviceReducer(BucketReducer):
             for i, received, context in zip(unit, results, contexts, strict=True):
                 if received is not self.gradients[i]:
                     self.gradients[i].copy_(self._compression.decompress(received, context))
+
+    def _store(self, unused: Sequence[int]) -> None:
+        self._lost = {i: lost for i, lost in self._lost.items() if i in unused}
+
+    def kept(self, param: int) -> dict[str, Any]:
+        return {"error": self._lost[param].clone()} if param in self._lost else {}
+
+    def keep(self, param: int, values: dict[str, Any]) -> None:
+        error = self._error_of(param, values)
+        if error is not None and error.any():
+            self._lost[param] = error
+        else:
+            self._lost.pop(param, None)

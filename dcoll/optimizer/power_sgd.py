@@ -20,7 +20,7 @@ from dcoll import _C
 from dcoll.collectives import grouped
 from dcoll.collectives.handle import Handle
 from dcoll.compression.codecs import PowerSGD
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import DcollError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer.bucket_reducer import BucketReducer
@@ -280,18 +280,12 @@ class PowerSGDReducer(BucketReducer):
     def keep(self, param: int, values: dict[str, Any]) -> None:
         """What kept() returned; what is not there begins anew, and so does a q of another rank of the factors.
 
-        Raises ArgumentError, and changes nothing, for an error of another shape than the parameter's.
+        Raises ArgumentError, and changes nothing, for an error of another length than the parameter's.
         """
         if not self._compressible[param]:
             return
-        state, first = self._states[param], self._first_q(param)
-        shape = [len(self.gradients[param]), first.shape[1]]
-        if "error" in values and list(values["error"].shape) != shape:
-            raise ArgumentError(
-                f"what PowerSGD lost of {self._names[param]} is of shape {list(values['error'].shape)}, but must be of "
-                f"{shape}: load the state of the same model, with the same compression"
-            )
-        like = {"device": self.gradients[param].device, "dtype": first.dtype, "copy": True}
-        given = {name: one.to(**like, memory_format=torch.contiguous_format) for name, one in values.items()}
-        q = given.get("q")
-        state.error, state.q = given.get("error"), q if q is not None and q.shape == first.shape else None
+        state, first, q = self._states[param], self._first_q(param), values.get("q")
+        error = self._error_of(param, values)
+        state.error = None if error is None else error.reshape(len(error), -1)
+        fits = q is not None and q.shape == first.shape
+        state.q = q.detach().to(first, copy=True, memory_format=torch.contiguous_format) if fits else None

@@ -7,6 +7,7 @@ import torch
 from tested_device import DEVICE
 
 import dcoll as hvd
+from dcoll.compression.residuals import KEY
 
 COUNT = 40000  # more than the 64 KiB that are never compressed
 LOCAL = os.environ.get("DCOLL_COMPRESS_LOCAL") == "1"
@@ -92,3 +93,42 @@ def check_other_dtypes_beside_float32() -> None:
             want = 1 + 2.0**-7 + (2.0**-10 if exact else 0)
             assert p.grad is not None
             torch.testing.assert_close(p.grad.cpu(), torch.full((300, 100), want, dtype=p.dtype), rtol=1e-6, atol=0)
+
+
+def optimizer_of(compression: Any) -> tuple[Any, torch.nn.Parameter]:
+    p = torch.nn.Parameter(torch.zeros(COUNT, device=DEVICE))
+    return hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.0), [("p", p)], compression=compression, op=hvd.Sum), p
+
+
+def step(optimizer: Any, p: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    (p * gradient.to(DEVICE)).sum().backward()
+    optimizer.step()
+    assert p.grad is not None
+    return p.grad.detach().cpu().clone()
+
+
+def check_what_was_lost_may_come_from_a_device() -> None:
+    """As torch.load(map_location="cuda") has it. Where the next optimizer compresses nothing, it goes in full."""
+    gradient = torch.randint(-50, 51, (COUNT,), generator=torch.Generator().manual_seed(hvd.rank())).float()
+    total = hvd.allreduce(gradient, op=hvd.Sum)
+    for compression in (Compression.topk(0.1), Compression.int8):
+        optimizer, p = optimizer_of(compression)
+        step(optimizer, p, gradient)
+        state = optimizer.state_dict()
+        assert (KEY in state) == encoded()
+        if KEY not in state:
+            continue
+        lost = state[KEY]["lost"][0]["error"].clone()
+        state[KEY]["lost"][0]["error"] = lost.to(DEVICE)
+        again, _ = optimizer_of(compression)
+        again.load_state_dict(state)
+        assert torch.equal(again.state_dict()[KEY]["lost"][0]["error"], lost)
+        plain, p = optimizer_of(Compression.none)
+        plain.load_state_dict(state)
+        assert not lost.any() or plain.state_dict()[KEY]["lost"][0]["error"].cpu().equal(lost)
+        with_lost = hvd.allreduce(gradient.double() + lost, op=hvd.Sum)
+        torch.testing.assert_close(step(plain, p, gradient).double(), with_lost, rtol=1e-6, atol=1e-4)
+        torch.testing.assert_close(step(plain, p, gradient), total)
+        assert not any(values.any() for kept in plain.state_dict().get(KEY, {"lost": {}})["lost"].values()
+                       for values in kept.values())  # fmt: skip

@@ -31,6 +31,9 @@ class Pretended(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
     device = CUDA
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first.")
+
     def get_device(self) -> int:  # type: ignore[override]
         return _C.EMULATED_DEVICE
 

@@ -362,7 +362,10 @@ def test_state_is_saved_and_loaded() -> None:
         torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
         sync._reducer.keep(1, saved[0])  # which is not compressed
         assert sync._reducer.kept(1) == {}
-        with pytest.raises(ArgumentError, match=r"is of shape \[40, 30\], but must be of \[16, 54\]"):
+        flat = torch.arange(864.0)  # as the core's Reducer keeps it, of another compression
+        sync._reducer.keep(2, {"error": flat.numpy()})
+        assert torch.equal(sync._reducer.kept(2)["error"], flat.view(16, 54).double())
+        with pytest.raises(ArgumentError, match=r"is of shape \[40, 30\], but must be of \[16, 6, 3, 3\]"):
             sync._reducer.keep(2, saved[0])
 
     run_ranks(2, body)
