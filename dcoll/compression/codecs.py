@@ -6,6 +6,7 @@ operators, and for classes of the user's, compress() is called, in Python.
 """
 
 import ctypes
+import numbers
 from typing import Any, ClassVar
 
 from dcoll import _C
@@ -51,6 +52,11 @@ class NoneCompressor(Compressor):
 def _check_flag(codec: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ArgumentError(f"Compression.{codec} got {name} {value!r}, but takes True or False")
+
+
+def _is_number(value: Any) -> bool:
+    """NumPy's too."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _rounded(codec: str, stochastic: bool) -> str:
@@ -171,12 +177,11 @@ class TopKCompressor(NoneCompressor):
 
         Raises ArgumentError for others.
         """
-        number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-        if not number or not 0 < ratio <= 1 or not ctypes.c_float(ratio).value:
+        if not _is_number(ratio) or not 0 < ratio <= 1 or not ctypes.c_float(float(ratio)).value:
             raise ArgumentError(
                 f"ratio is {ratio!r}, but must be a share of the elements: more than 0, as a float32 too, and at most 1"
             )
-        if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        if not _is_number(momentum) or not 0 <= momentum < 1:
             raise ArgumentError(f"momentum is {momentum!r}, but must be at least 0 and less than 1")
         for name, steps in (("warmup_steps", warmup_steps), ("start_step", start_step)):
             if type(steps) is not int or steps < 0:
@@ -310,7 +315,7 @@ class PowerSGD(OptimizersCompressor):
                 raise ArgumentError(
                     f"Compression.powersgd got {name} {number!r}, but takes a whole number of 0 or more"
                 )
-        if not isinstance(min_compression_rate, int | float) or not min_compression_rate >= 1:
+        if not _is_number(min_compression_rate) or not min_compression_rate >= 1:
             raise ArgumentError(
                 f"Compression.powersgd got min_compression_rate {min_compression_rate!r}, but takes a number of 1 or "
                 "more: times that the factors are smaller than the matrix"
@@ -384,6 +389,8 @@ def narrow(compression: Any, tensor: Any) -> tuple[Any, Any]:
             f"{name} keeps something from step to step, so it is for DistributedOptimizer(compression=...). Here use "
             "Compression.fp16, bf16, int8 or none"
         )
+    if name := _called_if_stochastic(compression):
+        _unless_float32(tensor, name)
     return compression.compress(tensor)  # type: ignore[no-any-return]
 
 
@@ -411,10 +418,18 @@ def check_adasum(compression: Any) -> None:
     """Raises ArgumentError for what encodes sums and averages alone, and would do nothing here."""
     ours = compression if isinstance(compression, type) else type(compression)
     name = {Int8Compressor: "Compression.int8", TopKCompressor: "Compression.topk"}.get(ours, "")
+    name = name or _called_if_stochastic(compression)
     if ours is AutoCompressor and compression.codec:
         name = f"Compression.auto({compression.codec.split()[1]!r})"
     if name:
         raise ArgumentError(f"{name} encodes sums and averages, but op is Adasum. Use Compression.fp16, bf16 or none")
+
+
+def _called_if_stochastic(compression: Any) -> str:
+    """The name of 16 bits at random, which compress() would round to nearest; "" for everything else."""
+    ours = _is_ours(compression) and isinstance(compression, _Narrow)
+    stochastic = ours and compression.codec.endswith(" stochastic")
+    return f"Compression.{compression.codec.split()[0]}(stochastic=True)" if stochastic else ""
 
 
 def wire_dtype_of(compression: Any) -> int | None:

@@ -68,7 +68,7 @@ class Residuals:
         What is missing begins anew: the parameters go back too. Of shared(): this rank keeps its own.
         """
         saved = state.get(KEY, {"rank": rank, "lost": {}})
-        own = saved["rank"] == rank or saved["process"] == _PROCESS
+        own = saved["rank"] == rank or saved.get("process") == _PROCESS
         lost = saved["lost"] if own else shared(state)[KEY]["lost"]
         kept = self._kept()
         for i, p in enumerate(p for group in groups for p in group["params"]):

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 import dcoll
 from dcoll import _C
+from dcoll.compression.codecs import check_adasum, encode, narrow
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -157,6 +159,31 @@ def test_draws_are_even_and_of_a_key_alone(seed: int) -> None:
     pairs = {"another key": others, "the next": np.roll(mine, 1), "the other half": np.roll(mine, 128)}
     for what, other in pairs.items():
         assert abs(np.corrcoef(mine, other)[0, 1]) < 6 / np.sqrt(count), what
+
+
+@pytest.mark.parametrize("op", [dcoll.Min, dcoll.Max, dcoll.Product, dcoll.Adasum])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_other_operators_are_refused(name: str, op: dcoll.ReduceOp) -> None:
+    """Rather than rounded to nearest, which the class itself does."""
+    compression, x = getattr(dcoll.Compression, name), torch.ones(3)
+    assert encode(compression, x, op)[2] == ""
+    assert encode(compression(stochastic=True), x, dcoll.Sum)[2] == f"{name} stochastic"
+    with pytest.raises(dcoll.ArgumentError, match=rf"{name}\(stochastic=True\) .* Average|but op is Adasum"):
+        encode(compression(stochastic=True), x, op)
+    if op is dcoll.Adasum:
+        with pytest.raises(dcoll.ArgumentError, match=rf"{name}\(stochastic=True\) .*, but op is Adasum"):
+            check_adasum(compression(stochastic=True))
+    with pytest.raises(dcoll.ArgumentError, match=rf"{name}\(stochastic=True\) is for all-reduces"):
+        narrow(compression(stochastic=True), x)  # as a reduce-scatter does
+
+
+def test_numbers_may_be_numpys() -> None:
+    topk = dcoll.Compression.topk(np.float32(0.01), momentum=np.float64(0.5))  # type: ignore[arg-type]
+    assert topk.codec == f"topk {float(np.float32(0.01))!r}"
+    assert dcoll.Compression.powersgd(min_compression_rate=np.float32(3)).min_compression_rate == 3  # type: ignore[arg-type]
+    for wrong in (True, "0.1", np.float32(2), 1j):
+        with pytest.raises(dcoll.ArgumentError, match=r"ratio is .*, but must be a share of the elements"):
+            dcoll.Compression.topk(wrong)  # type: ignore[arg-type]
 
 
 def test_names_of_codecs() -> None:
