@@ -83,7 +83,7 @@ class Residuals:
         """Of each bucket that keeps anything."""
         core = _core_of(self._reducer)
         if not isinstance(core, _C.Reducer):
-            return {}
+            return {} if core is None else core.norms()
         found = {}
         for bucket in range(core.num_buckets()):
             kept = [core.kept(i).get("error") for i in core.bucket_params(bucket)]

@@ -13,6 +13,7 @@ import torch
 from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
+from dcoll.collectives.stats import Cost, note_cost
 from dcoll.compression.codecs import StatefulCompressor
 from dcoll.errors import ArgumentError
 from dcoll.ops import Average, Max, ReduceOp
@@ -89,6 +90,7 @@ class PythonReducer:
         self._ready: dict[int, Any] = {}  # in the order they came, with the stream that each is ready on
         self._next = 0  # the unit to send next
         self._started = 0  # collectives
+        self._costs: dict[str, Cost] = {}  # by what stats() calls them
 
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
         if gradient_ptr:
@@ -114,17 +116,30 @@ class PythonReducer:
         self._send(unit)
         self._next += 1
 
+    def _cost(self, name: str, codec: str, gradients: Sequence[torch.Tensor], elements: int) -> Cost:
+        """Of what is about to be sent of so many gradients in this round. What is counted while it fails is dropped."""
+        plain = self._ring_bytes(sum(one.nbytes for one in gradients))
+        cost = self._costs[name] = Cost(codec, calls=1, elements=elements, plain_bytes=plain)
+        return cost
+
+    def _ring_bytes(self, nbytes: int) -> int:
+        """What a rank sends for an all-reduce of so many, in a ring."""
+        return 2 * (self._comm.size - 1) * nbytes // self._comm.size
+
     def _note(self, handle: Handle) -> Handle:
         """One more collective was started."""
         self._started += 1
         return handle
 
-    def _wait(self, handle: Handle) -> Any:
+    def _wait(self, handle: Handle, cost: Cost | None = None) -> Any:
         begin = time.perf_counter()
         try:
             return handle.wait()
         finally:
-            self._wait_seconds += time.perf_counter() - begin
+            waited = time.perf_counter() - begin
+            self._wait_seconds += waited
+            if cost is not None:
+                cost.wire_seconds += waited
 
     def finish(self) -> list[int]:
         try:
@@ -142,6 +157,9 @@ class PythonReducer:
             unused = [i for i in missing if not used[i]]
             self._store(unused)
             self._observed = [*self._ready, *missing]
+            for name, cost in self._costs.items():
+                if cost.wire_bytes:
+                    note_cost(self._comm, name, cost)
             return unused
         except BaseException as error:  # of a compressor of the user's, on this rank alone
             why = f"reducing its gradients raised {type(error).__name__}: {error}"
@@ -179,6 +197,10 @@ class PythonReducer:
     def keep(self, param: int, values: dict[str, Any]) -> None:
         pass
 
+    def norms(self) -> dict[str, float]:
+        """Of what is kept, by bucket."""
+        return {}
+
     def wait_seconds(self) -> float:
         return self._wait_seconds
 
@@ -200,6 +222,7 @@ class CompressedReducer(PythonReducer):
     ) -> None:
         """keys: what a StatefulCompressor is told of the parameters."""
         self._compression = compression
+        self._codec = getattr(compression, "__name__", type(compression).__name__)
         self._keys = keys
         super().__init__(comm, params, names, op, prescale, postscale, groups)
 
@@ -209,28 +232,37 @@ class CompressedReducer(PythonReducer):
 
     def _send(self, unit: Sequence[int]) -> None:
         for i in unit:
+            gradient = self.gradients[i]
+            cost = self._cost(self._names[i], self._codec, [gradient], gradient.numel())
             if isinstance(self._compression, StatefulCompressor):
-                handle, ctx = self._send_encoded(self._compression, i), None
+                handle, ctx = self._send_encoded(self._compression, i, cost), None
             else:
-                wire, ctx = self._compression.compress(self.gradients[i])
+                with cost.timed("encode_seconds"):
+                    wire, ctx = self._compression.compress(gradient)
                 handle = on_communicator.allreduce(self._comm, wire, self._op, self._names[i], *self._scales)
+                cost.wire_bytes = self._ring_bytes(wire.nbytes)
             self._sent.append((i, self._note(handle), ctx))
 
     def _receive(self) -> None:
         for i, sent, ctx in self._sent:
-            received = self._wait(sent)
-            if isinstance(self._compression, StatefulCompressor):
-                self._decode(self._compression, i, received)
-            else:
-                self.gradients[i].copy_(self._compression.decompress(received, ctx))
+            cost = self._costs[self._names[i]]
+            received = self._wait(sent, cost)
+            with cost.timed("decode_seconds"):
+                if isinstance(self._compression, StatefulCompressor):
+                    self._decode(self._compression, i, received)
+                else:
+                    self.gradients[i].copy_(self._compression.decompress(received, ctx))
 
-    def _send_encoded(self, compression: StatefulCompressor, i: int) -> Handle:
+    def _send_encoded(self, compression: StatefulCompressor, i: int, cost: Cost) -> Handle:
         """What encode() makes of a gradient, in one operation: ranks count those."""
-        made = compression.encode(self._keys[i], self.gradients[i])
+        with cost.timed("encode_seconds"):
+            made = compression.encode(self._keys[i], self.gradients[i])
         tensors = list(made) if isinstance(made, list | tuple) else [made]
         what = f"{type(compression).__name__}.encode()"
         if not tensors or not all(isinstance(one, torch.Tensor) for one in tensors):
             raise ArgumentError(f"{what} returned {made!r}, but must return a tensor, or a list of one or more")
+        nbytes = sum(one.nbytes for one in tensors)
+        cost.wire_bytes = (self._comm.size - 1) * nbytes if compression.gathers else self._ring_bytes(nbytes)
         if compression.gathers:
             # On the CPU, or they would be several operations, and ranks count one.
             tensors = [torch.atleast_1d(one).cpu() for one in tensors]  # type: ignore[no-untyped-call]

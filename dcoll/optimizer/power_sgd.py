@@ -10,6 +10,7 @@ make the same calls in the same order, and backward has gone on for a bucket whe
 
 import hashlib
 import math
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from dcoll import _C
 from dcoll.collectives import grouped
 from dcoll.collectives.handle import Handle
+from dcoll.collectives.stats import Cost
 from dcoll.compression.codecs import PowerSGD
 from dcoll.errors import DcollError
 from dcoll.job import objects
@@ -80,6 +82,7 @@ class _Matrix:
         """value: becomes the gradient, `source`, with the error, what was lost before. They are one but in the core."""
         self.index = index
         self.value = value
+        self.cost = Cost("")  # its bucket's, once that is sent
         self.in_core = in_core(value)
         self._shape = *value.shape, len(q)
         if self.in_core:
@@ -167,7 +170,7 @@ class PowerSGDReducer(BucketReducer):
         super()._reset()
         self._begun: dict[int, _Matrix] = {}  # of buckets that are not sent yet
         self._first: tuple[Handle, str, list[_Matrix]] | None = None  # whose first phase is under way
-        self._second: list[Handle] = []
+        self._second: list[tuple[Handle, Cost]] = []
         self._matrices: list[_Matrix] = []  # in their second phase
         self._failure: DcollError | None = None
 
@@ -191,10 +194,13 @@ class PowerSGDReducer(BucketReducer):
 
     def _matrix(self, i: int, given: torch.Tensor | None = None) -> _Matrix:
         state, gradient = self._states[i], self.gradients[i]
+        begin = time.perf_counter()
         q = self._first_q(i) if state.q is None else state.q
         value = gradient.reshape(len(gradient), -1)
         with _exactly(gradient):
-            return _Matrix(i, value, value if given is None else given, state.error, q)
+            matrix = _Matrix(i, value, value if given is None else given, state.error, q)
+        matrix.cost.encode_seconds = time.perf_counter() - begin
+        return matrix
 
     def _calls(self) -> int:
         return len(self._units) + sum(any(self._compresses(i) for i in unit) for unit in self._units)
@@ -228,9 +234,23 @@ class PowerSGDReducer(BucketReducer):
             matrices.append(self._begun.pop(i) if i in self._begun else self._matrix(i))
             tensors.append(matrices[-1].p)
         name = self._name_of(unit)
+        if matrices:
+            self._begin_cost(unit, name, tensors, matrices)
         handle = self._start(tensors, name)
         self._send_last()
         self._first = handle, name, matrices
+
+    def _begin_cost(
+        self, unit: Sequence[int], name: str, sent: Sequence[torch.Tensor], matrices: Sequence[_Matrix]
+    ) -> None:
+        """sent: in the first phase."""
+        elements = sum(one.value.numel() for one in matrices)
+        cost = self._cost(name, f"powersgd {self._options.rank}", [self.gradients[i] for i in unit], elements)
+        second = sum(len(one.p) * one.value.shape[1] * one.value.itemsize for one in matrices)
+        cost.wire_bytes = self._ring_bytes(sum(one.nbytes for one in sent) + second)
+        for one in matrices:
+            cost.encode_seconds += one.cost.encode_seconds
+            one.cost = cost
 
     def _send_last(self) -> None:
         """The second phase of the bucket whose first one is under way."""
@@ -238,36 +258,45 @@ class PowerSGDReducer(BucketReducer):
             return
         handle, name, matrices = self._first
         self._first = None
+        cost = matrices[0].cost if matrices else None
         try:
-            self._wait(handle)
+            self._wait(handle, cost)
         except DcollError as error:  # on all ranks; they stay in step, and finish() raises it
             self._failure = self._failure or error
             for one in matrices:
                 one.p.fill_(torch.nan)
         _orthonormalise(matrices)
         for one in matrices:
-            with _exactly(one.value):
+            with one.cost.timed("encode_seconds"), _exactly(one.value):
                 one.project()
-        if matrices:
-            self._second.append(self._start([one.sum for one in matrices], f"{name}, second factors"))
+        if cost is not None:
+            self._second.append((self._start([one.sum for one in matrices], f"{name}, second factors"), cost))
         self._matrices += matrices
 
     def _receive(self) -> None:
         if self._failure is not None:
             raise self._failure
-        for handle in self._second:
-            self._wait(handle)
+        for handle, cost in self._second:
+            self._wait(handle, cost)
 
     def _store(self, unused: Sequence[int]) -> None:
         without = set(unused)
         for one in self._matrices:
             if one.index in without:
                 continue
-            with _exactly(one.value):
+            with one.cost.timed("decode_seconds"), _exactly(one.value):
                 one.store(self._states[one.index], self._first_q)
             gradient = self.gradients[one.index]
             if not gradient.is_contiguous():  # `value` is a copy of it
                 gradient.copy_(one.value.view(gradient.shape))
+
+    def norms(self) -> dict[str, float]:
+        found = {}
+        for unit in self._units:
+            errors = [error for i in unit if (error := self._states[i].error) is not None]
+            if errors:
+                found[self._name_of(unit)] = math.hypot(*(float(torch.linalg.vector_norm(one)) for one in errors))
+        return found
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

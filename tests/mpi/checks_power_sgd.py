@@ -1,5 +1,7 @@
 """Checks of Compression.powersgd and of StatefulCompressor, in jobs where gradients are compressed."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -364,3 +366,62 @@ def check_directions_of_different_jobs_begin_anew() -> None:
     optimizer.zero_grad()
     model(1, hvd.rank()).backward()
     assert same_everywhere(model.w.grad)
+
+
+def ring(nbytes: int) -> int:
+    """What a rank sends of an all-reduce of so many."""
+    return 2 * (hvd.size() - 1) * nbytes // hvd.size()
+
+
+def costs_of(compression: Any, steps: int) -> dict[str, dict[str, Any]]:
+    """What stats() tells of an optimizer that takes so many steps."""
+    model = Model(dtype=torch.float32)
+    optimizer = distributed(model, compression=compression, op=hvd.Average, bucket_mb=1.0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(step, hvd.rank()).backward()
+        optimizer.step()
+    costs = {name: cost for name, cost in hvd.stats().items() if optimizer._dcoll._layout.label in name}
+    for cost in costs.values():
+        assert all(cost[what] > 0 for what in ("encode_seconds", "decode_seconds", "wire_seconds"))
+        assert cost["saturated"] == 0
+    norms = {name: cost["residual_norm"] for name, cost in costs.items() if "residual_norm" in cost}
+    kept = [optimizer._dcoll._reducer.kept(i).get("error") for i in range(len(SHAPES))]
+    if any(one is not None for one in kept):
+        norm = float(torch.cat([one.flatten() for one in kept if one is not None]).norm())
+        assert list(norms.values())[-1:] == pytest.approx([norm])
+    else:
+        assert not norms
+    return costs
+
+
+def check_stats_of_power_sgd() -> None:
+    """In one bucket, which is called otherwise when the order of gradients is known."""
+    costs = costs_of(hvd.Compression.powersgd(RANK), 3).values()
+    factors = sum((rows + columns) * RANK for rows, columns in ((60, 50), (16, 36)))
+    assert {cost["codec"] for cost in costs} == {f"powersgd {RANK}"}
+    assert sum(cost["calls"] for cost in costs) == 3
+    assert sum(cost["elements"] for cost in costs) == 3 * (3000 + 576)
+    assert sum(cost["plain_bytes"] for cost in costs) == 3 * ring(4 * (3000 + 576 + 70 + 15))
+    assert sum(cost["wire_bytes"] for cost in costs) == 3 * ring(4 * (factors + 70 + 15))
+    assert costs_of(hvd.Compression.powersgd(RANK, start_step=9), 1) == {}
+
+
+def check_stats_of_compressors_in_python() -> None:
+    halves = {
+        "compress": staticmethod(lambda one: (one.half(), None)),
+        "decompress": staticmethod(lambda one, _: one.float()),
+    }
+    for compression in (Signs(), Floats(), type("Halves", (), halves)):
+        costs = costs_of(compression, 2)
+        assert len(costs) == len(SHAPES)
+        for name, cost in costs.items():
+            elements = torch.Size(SHAPES[name.split()[0]]).numel()
+            wire = {
+                "Signs": (hvd.size() - 1) * (elements + 4),
+                "Floats": ring(4 * elements),
+                "Halves": ring(2 * elements),
+            }
+            assert cost["wire_bytes"] == 2 * wire[cost["codec"]]
+            assert cost["plain_bytes"] == 2 * ring(4 * elements)
+            assert (cost["calls"], cost["elements"]) == (2, 2 * elements)
