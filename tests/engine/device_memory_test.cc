@@ -92,27 +92,73 @@ TEST(adasum_goes_by_the_host) {
   });
 }
 
-// And the caller's stream goes on after it, once it was asked to.
+// And the caller's stream goes on after it, once it was asked to. Of every kind, on the device and through the host.
+struct Asked {
+  Request request;            // all but where it is
+  size_t count;               // floats of the result
+  float (*expected)(size_t);  // of two ranks that bring 1 and 2 everywhere
+};
+
+std::vector<Asked> one_of_each(int rank) {
+  const auto one = [](size_t) { return 1.0f; };
+  const auto sum = [](size_t) { return 3.0f; };
+  const auto both = [](size_t i) { return i < kCount ? 1.0f : 2.0f; };
+  const auto halves = [](size_t i) { return i < kCount / 2 ? 1.0f : 2.0f; };
+  constexpr size_t kBytes = kCount * sizeof(float), kRow = sizeof(float);
+  const Kind message = rank == 0 ? Kind::kSend : Kind::kReceive;
+  return {
+      {{.kind = Kind::kAllReduce, .count = kCount}, kCount, sum},
+      {{.kind = Kind::kAllReduce, .count = 100}, 100, sum},
+      {{.kind = Kind::kReduceScatter, .count = kCount}, kCount / 2, sum},
+      {{.kind = Kind::kBroadcast, .count = kBytes}, kCount, one},
+      {{.kind = Kind::kAllGather, .count = kCount, .row_elems = kRow, .out_bytes = 2 * kBytes}, 2 * kCount, both},
+      {{.kind = Kind::kAllToAll,
+        .count = kCount,
+        .row_elems = kRow,
+        .splits = {kCount / 2, kCount / 2},
+        .out_bytes = kBytes},
+       kCount,
+       halves},
+      {{.kind = message, .count = kBytes, .root = 1 - rank}, kCount, one},
+  };
+}
+
+void expect_order(Communicator& comm, const Asked& asked, bool stays) {
+  device::Device& device = device::device_of(device::kEmulated);
+  const device::Stream stream = device.make_stream();
+  const Operand in(0), made(static_cast<float>(comm.rank() + 1)), before(9, 2 * kCount * sizeof(float));
+  const Operand out(0, 2 * kCount * sizeof(float)), taken(0, 2 * kCount * sizeof(float));
+  Request request = asked.request;
+  const bool has_one = request.kind == Kind::kBroadcast;
+  request.in = in.data();
+  request.out = has_one ? in.data() : out.data();
+  request.device = device::kEmulated;
+  request.stream = stream;
+  for (int i = 0; i < 20; ++i) device.copy(out.data(), before.data(), out.block->bytes(), stream);
+  device.copy(in.data(), made.data(), kCount * sizeof(float), stream);
+  const auto operation = run(comm, request);
+  operation->staging->hold(stream);
+  device.copy(taken.data(), request.out, asked.count * sizeof(float), stream);
+  device.wait_for_all();
+  CHECK_EQ(!operation->staging->goes_by_host(), stays);
+  for (size_t i = 0; i < asked.count && request.kind != Kind::kSend; ++i) {
+    CHECK_EQ(taken.data()[i], asked.expected(i));
+  }
+  device.destroy_stream(stream);
+}
+
 TEST(it_begins_after_what_is_in_the_callers_stream) {
-  run_ranks(2, [](Communicator& comm) {
-    device::Device& device = device::device_of(device::kEmulated);
-    const device::Stream stream = device.make_stream();
-    const Operand one(0), made(static_cast<float>(comm.rank() + 1)), taken(0);
-    constexpr size_t kBytes = kCount * sizeof(float);
-    for (int round = 0; round < 5; ++round) {
-      Request request = one.request();
-      request.stream = stream;
-      if (round % 2 == 1) request.count = 100;
-      device.copy(one.data(), made.data(), kBytes, stream);
-      const auto operation = run(comm, request);
-      operation->staging->hold(stream);
-      device.copy(taken.data(), one.data(), request.count * sizeof(float), stream);
-      device.wait_for_all();
-      CHECK(!operation->staging->goes_by_host());
-      for (size_t i = 0; i < request.count; ++i) CHECK_EQ(taken.data()[i], 3.0f);
-    }
-    device.destroy_stream(stream);
-  });
+  for (const bool by_host : {false, true}) {
+    Settings settings = test_settings();
+    if (by_host) settings.gpu_engine = "host";
+    run_ranks(2, settings, [&](Communicator& comm) {
+      for (int round = 0; round < 3; ++round) {
+        for (const Asked& asked : one_of_each(comm.rank())) {
+          expect_order(comm, asked, !by_host && !is_point(asked.request.kind));
+        }
+      }
+    });
+  }
 }
 
 // The device fails between the work and the event behind it, so that no event tells when the work is over.

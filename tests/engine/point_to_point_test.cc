@@ -205,6 +205,33 @@ TEST(random_traffic_of_devices) {
   }
 }
 
+// What the caller's stream still does to the room of a receive comes before what is received.
+TEST(a_receive_comes_after_what_is_in_the_callers_stream) {
+  for (const Settings& settings : layouts()) {
+    run_ranks(2, settings, [](Communicator& comm) {
+      constexpr size_t kBytes = 5000;
+      Bytes data(kBytes), before(kBytes), taken(kBytes);
+      fill(data.data(), kBytes, 1);
+      if (comm.rank() == 0) return send(comm, data.data(), kBytes, 1);
+      device::Device& device = device::device_of(device::kEmulated);
+      const device::Stream stream = device.make_stream();
+      for (int i = 0; i < 50; ++i) device.copy(data.data(), before.data(), kBytes, stream);
+      const auto received = comm.submit({.kind = Kind::kReceive,
+                                         .out = data.data(),
+                                         .count = kBytes,
+                                         .device = device::kEmulated,
+                                         .stream = stream,
+                                         .tag = key(0)});
+      comm.wait(*received);
+      received->staging->hold(stream);
+      device.copy(taken.data(), data.data(), kBytes, stream);
+      device.wait_for_all();
+      CHECK(holds(taken.data(), kBytes, 1));
+      device.destroy_stream(stream);
+    });
+  }
+}
+
 TEST(a_device_that_fails_fails_all_ranks) {
   for (const Settings& settings : layouts()) {
     auto world = connect_threads(3, settings);

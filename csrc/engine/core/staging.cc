@@ -173,6 +173,8 @@ void Staging::send_back(const Operation& operation) try {
   const size_t begin = next_ == 0 ? 0 : ends_[next_ - 1], end = ends_[next_];
   arrived_ = ++next_ == ends_.size();
   if (result_ == nullptr || operation.output != nullptr) return;
+  // Of all else the copy of the operand has waited for that.
+  if (operation.request.kind == Kind::kReceive) begun_->hold(lane_->back());
   lane_->device().copy(static_cast<std::byte*>(result_) + begin, static_cast<const std::byte*>(source_) + begin,
                        end - begin, lane_->back());
   back_->record(lane_->back());
