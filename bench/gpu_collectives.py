@@ -76,17 +76,17 @@ def of_size(nbytes: int) -> dict[str, Call]:
     def staged() -> None:
         pinned.copy_(tensor, non_blocking=True)
         torch.cuda.synchronize()
-        dcoll.allreduce_(pinned, op=dcoll.Max)
+        dcoll.allreduce_(pinned, op=dcoll.Average)
         tensor.copy_(pinned, non_blocking=True)
 
     return {
-        "allreduce_": lambda: dcoll.allreduce_(tensor, op=dcoll.Max),
-        "in place": lambda: dcoll.allreduce_(shared, op=dcoll.Max),
+        "allreduce_": lambda: dcoll.allreduce_(tensor, op=dcoll.Average),
+        "in place": lambda: dcoll.allreduce_(shared, op=dcoll.Average),
         "staged": staged,
         "broadcast_": lambda: dcoll.broadcast_(shared, 0),
         "allgather": lambda: dcoll.allgather(even[: len(even) // ranks]),
         "alltoall": lambda: dcoll.alltoall(even),
-        "reducescatter": lambda: dcoll.reducescatter(even, op=dcoll.Max),
+        "reducescatter": lambda: dcoll.reducescatter(even, op=dcoll.Average),
     }
 
 
@@ -94,11 +94,11 @@ def of_gradients() -> dict[str, Call]:
     tensors = [torch.ones(TENSOR_FLOATS, device="cuda") for _ in range(TENSORS)]
 
     def apart() -> None:
-        handles = [dcoll.allreduce_async_(one, op=dcoll.Max, name=f"{i}") for i, one in enumerate(tensors)]
+        handles = [dcoll.allreduce_async_(one, op=dcoll.Average, name=f"{i}") for i, one in enumerate(tensors)]
         for handle in handles:
             dcoll.synchronize(handle)
 
-    return {"apart": apart, "grouped": lambda: dcoll.grouped_allreduce_(tensors, op=dcoll.Max)}
+    return {"apart": apart, "grouped": lambda: dcoll.grouped_allreduce_(tensors, op=dcoll.Average)}
 
 
 def copies(nbytes: int = 256 << 20) -> dict[str, float]:

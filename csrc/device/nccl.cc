@@ -127,7 +127,10 @@ NcclId make_nccl_id(int number) {
   throw DeviceError(device_of(number).name() + ": ncclGetUniqueId failed: " + library().error_text(result));
 }
 
-bool nccl_reduces(DType dtype, ReduceOp op) { return kTypes[static_cast<size_t>(dtype)] >= 0 && op_of(op) >= 0; }
+bool nccl_reduces(DType dtype, ReduceOp op) {
+  const bool loses_nan = is_floating(dtype) && (op == ReduceOp::kMin || op == ReduceOp::kMax);
+  return kTypes[static_cast<size_t>(dtype)] >= 0 && op_of(op) >= 0 && !loses_nan;
+}
 
 Nccl::Nccl(Device& device, const NcclId& id, int size, int rank) : device_(device) {
   Config config;

@@ -25,7 +25,8 @@ int nccl_version();
 // DeviceError
 NcclId make_nccl_id(int number);
 
-// Whether it has the type and the operator.
+// Whether it has the type and the operator. Not the least and the greatest of floating types: where one rank has a NaN,
+// it gives another's number, and ours the NaN.
 bool nccl_reduces(DType dtype, ReduceOp op);
 
 // A rank's part of a communicator. Functions that throw throw DeviceError, with NCCL's words.

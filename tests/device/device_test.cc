@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/arena.h"
+#include "device/nccl.h"
 #include "support/check.h"
 
 using namespace dcoll;
@@ -192,6 +193,16 @@ TEST(a_gpu_that_is_not_there_is_refused_with_the_reason) {
   CHECK_THROWS(device_of(77), ArgumentError, "cuda:77");
   CHECK(std::string(kind_name(kEmulated)) == "emulated");
   CHECK(std::string(kind_name(0)) == "cuda");
+}
+
+// Its least and greatest of floating types lose NaNs, which ours keep.
+TEST(what_nccl_reduces_as_ours_do) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    CHECK(nccl_reduces(dtype, ReduceOp::kSum) && nccl_reduces(dtype, ReduceOp::kProduct));
+    CHECK(!nccl_reduces(dtype, ReduceOp::kMax) && !nccl_reduces(dtype, ReduceOp::kMin));
+  }
+  CHECK(nccl_reduces(DType::kInt32, ReduceOp::kMax) && nccl_reduces(DType::kUInt8, ReduceOp::kMin));
+  CHECK(!nccl_reduces(DType::kBool, ReduceOp::kMax) && !nccl_reduces(DType::kInt32, ReduceOp::kBitAnd));
 }
 
 TEST_MAIN

@@ -82,6 +82,17 @@ def check_dtypes_and_operators() -> None:
             assert torch.equal(hvd.allreduce(one, op=op), want), (dtype, op)
 
 
+def check_nans_are_kept() -> None:
+    """Whichever way a call goes: NCCL itself would lose them."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for op in (hvd.Min, hvd.Max):
+            for _ in range(10):
+                one = torch.full((1000,), float(hvd.rank()), dtype=dtype, device=DEVICE)
+                one[3] = float("nan") if hvd.rank() == 0 else 1.0
+                out = hvd.allreduce(one, op=op)
+                assert out.isnan().nonzero().flatten().tolist() == [3], (dtype, op)
+
+
 def check_averages_and_scales() -> None:
     n = hvd.size()
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64):

@@ -16,11 +16,13 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -149,8 +151,23 @@ bool by_chunks(Comm& comm, const std::byte* in, std::byte* out, size_t bytes, co
 }
 
 Take reduction(int type, int op) {
+// As NCCL's do: a NaN gives way to a number.
+void drop_nans(Comm& comm, float* out, size_t count, bool least) {
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = std::numeric_limits<float>::quiet_NaN();
+    for (int rank = 0; rank < comm.size; ++rank) {
+      const float one = reinterpret_cast<const float*>(comm.chunk(rank))[i];
+      out[i] = least ? std::fmin(out[i], one) : std::fmax(out[i], one);
+    }
+  }
+}
+
   return [=](Comm& comm, std::byte* out, size_t bytes) {
+  constexpr int kMax = 2, kMin = 3, kFloat32 = 7;
     std::vector<const void*> from;
+    if (type == kFloat32 && (op == kMax || op == kMin)) {
+      return drop_nans(comm, reinterpret_cast<float*>(out), bytes / sizeof(float), op == kMin);
+    }
     for (int rank = 0; rank < comm.size; ++rank) from.push_back(comm.chunk(rank));
     void* const to = out;
     constexpr int kAverage = 4;
