@@ -21,7 +21,7 @@ namespace {
 
 using Status = int;  // cudaError_t
 using CudaEvent = void*;
-constexpr Status kSuccess = 0, kNotReady = 600;
+constexpr Status kSuccess = 0, kNotReady = 600, kCaptureImplicit = 906;
 constexpr unsigned kNoTiming = 2;     // cudaEventDisableTiming
 constexpr unsigned kAnyContext = 1;   // cudaHostRegisterPortable
 constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
@@ -246,9 +246,14 @@ class Cuda final : public Device {
   }
   bool is_capturing(Stream stream) override {
     const Current current(number_);
-    int status = 0;  // cudaStreamCaptureStatusNone
-    check(number_, runtime().stream_capture(stream, &status), "cudaStreamIsCapturing");
-    return status != 0;
+    int captures = 0;  // cudaStreamCaptureStatusNone
+    const Status status = runtime().stream_capture(stream, &captures);
+    if (status == kCaptureImplicit) {  // the default stream, while one that waits for it is captured
+      runtime().last_error();
+      return true;
+    }
+    check(number_, status, "cudaStreamIsCapturing");
+    return captures != 0;
   }
   std::unique_ptr<Event> make_event() override { return std::make_unique<RuntimeEvent>(number_); }
   void copy(void* to, const void* from, size_t bytes, Stream stream) override {

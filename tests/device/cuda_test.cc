@@ -163,6 +163,26 @@ TEST(a_graph_does_not_wait_for_what_began_before_it) {
   for (const Stream stream : {caller, other}) device.destroy_stream(stream);
 }
 
+// The default stream is as good as captured while a stream is that waits for it; CUDA then refuses to say.
+TEST(the_default_stream_beside_a_capture_is_captured) {
+  fake_cudart::reset();
+  Device& device = device_of(kOwn);
+  const auto lane = std::make_shared<StagingLane>(device, &Memory::plain);
+  {
+    std::vector<float> operand(10, 1.0f);
+    Request request{.in = operand.data(), .out = operand.data(), .count = 10, .device = kOwn};
+    Staging staging(lane, request, {.rank = 0, .size = 2, .job_rank = 0}, kBytes, /*may_stay=*/false);
+    fake_cudart::capture_beside_default(true);
+    CHECK(device.is_capturing(nullptr));
+    CHECK_THROWS(staging.hold(nullptr), ArgumentError, "wait for it outside of torch.cuda.graph()");
+    CHECK_EQ(fake_cudart::last_error(), 0);  // or torch's next check finds it
+    fake_cudart::capture_beside_default(false);
+    CHECK(!device.is_capturing(nullptr));
+    staging.hold(nullptr);
+  }
+  CHECK(fake_cudart::broken().empty());
+}
+
 // The runtime that the kernels are linked with finds a driver that it cannot use.
 TEST(a_device_that_runs_no_kernels_says_so) {
   fake_cudart::reset();

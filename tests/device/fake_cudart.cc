@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 namespace fake_cudart {
 namespace {
 
-constexpr int kSuccess = 0, kInvalid = 1, kNotReady = 600, kLaunchFailure = 719, kUnsupported = 900, kIsolation = 905;
+constexpr int kSuccess = 0, kInvalid = 1, kNotReady = 600, kLaunchFailure = 719, kUnsupported = 900, kIsolation = 905,
+              kImplicit = 906;
 
 struct Stream {
   std::atomic<bool> captured{false}, held{false};
@@ -25,13 +27,13 @@ struct State {
   std::map<int, std::string> contexts;
   std::vector<std::string> broken;
   std::string failing;
-  bool captures = false;
+  bool captures = false, captures_beside_default = false;
 };
 State& state() {
   static State all;
   return all;
 }
-thread_local int current = 0, thread_mode = kGlobal;
+thread_local int current = 0, thread_mode = kGlobal, last = kSuccess;
 
 // Of a call that works on the current device.
 int enter(const char* call) {
@@ -67,6 +69,11 @@ std::vector<std::string> broken() {
 int mode() { return thread_mode; }
 void capture(void* stream, bool captures) { static_cast<Stream*>(stream)->captured = captures; }
 void hold_up(void* stream, bool held) { static_cast<Stream*>(stream)->held = held; }
+void capture_beside_default(bool captures) {
+  const std::lock_guard lock(state().mutex);
+  state().captures_beside_default = captures;
+}
+int last_error() { return last; }
 void fail(const std::string& call) {
   const std::lock_guard lock(state().mutex);
   state().failing = call;
@@ -76,7 +83,7 @@ void reset() {
   state().contexts.clear();
   state().broken.clear();
   state().failing.clear();
-  state().captures = false;
+  state().captures = state().captures_beside_default = false;
 }
 
 }  // namespace fake_cudart
@@ -105,7 +112,7 @@ int cudaDeviceGetPCIBusId(char* id, int length, int device) {
   return kSuccess;
 }
 const char* cudaGetErrorString(int status) { return status == kLaunchFailure ? "launch failure" : "another error"; }
-int cudaGetLastError() { return kSuccess; }
+int cudaGetLastError() { return std::exchange(last, kSuccess); }
 int cudaThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(thread_mode, *mode);
   return enter("cudaThreadExchangeStreamCaptureMode");
@@ -150,6 +157,10 @@ int cudaStreamDestroy(void* stream) {
 }
 int cudaStreamSynchronize(void* /*stream*/) { return enter_unsafe("cudaStreamSynchronize"); }
 int cudaStreamIsCapturing(void* stream, int* status) {
+  {
+    const std::lock_guard lock(state().mutex);
+    if (stream == nullptr && state().captures_beside_default) return last = kImplicit;
+  }
   *status = stream != nullptr && static_cast<Stream*>(stream)->captured ? 1 : 0;
   return enter("cudaStreamIsCapturing");
 }

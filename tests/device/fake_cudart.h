@@ -24,6 +24,11 @@ int mode();
 // From now on the stream is captured, or what is put into it is not done.
 void capture(void* stream, bool captures);
 void hold_up(void* stream, bool held);
+// From now on a stream is captured that waits for the default stream, or none is. The default stream may then not be
+// used, nor asked whether it is captured.
+void capture_beside_default(bool captures);
+// What cudaGetLastError() would tell the calling thread.
+int last_error();
 // From now on this call fails. "": none does.
 void fail(const std::string& call);
 // No contexts, no captures, no failures.
