@@ -23,11 +23,17 @@ device::Stream current_stream(int number) {
   return reinterpret_cast<device::Stream>(answer.cast<uintptr_t>());
 }
 
+// Without Python's lock: whoever drives may want it.
+void tell_peers(Communicator& comm, const std::string& text) {
+  const py::gil_scoped_release unlocked;
+  comm.fail(text);
+}
+
 void use_streams(py::object function) { stream_of = function.release().ptr(); }
 
 }  // namespace
 
-std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
+std::shared_ptr<Operation> submit(const OnDevice& self, Request request) try {
   if (self.device != device::kHost && !is_meeting(request.kind)) {
     request.device = self.device;
     request.stream = current_stream(self.device);
@@ -38,6 +44,11 @@ std::shared_ptr<Operation> submit(const OnDevice& self, Request request) {
   }
   return self.by_name ? self.comm->submit_by_name(std::move(request))
                       : self.comm->submit(std::move(request), Communicator::Start::kSoon);
+} catch (const device::DeviceError& e) {  // before there is an operation that would tell the others
+  const std::string text =
+      std::string(e.what()) + " (on rank " + std::to_string(self.comm->members().job_rank(self.comm->rank())) + ")";
+  tell_peers(*self.comm, text);
+  throw device::DeviceError(text);
 }
 
 bool settled(Operation& operation) noexcept {

@@ -199,6 +199,7 @@ class Emulated final : public Device {
   bool pin(void*, size_t) override { return true; }
   void unpin(void*) noexcept override {}
   Stream make_stream() override {
+    check();
     auto queue = std::make_unique<Queue>();
     const MutexLock lock(mutex_);
     queues_.push_back(queue.get());
@@ -211,8 +212,14 @@ class Emulated final : public Device {
     }
     delete static_cast<Queue*>(stream);
   }
-  bool is_capturing(Stream) override { return false; }
-  std::unique_ptr<Event> make_event() override { return std::make_unique<EmulatedEvent>(); }
+  bool is_capturing(Stream) override {
+    check();
+    return false;
+  }
+  std::unique_ptr<Event> make_event() override {
+    check();
+    return std::make_unique<EmulatedEvent>();
+  }
   void copy(void* to, const void* from, size_t bytes, Stream stream) override {
     check();
     put(stream, [=] { copy_late(to, from, bytes); });

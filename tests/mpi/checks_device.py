@@ -275,12 +275,13 @@ def _reduce_often(count: int) -> None:
 
 
 def check_a_device_that_fails() -> None:
-    """Last: the job has to start again. A copy or a kernel fails, of the first call or of a later one, or of the trial
-    of the ranks' memory; of a long call by the host the third slice, the first copy back, or the last."""
+    """Last: the job has to start again. The device fails before there is a call; or a copy or a kernel, of the first
+    call or of a later one, or of the trial of the ranks' memory; of a long call by the host the third slice, the first
+    copy back, or the last."""
     if not EMULATED:
         return
     failing = hvd.size() - 1
-    for count, pieces in ((1000, 1), (1000, 4), (3_000_001, 2), (3_000_001, 3), (3_000_001, 5)):
+    for count, pieces in ((1000, 0), (1000, 1), (1000, 4), (3_000_001, 2), (3_000_001, 3), (3_000_001, 5)):
         if hvd.rank() == failing:
             _C.fail_emulated_after(pieces)
         with pytest.raises(hvd.DcollError, match=f"emulated:0: .*rank {failing}"):
