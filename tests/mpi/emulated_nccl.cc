@@ -5,7 +5,8 @@
 // CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "lost 1", the same, as a thread of the library
 // finds out; "never 1", it never meets the others; "call 1 3", the third call of rank 1; "late 1
 // 3", that call's kernel, as a thread of the library finds out; "hang 1 3", it waits for ever; "kill 1 3", the process
-// is killed in it; "break 1 3", it waits for ever, and the device does nothing else any more.
+// is killed in it; "break 1 3", it waits for ever, and the device does nothing else any more. CHECKS_NCCL_MS: how long
+// each kernel takes beside its work.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,14 +16,14 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -150,7 +151,6 @@ bool by_chunks(Comm& comm, const std::byte* in, std::byte* out, size_t bytes, co
   return true;
 }
 
-Take reduction(int type, int op) {
 // As NCCL's do: a NaN gives way to a number.
 void drop_nans(Comm& comm, float* out, size_t count, bool least) {
   for (size_t i = 0; i < count; ++i) {
@@ -162,12 +162,13 @@ void drop_nans(Comm& comm, float* out, size_t count, bool least) {
   }
 }
 
-  return [=](Comm& comm, std::byte* out, size_t bytes) {
+Take reduction(int type, int op) {
   constexpr int kMax = 2, kMin = 3, kFloat32 = 7;
-    std::vector<const void*> from;
+  return [=](Comm& comm, std::byte* out, size_t bytes) {
     if (type == kFloat32 && (op == kMax || op == kMin)) {
       return drop_nans(comm, reinterpret_cast<float*>(out), bytes / sizeof(float), op == kMin);
     }
+    std::vector<const void*> from;
     for (int rank = 0; rank < comm.size; ++rank) from.push_back(comm.chunk(rank));
     void* const to = out;
     constexpr int kAverage = 4;
@@ -193,6 +194,8 @@ int begin(void* handle, void* stream, Kernel kernel) {
         dcoll::device::fail_emulated_after(0);
         broken->store(true);
       }
+      const char* const takes = std::getenv("CHECKS_NCCL_MS");
+      if (takes != nullptr) std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(takes)));
       if (fate.empty()) return kernel(*comm);
       while (!comm->aborted.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });

@@ -176,6 +176,25 @@ print("went on", hvd.rank())
     assert "it has no kernels, as a test has asked for" in text, text
 
 
+def test_what_is_timed_of_both_ways(nccl: Path) -> None:
+    """All of a call: that a rank comes late costs both ways the same."""
+    text = job(
+        nccl,
+        """
+import time
+hvd.init()
+one = hvd.empty(40_000).fill_(1)
+for _ in range(9):
+    if hvd.rank() == 1:
+        time.sleep(0.06)
+    hvd.allreduce_(one)
+""",
+        n=2,
+        CHECKS_NCCL_MS="20",
+    )
+    assert "go in memory that ranks have opened" in text, text
+
+
 @pytest.mark.parametrize("fails", ["call 1 4", "late 1 4"])
 def test_a_call_that_fails(nccl: Path, fails: str) -> None:
     """Its rank, device and NCCL's words on every rank, also on those in whose streams a kernel waits for it."""

@@ -289,6 +289,7 @@ Task by_nccl(Fabric& f, Operation& op) {
   NcclState& nccl = *f.nccl;
   Staging& staging = *op.staging;
   const Request& r = op.request;
+  const int64_t begin_ns = now_ns();  // as of the other way: to agree is a part of it
   if (nccl.off) throw device::DeviceError("DCOLL_GPU_ENGINE=nccl, but " + nccl.why);
   const bool on_its_device = nccl.comm == nullptr || nccl.device == r.device;
   const bool fits = !staging.goes_by_host() && on_its_device;
@@ -327,7 +328,6 @@ Task by_nccl(Fabric& f, Operation& op) {
   op.phases.enter(Phase::kMove);
   op.phases.name_algorithm("NCCL");
   const bool timed = is_timed(f, r.call());
-  const int64_t begin_ns = now_ns();
   UnderNccl begun(nccl, staging, UnderNccl::Until::kBegun), done(nccl, staging, UnderNccl::Until::kDone);
   staging.use(nccl.stream);
   staging.set_shown(true);
