@@ -161,6 +161,76 @@ TEST(it_begins_after_what_is_in_the_callers_stream) {
   }
 }
 
+// What a kernel in a stream waits for.
+struct Held {
+  device::Device& device = device::device_of(device::kEmulated);
+  const device::Stream stream = device.make_stream();
+  std::atomic<bool> held{true};
+  Held() {
+    device::put_into_emulated(stream, [this] {
+      while (held.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  }
+  ~Held() {
+    held.store(false);
+    device.destroy_stream(stream);
+  }
+};
+
+// The host does not wait for the device.
+TEST(a_rank_alone_goes_on_at_once) {
+  struct Case {
+    Kind kind;
+    ReduceOp op;
+    double prescale, postscale;
+    float expected;
+  };
+  for (const Case one :
+       {Case{Kind::kAllReduce, ReduceOp::kSum, 1, 1, 3}, Case{Kind::kBroadcast, {}, 1, 1, 3},
+        Case{Kind::kReduceScatter, ReduceOp::kMax, 1, 1, 3}, Case{Kind::kAllReduce, ReduceOp::kAverage, 2, 1, 6},
+        Case{Kind::kAllReduce, ReduceOp::kSum, 1, 3, 9}, Case{Kind::kAllReduce, ReduceOp::kSum, 2, 3, 18},
+        Case{Kind::kReduceScatter, ReduceOp::kSum, 2, 3, 18}}) {
+    run_ranks(1, [&](Communicator& comm) {
+      const Operand in(0), made(3), out(0), taken(0);
+      Held before;
+      constexpr size_t kBytes = kCount * sizeof(float);
+      before.device.copy(in.data(), made.data(), kBytes, before.stream);
+      const auto begun = before.device.make_event();
+      begun->record(before.stream);
+      Request request = in.request();
+      request.kind = one.kind;
+      request.op = one.op;
+      request.prescale = one.prescale;
+      request.postscale = one.postscale;
+      request.out = one.kind == Kind::kBroadcast ? in.data() : out.data();
+      if (one.kind == Kind::kBroadcast) request.count = kBytes;
+      request.stream = before.stream;
+      const auto operation = run(comm, request);
+      CHECK(!begun->done());
+      CHECK(!operation->staging->settled());
+      operation->staging->hold(before.stream);
+      before.device.copy(taken.data(), request.out, kBytes, before.stream);
+      before.held.store(false);
+      before.device.wait_for_all();
+      CHECK(operation->staging->settled());
+      CHECK(taken.is(one.expected));
+      CHECK(!operation->staging->goes_by_host());
+    });
+  }
+}
+
+TEST(a_rank_alone_without_kernels_scales_on_the_host) {
+  run_ranks(1, [](Communicator& comm) {
+    const Operand one(3);
+    Request request = one.request();
+    request.prescale = 2;
+    device::let_emulated_compute(false);
+    CHECK(!stayed(comm, request));
+    device::let_emulated_compute(true);
+    CHECK(one.is(6));
+  });
+}
+
 // The device fails between the work and the event behind it, so that no event tells when the work is over.
 TEST(nothing_is_written_once_a_failure_is_told) {
   auto lane = std::make_shared<StagingLane>(device::device_of(device::kEmulated), &Memory::uninitialized);

@@ -118,9 +118,29 @@ Task reach_each_other(Fabric& f, Staging& staging, const Said& said) {
 }
 
 // A rank alone: the operand is the result, unless it is scaled.
+bool is_scaled_alone(const Request& r) {
+  return reduces(r.kind) && (r.prescale != 1.0 || final_scale(r.op, r.postscale, 1) != 1.0);
+}
+
 bool stays_alone(const Fabric& f, const Request& r) {
-  return f.size == 1 && may_stay_on_device(r.call()) && !is_ragged(r.kind) && r.prescale == 1.0 &&
-         final_scale(r.op, r.postscale, 1) == 1.0;
+  return f.size == 1 && may_stay_on_device(r.call()) && !is_ragged(r.kind) &&
+         (!is_scaled_alone(r) || device::device_of(r.device).has_kernels());
+}
+
+// Nobody else takes part, so the host need not wait for the device: events put it behind what the caller's stream has.
+void move_alone(Staging& staging, const Request& r) {
+  staging.put_behind_caller([&](device::Device& device, device::Stream stream) {
+    const double last = final_scale(r.op, r.postscale, 1);
+    if (!is_scaled_alone(r)) {
+      if (r.in != r.out) device.copy(r.out, r.in, r.bytes(), stream);
+      return;
+    }
+    const size_t count = r.bytes() / dtype_bytes(r.dtype);
+    if (count == 0) return;
+    const bool twice = r.prescale != 1.0 && last != 1.0;  // rounded in between, as between ranks
+    device.scale(r.out, r.in, count, r.dtype, r.prescale != 1.0 ? r.prescale : last, stream);
+    if (twice) device.scale(r.out, r.out, count, r.dtype, last, stream);
+  });
 }
 
 Task through_host(Fabric& f, Operation& operation) {
@@ -226,14 +246,12 @@ Task by_host(Fabric& f, Operation& op) {
 Task on_device(Fabric& f, Operation& op) {
   Staging& staging = *op.staging;
   const Request& r = op.request;
-  Arrival arrival(staging);
-  co_await arrival;
   if (!staging.goes_by_host() && stays_alone(f, r)) {
-    staging.put([&](device::Device& device, device::Stream stream) {
-      if (r.in != r.out) device.copy(r.out, r.in, r.bytes(), stream);
-    });
+    move_alone(staging, r);
     co_return;
   }
+  Arrival arrival(staging);
+  co_await arrival;
   switch (choose_path(f, r.call())) {
     case Path::kNccl:
       co_await by_nccl(f, op);

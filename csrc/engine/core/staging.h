@@ -108,6 +108,17 @@ class Staging {
     has_work_ = true;
     arrived_ = false;
   }
+  // The same behind what the caller's stream had before, which nobody waits for: the operation is done, and its memory
+  // is as it should be when the device has done that.
+  template <typename Work>
+  void put_behind_caller(const Work& work) {
+    checked([&] {
+      if (refused_) std::rethrow_exception(refused_);
+      begun_->hold(stay_);
+    });
+    put(work);
+    arrived_ = true;
+  }
   // What the device is asked: an error names the rank.
   template <typename Step>
   void checked(const Step& step) {
