@@ -231,6 +231,26 @@ TEST(a_rank_alone_without_kernels_scales_on_the_host) {
   });
 }
 
+// It is not the network that the ranks wait for.
+TEST(a_device_that_hangs_is_named) {
+  for (const char* const engine : {"auto", "host"}) {
+    Settings settings = test_settings();
+    settings.timeout_s = 1;
+    settings.gpu_engine = engine;
+    auto world = connect_threads(2, settings);
+    const Operand ones[2] = {Operand(1), Operand(2)};
+    Held streams[2];
+    on_threads(2, [&](int rank) {
+      const auto at = static_cast<size_t>(rank);
+      Request request = ones[at].request();
+      request.stream = streams[at].stream;
+      const auto operation = world[at]->submit(request);
+      CHECK_THROWS(world[at]->wait(*operation), Error, "waiting for what is under way on emulated:0 of rank ");
+      streams[at].held.store(false);
+    });
+  }
+}
+
 // The device fails between the work and the event behind it, so that no event tells when the work is over.
 TEST(nothing_is_written_once_a_failure_is_told) {
   auto lane = std::make_shared<StagingLane>(device::device_of(device::kEmulated), &Memory::uninitialized);

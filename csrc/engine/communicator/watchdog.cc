@@ -7,7 +7,9 @@
 #include "base/error.h"
 #include "base/number.h"
 #include "base/ranks_text.h"
+#include "device/device.h"
 #include "engine/core/point.h"
+#include "engine/core/staging.h"
 #include "engine/watch/stall.h"
 
 namespace dcoll {
@@ -164,8 +166,13 @@ std::string Watchdog::wait_text(const Operation& operation, double seconds, cons
   // Unless rank 0 has said that it waits for somebody itself: then that one is missing.
   const bool for_names = operation.by_name && !operation.started && missing == std::vector<int>{0};
   for (int& rank : missing) rank = setup_.members.job_rank(rank);
-  return operation.request.describe() + " made no progress for " + std::to_string(static_cast<int64_t>(seconds)) +
-         " s, waiting for " + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
+  const std::string begin = operation.request.describe() + " made no progress for " +
+                            std::to_string(static_cast<int64_t>(seconds)) + " s, waiting for ";
+  if (waited_for.empty() && operation.staging != nullptr && operation.staging->waits()) {
+    return begin + "what is under way on " + device::device_of(operation.request.device).name() + " of rank " +
+           std::to_string(setup_.job_rank()) + ".";
+  }
+  return begin + (missing.empty() ? "the network" : ranks_text(missing)) + " of " +
          std::to_string(setup_.members.size) + (for_names ? ", which keeps the list of names." : ".");
 }
 
