@@ -28,7 +28,7 @@ Arena& arena_of(int number) {
   All& all = All::get();
   const MutexLock lock(all.mutex);
   std::unique_ptr<Arena>& arena = all.arenas[number];
-  if (arena == nullptr) arena = std::make_unique<Arena>(device_of(number));
+  if (arena == nullptr) arena = std::make_unique<Arena>(number);
   return *arena;
 }
 
@@ -100,7 +100,7 @@ std::byte* Arena::find(size_t length) {
 void Arena::add_segment(size_t length) {
   constexpr size_t kPage = size_t{2} << 20;
   const size_t bytes = round_up(std::max(kSegmentBytes, length), kPage);
-  Segment made{static_cast<std::byte*>(device_.allocate(bytes)), bytes, std::nullopt};
+  Segment made{number_, static_cast<std::byte*>(device_.allocate(bytes)), bytes, std::nullopt};
   try {
     made.handle = device_.handle_of(made.data);
   } catch (const DeviceError&) {  // whoever reduces over it finds out, and says so

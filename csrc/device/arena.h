@@ -40,7 +40,8 @@ class Arena {
   static constexpr size_t kSegmentBytes = size_t{32} << 20;  // at least
   static constexpr size_t kAlignment = 512;
 
-  explicit Arena(Device& device) : device_(device) {}
+  // number: of the device.
+  explicit Arena(int number) : number_(number), device_(device_of(number)) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -58,6 +59,7 @@ class Arena {
   std::unique_ptr<Block> block(std::byte* data, size_t bytes) { return std::make_unique<Block>(*this, data, bytes); }
   void add_segment(size_t length);
 
+  const int number_;
   Device& device_;
   const ForkGuard fork_;
   Mutex mutex_;  // never held while waiting for the device
@@ -69,6 +71,7 @@ Arena& arena_of(int number);
 
 // Those of all arenas of this process, in the order in which they were allocated.
 struct Segment {
+  int device;
   std::byte* data;
   size_t bytes;
   std::optional<Handle> handle;  // none: the device gives none, so others cannot open it

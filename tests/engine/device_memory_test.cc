@@ -330,6 +330,20 @@ TEST(all_go_by_the_host_where_later_memory_cannot_be_opened) {
   CHECK(one.is(16) && other.is(16) && later.is(10));
 }
 
+// Of two GPUs that this rank uses the peers reach one.
+TEST(memory_of_other_devices_is_not_opened) {
+  Two ranks;
+  const Operand one(1), other(2);
+  CHECK(ranks.call(one, other));
+  const auto elsewhere = device::arena_of(device::kEmulated + 1).alloc(100);
+  device::share_emulated(false);
+  const Operand hidden(4, 3 * device::Arena::kSegmentBytes);  // for which all segments are listed anew
+  CHECK(ranks.call(hidden, other));
+  device::share_emulated(true);
+  CHECK(ranks.call(one, other));
+  CHECK(hidden.is(7) && one.is(10) && other.is(10));
+}
+
 TEST(memory_that_cannot_be_shown_is_copied) {
   Two ranks;
   const Operand one(1), other(2);

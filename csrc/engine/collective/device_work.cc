@@ -228,8 +228,8 @@ bool DeviceWork::prepare(std::string& why) try {
   if (!gives()) {
     in_ = out_ = 0;
   } else if (!is_small() && request_.prescale == 1.0) {
-    in_ = memory_.word_of(request_.in, bytes);
-    out_ = shows_result() ? memory_.word_of(request_.out, bytes) : 0;
+    in_ = memory_.word_of(request_.in, bytes, device_);
+    out_ = shows_result() ? memory_.word_of(request_.out, bytes, device_) : 0;
   }
   in_place_ = in_ != Window::kUnmapped && out_ != Window::kUnmapped;
   if (in_place_) {
@@ -238,7 +238,7 @@ bool DeviceWork::prepare(std::string& why) try {
   }
   slice_ = is_small() ? bytes : std::min(bytes, kSlice);
   block_ = is_small() ? memory_.next_half(device_) : memory_.block(device_, slice_);
-  in_ = out_ = memory_.word_of(block_, slice_);
+  in_ = out_ = memory_.word_of(block_, slice_, device_);
   if (ready()) show(0, slice_);
   if (!ready()) why = "its memory cannot be shown to other processes";
   return ready();

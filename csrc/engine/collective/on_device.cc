@@ -91,7 +91,7 @@ Task try_devices(Fabric& f, Staging& staging, const std::vector<int>& devices) {
     shown.push_back({post.offset_in, post.offset_out, post.value});
     segments.push_back(post.value);
   }
-  attempt(why, [&] { memory.open_and_write(device, shown); });
+  attempt(why, [&] { memory.open_and_write(devices, shown); });
   const uint64_t written = f.board->post({.value = why.empty() ? 1u : 0u});
   BoardWait everybody_wrote(*f.board, written);
   co_await everybody_wrote;
@@ -112,7 +112,7 @@ Task reach_each_other(Fabric& f, Staging& staging, const Said& said) {
     co_return;
   }
   std::string why;
-  attempt(why, [&] { memory.open(said.devices[static_cast<size_t>(f.rank)], said.segments); });
+  attempt(why, [&] { memory.open(said.devices, said.segments); });
   co_await settle(f, staging, why);
   if (!memory.off) memory.note_opened(said.devices, said.segments);
 }

@@ -90,18 +90,19 @@ bool DeviceMemory::has_opened(const std::vector<int>& devices, const std::vector
          std::equal(segments.begin(), segments.end(), known->second.begin(), std::less_equal<>());
 }
 
-void DeviceMemory::open(int device, const std::vector<size_t>& segments) {
+void DeviceMemory::open(const std::vector<int>& devices, const std::vector<size_t>& segments) {
+  const int device = devices.at(static_cast<size_t>(board_.rank()));
   for (int rank = 0; rank < board_.size(); ++rank) {
     if (rank == board_.rank()) continue;
     const List& list = *lists_.at(static_cast<size_t>(rank));
-    const size_t count = segments[static_cast<size_t>(rank)];
+    const size_t count = segments.at(static_cast<size_t>(rank));
     if (count > kMostSegments)
       board_.throw_damaged(rank, " lists " + std::to_string(count) + " segments of memory on devices");
     for (size_t segment = 0; segment < count; ++segment) {
       Opened& opened = segments_[{rank, device, segment}];
-      if (opened.data != nullptr) continue;
       const uint64_t bytes = read_once(list.entries[segment].bytes);
-      if (bytes == 0) continue;
+      const bool is_its = read_once(list.entries[segment].device) == devices.at(static_cast<size_t>(rank));
+      if (opened.data != nullptr || bytes == 0 || !is_its) continue;
       opened = {open_once(device, list.entries[segment].handle), bytes};
     }
   }
@@ -128,16 +129,18 @@ void DeviceMemory::publish() {
   while (list.count < kMostSegments) {
     const auto segment = device::segment_at(list.count);
     if (!segment) return;
-    list.entries[list.count] = {segment->handle.value_or(device::Handle{}), segment->handle ? segment->bytes : 0};
+    list.entries[list.count] = {segment->handle.value_or(device::Handle{}), segment->handle ? segment->bytes : 0,
+                                segment->device};
     write_once(list.count, list.count + 1);
   }
 }
 
-uint64_t DeviceMemory::word_of(const void* data, size_t bytes) {
+uint64_t DeviceMemory::word_of(const void* data, size_t bytes, int device) {
   const auto place = device::place_of(data, bytes);
   if (!place || place->segment >= kMostSegments || list_ == nullptr) return Window::kUnmapped;
   if (place->segment >= own_list().count) publish();
-  if (own_list().entries[place->segment].bytes == 0) return Window::kUnmapped;
+  const List::Entry& entry = own_list().entries[place->segment];
+  if (entry.bytes == 0 || entry.device != device) return Window::kUnmapped;
   return static_cast<uint64_t>(place->segment) << kSegmentShift | place->offset;
 }
 
@@ -176,7 +179,7 @@ DeviceMemory::Shown DeviceMemory::show(int device) {
   const std::vector<float> pattern(kPattern, static_cast<float>(board_.rank() + 1));
   std::memcpy(bytes.data(), pattern.data(), kPatternBytes);
   Scribe(device).copy(trial->data(), bytes.data(), kTrialBytes);
-  const uint64_t memory = word_of(trial->data(), kTrialBytes);
+  const uint64_t memory = word_of(trial->data(), kTrialBytes, device);
   if (memory == Window::kUnmapped) {
     throw device::DeviceError(device::device_of(device).name() + ": its memory cannot be shown to other processes");
   }
@@ -184,8 +187,9 @@ DeviceMemory::Shown DeviceMemory::show(int device) {
 }
 
 // Behind the pattern each rank has a place in everybody's memory.
-void DeviceMemory::open_and_write(int device, const std::vector<Shown>& shown) {
+void DeviceMemory::open_and_write(const std::vector<int>& devices, const std::vector<Shown>& shown) {
   const auto self = static_cast<size_t>(board_.rank());
+  const int device = devices.at(self);
   lists_.resize(shown.size());
   std::vector<size_t> segments;
   for (size_t rank = 0; rank < shown.size(); ++rank) {
@@ -196,7 +200,7 @@ void DeviceMemory::open_and_write(int device, const std::vector<Shown>& shown) {
     lists_[rank] = reinterpret_cast<const List*>(list);
     segments.push_back(shown[rank].segments);
   }
-  open(device, segments);
+  open(devices, segments);
   std::vector<const void*> from;
   std::vector<void*> to;
   for (size_t rank = 0; rank < shown.size(); ++rank) {

@@ -60,16 +60,17 @@ class DeviceMemory {
   void note_opened(const std::vector<int>& devices, const std::vector<size_t>& segments) {
     opened_[devices] = segments;
   }
-  // Opens it, for this rank's device. DeviceError: why it cannot.
-  void open(int device, const std::vector<size_t>& segments);
+  // Opens it, of the ranks' devices, for this rank's: memory of another GPU, which this one may not reach, is none of
+  // theirs. DeviceError: why it cannot.
+  void open(const std::vector<int>& devices, const std::vector<size_t>& segments);
 
   // This rank's blocks on a device. DeviceError: no room.
   std::byte* next_half(int device);
   std::byte* block(int device, size_t bytes);
 
   // For posts: where memory of this rank is, by what others find it, and how many segments they then need. kUnmapped:
-  // it is not in what others can open.
-  uint64_t word_of(const void* data, size_t bytes);
+  // it is not in what others can open of that device.
+  uint64_t word_of(const void* data, size_t bytes, int device);
   size_t num_listed() const { return list_ == nullptr ? 0 : own_list().count; }
   // Where memory of another rank, which has been opened, is for a device of this one. TransportError: the rank cannot
   // have meant that.
@@ -85,7 +86,7 @@ class DeviceMemory {
     size_t segments = 0;
   };
   Shown show(int device);
-  void open_and_write(int device, const std::vector<Shown>& shown);
+  void open_and_write(const std::vector<int>& devices, const std::vector<Shown>& shown);
   void check(int device);
 
  private:
@@ -94,6 +95,7 @@ class DeviceMemory {
     struct Entry {
       device::Handle handle;
       uint64_t bytes;  // 0: it cannot be opened
+      int64_t device;
     };
     uint64_t count;
     std::array<Entry, kMostSegments> entries;
