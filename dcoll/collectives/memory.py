@@ -12,6 +12,7 @@ from dcoll.job.world import communicator
 
 T = TypeVar("T")
 _ALIGNMENT = 64  # bytes, of tensors side by side: what kernels read at once, and more
+_told: set[str] = set()
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None, device: Any = None) -> Any:
@@ -65,22 +66,21 @@ def zeros_side_by_side(groups: Sequence[Sequence[Any]]) -> list[tuple[Any, list[
     """Such memory for tensors of one device, in groups of one dtype. Of each group all of it as one flat tensor, with
     some bytes between the tensors, and for each of them one of its shape and strides, with a storage of its own.
 
-    Where there is no such memory, flat tensors in torch's, whose storages the others share.
+    Where there is no such memory, which a warning says once, flat tensors in torch's, whose storages the others share.
+    Where torch has none either, it raises its OutOfMemoryError.
     """
     begins, end = [], 0
     for group in groups:
-        begins.append([end])
-        for tensor in group:
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-            begins[-1].append(end)
-        end = max(end, begins[-1][0] + _ALIGNMENT)  # so that a flat tensor has memory
+        begins.append(_begins_of(group, end))
+        end += _length_of(begins[-1])
     try:
         buffer = _buffer_for(groups[0][0], end)
-    except DcollError:
+    except DcollError as error:
+        tell_once("buckets of gradients on a device lie in torch's memory, out of which they are copied", str(error))
         return [_in_torchs_memory(group, of) for group, of in zip(groups, begins, strict=True)]
     made = []
     for group, of in zip(groups, begins, strict=True):
-        length = max(of[-1] - of[0], _ALIGNMENT)
+        length = _length_of(of)
         flat = _on_device(buffer.part(of[0], length), (length // group[0].itemsize,), group[0]).zero_()
         pieces = []
         for tensor, begin in zip(group, of, strict=False):
@@ -90,9 +90,26 @@ def zeros_side_by_side(groups: Sequence[Sequence[Any]]) -> list[tuple[Any, list[
     return made
 
 
+def zeros_in_torchs_memory(group: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """One group as zeros_side_by_side() lays it out, in memory of torch's."""
+    return _in_torchs_memory(group, _begins_of(group, 0))
+
+
+def _begins_of(group: Sequence[Any], end: int) -> list[int]:
+    """Of its tensors, from `end` on, and of what is behind them; in bytes."""
+    begins = [end]
+    for tensor in group:
+        begins.append(begins[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    return begins
+
+
+def _length_of(begins: Sequence[int]) -> int:
+    return max(begins[-1] - begins[0], _ALIGNMENT)  # so that a flat tensor has memory
+
+
 def _in_torchs_memory(group: Sequence[Any], begins: Sequence[int]) -> tuple[Any, list[Any]]:
     size = group[0].itemsize
-    flat = group[0].new_zeros(max(begins[-1] - begins[0], _ALIGNMENT) // size)
+    flat = group[0].new_zeros(_length_of(begins) // size)
     pieces = [
         flat.as_strided(tensor.shape, tensor.stride(), (begin - begins[0]) // size)
         for tensor, begin in zip(group, begins, strict=False)
@@ -109,6 +126,13 @@ def _buffer_for(like: Any, nbytes: int) -> _C.DeviceBuffer:
     except DcollError:  # torch may keep what it does not use
         torch.cuda.empty_cache()
         return _C.DeviceBuffer(number, nbytes)
+
+
+def tell_once(what: str, why: str) -> None:
+    """Log a warning, once in this process."""
+    if what not in _told:
+        _told.add(what)
+        communicator().log("warning", f"{what}: {why}")
 
 
 def _on_device(buffer: _C.DeviceBuffer, sizes: Sequence[int], like: Any) -> Any:

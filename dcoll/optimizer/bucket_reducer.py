@@ -69,11 +69,16 @@ class BucketReducer(PythonReducer):
         return f"bucket of {self._names[unit[0]]}" + (f" and {len(unit) - 1} more" if len(unit) > 1 else "")
 
 
+_Flat = tuple[torch.Tensor, dict[int, torch.Tensor]]
+"""A bucket as one tensor, and of each of its gradients what lies in it."""
+
+
 class DeviceReducer(BucketReducer):
     """For gradients on a device, as they are, float64 maybe in 16 bits: each bucket travels as one.
 
     As they are, and once the order of gradients is known, they lie side by side in memory that other ranks can open,
-    and are reduced in place.
+    and are reduced in place. Where this rank has no room for that, each bucket gets memory when it is sent: to the
+    other ranks it is the same.
     """
 
     _has_layout = False  # the first one is by size alone: once backward has shown an order there is a better one
@@ -82,15 +87,16 @@ class DeviceReducer(BucketReducer):
         """compression: Compression.none, fp16 or bf16, which are for float64 here: float32 is the core's to encode."""
         self._compression = compression
         self._left: list[Handle] = []  # of rounds that came to nothing: the core still writes to their buckets
-        self._flats: dict[tuple[int, ...], tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}  # by unit
+        self._flats: dict[tuple[int, ...], _Flat] = {}  # by unit
+        self._without_room: set[tuple[int, ...]] = set()
         self._moved: set[tuple[int, ...]] = set()
-        self._sent: list[tuple[Sequence[int], Handle, list[Any]]] = []
+        self._sent: list[tuple[Sequence[int], Handle, _Flat | None, list[Any]]] = []
         self._lost: dict[int, torch.Tensor] = {}  # by other Reducers' compression, to go with the next gradients
         super().__init__(*args)
         self._has_layout = True
 
     def rebuild(self, order: Sequence[int]) -> None:
-        self._flats, self._moved = {}, set()
+        self._flats, self._without_room, self._moved = {}, set(), set()
         super().rebuild(order)
         if self._has_layout:
             self._place([unit for unit in self._units if self._compression_of(unit) is NoneCompressor])
@@ -104,8 +110,15 @@ class DeviceReducer(BucketReducer):
         for unit in units:
             if library("torch").on_device(self.gradients[unit[0]]):
                 by_device.setdefault(self.gradients[unit[0]].device, []).append(unit)
-        for some in by_device.values():
-            made = memory.zeros_side_by_side([[self.gradients[i] for i in unit] for unit in some])
+        for device, some in by_device.items():
+            try:
+                made = memory.zeros_side_by_side([[self.gradients[i] for i in unit] for unit in some])
+            except torch.cuda.OutOfMemoryError as error:
+                for unit in map(tuple, some):
+                    self._flats.pop(unit, None)
+                    self._without_room.add(unit)
+                memory.tell_once(f"buckets of gradients on {device} get memory when they are sent", str(error))
+                continue
             for unit, (flat, pieces) in zip(some, made, strict=True):
                 self._flats[tuple(unit)] = flat, dict(zip(unit, pieces, strict=True))
                 for i, piece in zip(unit, pieces, strict=True):
@@ -123,7 +136,8 @@ class DeviceReducer(BucketReducer):
                 moved += super().move(some)
                 continue
             self._place([unit])
-            if key in self._moved or self._elsewhere(self._flats[key][1]):  # or there was no memory for it
+            # Or there was no memory for it.
+            if key in self._moved or key in self._without_room or self._elsewhere(self._flats[key][1]):
                 super().move(unit)
             self._moved.add(key)
             moved += unit
@@ -131,7 +145,7 @@ class DeviceReducer(BucketReducer):
 
     def _reset(self) -> None:
         super()._reset()
-        in_buckets = [handle for unit, handle, _ in self._sent if tuple(unit) in self._flats]
+        in_buckets = [handle for _, handle, found, _ in self._sent if found]
         self._left += [handle for handle in in_buckets if not handle.ended()]
         self._sent = []
 
@@ -147,27 +161,33 @@ class DeviceReducer(BucketReducer):
             if i in self._lost:
                 self.gradients[i].add_(self._lost[i])
         name = self._name_of(unit)
-        if found := self._flats.get(tuple(unit)):
+        if found := self._flat_of(unit):
             flat, pieces = found
             for i in self._elsewhere(pieces):
                 pieces[i].copy_(self.gradients[i])
             handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales)
-            self._sent.append((unit, self._note(handle), []))
+            self._sent.append((unit, self._note(handle), found, []))
             return
         compression = self._compression_of(unit)
         wires, contexts = zip(*(compression.compress(self.gradients[i]) for i in unit), strict=True)
         in_place = compression is NoneCompressor
         handle = grouped.start_allreduce(self._comm, list(wires), self._op, name, *self._scales, in_place=in_place)
-        self._sent.append((unit, self._note(handle), list(contexts)))
+        self._sent.append((unit, self._note(handle), None, list(contexts)))
+
+    def _flat_of(self, unit: Sequence[int]) -> _Flat | None:
+        if tuple(unit) not in self._without_room:
+            return self._flats.get(tuple(unit))
+        flat, pieces = memory.zeros_in_torchs_memory([self.gradients[i] for i in unit])
+        return flat, dict(zip(unit, pieces, strict=True))
 
     def _elsewhere(self, pieces: dict[int, torch.Tensor]) -> list[int]:
         """The gradients that have been moved out of their bucket."""
         return [i for i, piece in pieces.items() if piece is not self.gradients[i]]
 
     def _receive(self) -> None:
-        for unit, sent, contexts in self._sent:
+        for unit, sent, found, contexts in self._sent:
             results = self._wait(sent)
-            if found := self._flats.get(tuple(unit)):
+            if found:
                 for i in self._elsewhere(found[1]):
                     self.gradients[i].copy_(found[1][i])
                 continue

@@ -163,17 +163,17 @@ class PythonReducer:
             return unused
         except BaseException as error:  # of a compressor of the user's, on this rank alone
             why = f"reducing its gradients raised {type(error).__name__}: {error}"
-            on_communicator.refuse(self._comm, self._left(), why)
+            on_communicator.refuse(self._comm, self._calls_left(), why)
             raise
         finally:
             self._reset()
 
-    def _left(self) -> int:
+    def _calls_left(self) -> int:
         """How many collectives of this round are not started yet."""
         return self._calls() + 1 - self._started
 
     def abandon(self) -> int:
-        left = self._left()
+        left = self._calls_left()
         self._reset()
         return left
 

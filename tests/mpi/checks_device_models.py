@@ -3,6 +3,7 @@
 Ranks compute the same as one process with all their batches. Values are small whole numbers: nothing is rounded."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dcoll as hvd
-from dcoll.collectives import sparse_exchange
+from dcoll.collectives import memory, sparse_exchange
 
 CPU = torch.device("cpu")
 
@@ -310,6 +311,54 @@ def check_gradients_that_the_program_keeps() -> None:
                     kept.append((step, place, p.grad))
         for step, place, grad in kept:
             assert (grad == sum(r + step + place for r in range(n))).all(), (step, place, kept_of)
+
+
+def check_a_rank_without_room_for_buckets() -> None:
+    """On its device, from the first on or when they are to be moved: to the others its buckets are what they were. Once
+    it has room again, later ones are side by side."""
+    n, last = hvd.size(), hvd.rank() == hvd.size() - 1
+
+    def no_room(groups: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("no room, as a test has asked for")
+
+    for first in (0, 3):
+        params = [torch.nn.Parameter(torch.zeros(count, device=DEVICE)) for count in (5, 30_000, 7)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
+        kept: list[tuple[int, int, torch.Tensor]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for step in range(6):
+                if last and step == first:
+                    patch.setattr(memory, "zeros_side_by_side", no_room)
+                optimizer.zero_grad()
+                sum((p * (hvd.rank() + step + place)).sum() for place, p in enumerate(params)).backward()  # type: ignore[union-attr]
+                optimizer.step()
+                kept += [(step, place, p.grad) for place, p in enumerate(params) if p.grad is not None]
+        if last:
+            assert optimizer._dcoll._reducer._without_room  # type: ignore[union-attr]
+        assert len(kept) == 6 * len(params)
+        for step, place, grad in kept:
+            assert (grad == sum(r + step + place for r in range(n))).all(), (first, step, place)
+
+
+def check_torchs_memory_is_told_of() -> None:
+    """Where dcoll finds none: buckets are reduced through it, and a warning says so, once."""
+    told: list[str] = []
+
+    def none_left(like: torch.Tensor, nbytes: int) -> Any:
+        raise hvd.DcollError("no memory left, as a test has asked for")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_buffer_for", none_left)
+        patch.setattr(memory, "_told", set())
+        patch.setattr(memory, "communicator", lambda: SimpleNamespace(log=lambda *words: told.append(": ".join(words))))
+        for _ in range(2):
+            flat, (piece,) = memory.zeros_side_by_side([[torch.ones(5, device=DEVICE)]])[0]
+            assert not flat.any()
+            assert piece.shape == (5,)
+    assert told == [
+        "warning: buckets of gradients on a device lie in torch's memory, out of which they are copied: "
+        "no memory left, as a test has asked for"
+    ]
 
 
 def check_power_sgd() -> None:
