@@ -51,7 +51,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        normalize = cast(Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], _Normalize.apply)
+        normalize = cast(Callable[..., tuple[torch.Tensor, ...]], _Normalize.apply)
         output, mean, variance, count = normalize(input, self.weight, self.bias, self.eps)
         if self.training and self.running_mean is not None and self.running_var is not None:
             momentum = self.momentum
@@ -74,21 +74,20 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    ) -> tuple[torch.Tensor, ...]:
         wide = torch.float64 if input.dtype == torch.float64 else torch.float32
         mean, variance, count = _moments_of_all_ranks(input.to(wide))
         inverse = torch.rsqrt(variance + eps)
-        ctx.save_for_backward(input, weight, mean, inverse)
-        ctx.count = count
+        ctx.save_for_backward(input, weight, mean, inverse, count)
         wide_weight, wide_bias = (None if one is None else one.to(wide) for one in (weight, bias))
         output = F.batch_norm(input.to(wide), mean, variance, wide_weight, wide_bias, False, 0.0, eps)
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.mark_non_differentiable(mean, variance, count)
         return output.to(input.dtype), mean, variance, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        input, weight, mean, inverse = ctx.saved_tensors
+        input, weight, mean, inverse, count = ctx.saved_tensors
         gradient = gradient.to(mean.dtype)
         normal = (input.to(mean.dtype) - _per_channel(mean, input)) * _per_channel(inverse, input)
         rest = [dim for dim in range(input.dim()) if dim != 1]
@@ -98,15 +97,15 @@ class _Normalize(torch.autograd.Function):
         to_input = None
         if ctx.needs_input_grad[0]:
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
-            center, slope = (_per_channel(one / ctx.count, input) for one in sums)
+            center, slope = (_per_channel(one / count, input) for one in sums)
             to_input = ((gradient - center - normal * slope) * _per_channel(scale, input)).to(input.dtype)
         to_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
         to_bias = own[0].to(weight.dtype) if ctx.needs_input_grad[2] else None
         return to_input, to_weight, to_bias, None
 
 
-def _moments_of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Mean and biased variance per channel, and the number of values per channel.
+def _moments_of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean and biased variance per channel, and the number of values per channel. The host waits for none of them.
 
     Moments are combined as by Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
     variances", 1979): sums of squares would lose the variance of inputs far from zero.
@@ -118,11 +117,11 @@ def _moments_of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         variance, mean = torch.var_mean(input, rest, correction=0)
     else:
         mean = variance = input.new_zeros(channels)
-    own = torch.cat([mean, variance, mean.new_tensor([count])]).unsqueeze(0)
+    own = torch.cat([mean, variance, mean.new_full((1,), count)]).unsqueeze(0)
     everybody = movement.allgather(own, name="SyncBatchNorm.forward") if world.size() > 1 else own
     means, variances, counts = everybody[:, :channels], everybody[:, channels:-1], everybody[:, -1:]
-    total = float(counts.sum())
-    if total <= 1:
+    total = counts.sum()
+    if count <= 1 and total <= 1:  # else this rank alone has enough
         raise ValueError(
             f"SyncBatchNorm needs more than one value per channel over all ranks in training; got {int(total)}, the "
             f"input of this rank has shape {list(input.shape)}"

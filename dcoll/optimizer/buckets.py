@@ -17,7 +17,7 @@ from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
 from dcoll.optimizer.bucket_reducer import DeviceReducer
 from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer
-from dcoll.optimizer.host_reducer import HostReducer
+from dcoll.optimizer.host_reducer import HostReducer, has_streams
 
 library("torch")  # gives its dtypes their codes
 
@@ -176,6 +176,13 @@ _tensor_uses: Callable[[torch.Tensor], int] | None = getattr(torch.Tensor, "_use
 """Who has a tensor beside Python. Private; without the former, a view of a gradient or an array is not noticed."""
 
 
+def copy_in(view: torch.Tensor, grad: torch.Tensor) -> None:
+    """Copy a gradient into its place in a bucket; it may be let go of at once."""
+    view.copy_(grad)
+    if has_streams(grad):  # it may be another stream's, which would use its memory again before it is read
+        grad.record_stream(torch.cuda.current_stream(grad.device))
+
+
 class Views:
     """The gradients of a GradientSync's parameters, each a tensor over the memory in which it is reduced.
 
@@ -206,7 +213,7 @@ class Views:
     def fill(self, i: int, gradient: torch.Tensor, reducer: AnyReducer | None) -> None:
         """With a gradient that is elsewhere, as it is; a Reducer that is told so by mark_ready() may begin with it."""
         if not (isinstance(reducer, power_sgd.PowerSGDReducer) and reducer.take(i, gradient)):
-            self.tensors[i].copy_(gradient)
+            copy_in(self.tensors[i], gradient)
 
     def _note_uses(self, i: int) -> None:
         self._storages[i] = self.tensors[i].untyped_storage()._cdata

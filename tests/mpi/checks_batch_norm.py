@@ -98,3 +98,16 @@ def check_low_precision_is_computed_in_float32() -> None:
 def check_inputs_of_one_dimension_are_refused() -> None:
     with pytest.raises(hvd.ArgumentError, match=r"shape \[3\]"):
         hvd.SyncBatchNorm(3)(torch.ones(3))
+
+
+def check_the_host_waits_for_no_number() -> None:
+    """Where a rank has several values it is clear that all have."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the host waits for a device")
+
+    layer = hvd.SyncBatchNorm(3)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("__float__", "__int__", "__bool__", "item", "tolist", "new_tensor"):
+            patch.setattr(torch.Tensor, name, refuse)
+        layer(torch.randn(4, 3, requires_grad=True)).sum().backward()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum
+from dcoll.optimizer import buckets
 from dcoll.optimizer.gradients import GradientSync
 
 every_test_twice = gradient_models.hooked_and_late
@@ -287,3 +288,18 @@ def test_a_failed_peer_ends_backward(op: ReduceOp) -> None:
             model(1.0, [0, 1, 2, 3]).backward()
 
     run_ranks(2, body)
+
+
+def test_a_gradient_copied_in_is_not_freed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is another stream's, the allocator is told that the current one reads it."""
+    told: list[tuple[torch.Tensor, object]] = []
+    monkeypatch.setattr(buckets, "has_streams", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the current one")
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *found: told.append(found))
+    p = torch.zeros(3, requires_grad=True)
+    sync = sync_of(_C.connect_local(1)[0], nn.ParameterList([p]))
+    p.grad = own = torch.ones(3)
+    sync.finish()
+    assert [(one is own, stream) for one, stream in told] == [(True, "the current one")]
+    assert p.grad is not own
+    sync.release()

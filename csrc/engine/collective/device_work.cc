@@ -170,7 +170,7 @@ class DevicePull final : public DeviceWork {
     }
     if (request_.out != nullptr && bytes == request_.out_bytes) return;
     try {
-      op_.output = staging_.lane().take(std::max<size_t>(bytes, 1));
+      staging_.checked([&] { op_.output = staging_.lane().take(std::max<size_t>(bytes, 1)); });
     } catch (const std::bad_alloc&) {
       throw TransportError("no memory for a result of " + std::to_string(bytes) + " bytes");
     }
