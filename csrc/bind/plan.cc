@@ -117,7 +117,7 @@ py::dict encoded(const std::string& codec, uint64_t bytes, std::vector<uint32_t>
   dict["plain_us"] = times.plain_us;
   dict["encoded_us"] = times.encoded_us;
   dict["pays"] = times.pays();
-  dict["close"] = times.is_close();
+  dict["close"] = times.is_close(bytes);
   return dict;
 }
 

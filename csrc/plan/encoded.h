@@ -20,9 +20,12 @@ struct EncodedTimes {
 
   // What the model promises must be worth the loss: it is no more exact than this.
   bool pays() const { return encoded_us < 0.95 * plain_us; }
-  // So close that the model is not believed: by such factors it was wrong between hosts that are pretended on one
-  // machine, whose links are copies by the cores that encode (docs/compression.md).
-  bool is_close() const { return encoded_us < 1.6 * plain_us && plain_us < 1.6 * encoded_us; }
+  // So close, for so many bytes, that the model is not believed: by such factors it was wrong between hosts that are
+  // pretended on one machine, whose links are copies by the cores that encode (docs/compression.md).
+  bool is_close(uint64_t bytes) const {
+    const double factor = bytes <= (4 << 20) ? 2.0 : 1.6;
+    return encoded_us < factor * plain_us && plain_us < factor * encoded_us;
+  }
 };
 
 // A pure function, as select() is. two_levels: nodes add up in shared memory, and their ranks share what lies between

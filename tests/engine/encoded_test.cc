@@ -1,8 +1,11 @@
 // All-reduces whose messages are encoded (kernels/codec.h), ranks as threads: exact where the values survive encoding,
 // the same bits on all ranks, and nothing lost where the errors are kept.
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <set>
+#include <utility>
 
 #include "engine/links/trial.h"
 #include "rank_threads.h"
@@ -169,15 +172,42 @@ TEST(bits_do_not_depend_on_what_was_measured) {
 
 TEST(a_trial_takes_turns_and_compares_medians) {
   Trial trial;
-  constexpr double kTimes[] = {1, 50, 9, 20, 3, 40, 900, 30};  // in full, encoded, in full, ...
-  for (size_t i = 0; i < std::size(kTimes); ++i) {
+  constexpr std::pair<bool, double> kTimes[] = {{false, 1}, {true, 50}, {true, 20}, {true, 40},
+                                                {true, 30}, {false, 9}, {false, 3}, {false, 900}};
+  for (const auto& [second, us] : kTimes) {
     CHECK(!trial.is_done());
-    CHECK_EQ(trial.second_next(), i % 2 == 1);
-    trial.note(kTimes[i]);
+    CHECK_EQ(trial.second_next(), second);
+    trial.note(us, 2);
   }
   CHECK(trial.is_done());
-  CHECK_EQ(trial.median_us(false), 6.0);
-  CHECK_EQ(trial.median_us(true), 35.0);
+  CHECK_EQ(trial.median_us_per_byte(false), 3.0);
+  CHECK_EQ(trial.median_us_per_byte(true), 17.5);
+}
+
+// As the buckets of one step: each size goes both ways, and their times, which grow with them, do not decide.
+TEST(a_trial_is_fair_to_sizes_that_come_round) {
+  constexpr size_t kSizes[] = {17 << 20, 25 << 20, 30 << 20, 19 << 20};
+  for (size_t different = 1; different <= std::size(kSizes); ++different) {
+    for (const size_t each : {4, 8, 16}) {
+      for (const bool second_is_faster : {false, true}) {
+        Trial trial(each);
+        std::array<std::set<size_t>, 2> gone;
+        size_t calls = 0;
+        for (; !trial.is_done(); ++calls) {
+          const size_t bytes = kSizes[calls % different];
+          gone[trial.second_next()].insert(bytes);
+          const bool is_faster = trial.second_next() == second_is_faster;
+          trial.note((is_faster ? 0.9 : 1.0) * static_cast<double>(bytes), bytes);
+        }
+        CHECK_EQ(calls, 2 * each);
+        for (const auto& sizes : gone) CHECK_EQ(sizes.size(), different);
+        CHECK_EQ(trial.median_us_per_byte(true) < trial.median_us_per_byte(false), second_is_faster);
+      }
+    }
+  }
+  CHECK_EQ(Trial::calls_each_way(100), 16u);
+  CHECK_EQ(Trial::calls_each_way(2 << 20), 8u);
+  CHECK_EQ(Trial::calls_each_way(1 << 30), 4u);
 }
 
 TEST(only_float32_that_is_summed_between_nodes_is_encoded) {

@@ -243,14 +243,14 @@ Task learn_sizes(Fabric& f, Operation& op, bool& all_fit) {
 Task note(Fabric& f, size_t bytes, int64_t begin_ns) {
   NcclState::Choice& choice = f.nccl->choice(bytes);
   if (choice.trial == nullptr) co_return;
-  choice.trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns));
+  choice.trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns), bytes);
   if (!choice.trial->is_done()) co_return;
-  RecordExchange all(f, std::array{choice.trial->median_us(false), choice.trial->median_us(true)});
+  RecordExchange all(f, std::array{choice.trial->median_us_per_byte(false), choice.trial->median_us_per_byte(true)});
   co_await all.executor;
   double by_nccl_us = 0, opened_us = 0;
   for (const auto& one : all.all) {
-    by_nccl_us += one[0] / f.size;
-    opened_us += one[1] / f.size;
+    by_nccl_us += one[0] * static_cast<double>(bytes) / f.size;
+    opened_us += one[1] * static_cast<double>(bytes) / f.size;
   }
   choice.trial.reset();
   choice.opened = opened_us < by_nccl_us;

@@ -54,8 +54,8 @@ bool Fabric::pays(const kernels::Encoding& encoding, size_t bytes) const {
   if (weighed_.size() >= kMostWeighed) weighed_.clear();  // a share that changes from call to call
   weighed_.push_back({encoding, rounded, times.pays(), nullptr});
   // What was told not to measure is believed.
-  if (links.use != LinkConstants::Use::kBuiltIn && times.is_close()) {
-    weighed_.back().trial = std::make_unique<Trial>();
+  if (links.use != LinkConstants::Use::kBuiltIn && times.is_close(rounded)) {
+    weighed_.back().trial = std::make_unique<Trial>(Trial::calls_each_way(rounded));
     return weighed_.back().trial->second_next();
   }
   tell_choice(encoding, rounded, times, "predicted");
@@ -67,10 +67,12 @@ Trial* Fabric::trial(const kernels::Encoding& encoding, size_t bytes) {
   return known == nullptr ? nullptr : known->trial.get();
 }
 
-void Fabric::settle(const kernels::Encoding& encoding, size_t bytes, double plain_us, double encoded_us) {
+void Fabric::settle(const kernels::Encoding& encoding, size_t bytes, double plain_us_per_byte,
+                    double encoded_us_per_byte) {
   Weighed* const known = weighed(encoding, bytes);
   if (known == nullptr) return;
-  const plan::EncodedTimes times{plain_us, encoded_us};
+  const auto size = static_cast<double>(known->bytes);
+  const plan::EncodedTimes times{size * plain_us_per_byte, size * encoded_us_per_byte};
   known->pays = times.pays();
   known->trial.reset();
   tell_choice(encoding, known->bytes, times, "measured");

@@ -89,7 +89,7 @@ struct Fabric : FabricSettings {
   // Such calls that are made to find that out; null: none are. settle() is what follows once they are done, from how
   // long they took on all ranks.
   Trial* trial(const kernels::Encoding& encoding, size_t bytes);
-  void settle(const kernels::Encoding& encoding, size_t bytes, double plain_us, double encoded_us);
+  void settle(const kernels::Encoding& encoding, size_t bytes, double plain_us_per_byte, double encoded_us_per_byte);
   // Whether selections of so many elements (kernels::Codec::kTopK) go by owners.
   bool goes_by_owners(const kernels::Encoding& encoding, size_t count) const;
   // What stochastic rounding draws from in the next call of this name; none of other encodings.

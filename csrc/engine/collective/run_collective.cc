@@ -78,10 +78,10 @@ void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns)
 Task note_trial(Fabric& f, const Call& call, int64_t begin_ns) {
   Trial* const trial = f.trial(call.encoding, call.bytes());
   if (trial == nullptr) co_return;
-  trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns));
+  trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns), call.bytes());
   if (!trial->is_done()) co_return;
   using Medians = std::array<double, 2>;
-  RecordExchange all(f, Medians{trial->median_us(false), trial->median_us(true)});
+  RecordExchange all(f, Medians{trial->median_us_per_byte(false), trial->median_us_per_byte(true)});
   co_await all.executor;
   Medians sums{};
   for (const Medians& one : all.all) {

@@ -6,25 +6,42 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <vector>
 
 namespace dcoll {
 
+// Calls count by their time for each byte, for one trial is of sizes up to a factor of two apart.
 class Trial {
  public:
-  bool second_next() const { return noted_ % 2 == 1; }
-  bool is_done() const { return noted_ == 2 * kEach; }
-  void note(double us) { us_[noted_ % 2][noted_ / 2] = us, ++noted_; }
+  // How often each way is gone, for calls of about so many bytes: the shorter ones are, the more their times vary.
+  static size_t calls_each_way(size_t bytes) {
+    return std::clamp<size_t>((16 << 20) / std::max<size_t>(bytes, 1), 4, 16);
+  }
+
+  // each: of calls by one way, a multiple of 4.
+  explicit Trial(size_t each = 4) : each_(each) {}
+
+  bool second_next() const { return ((kSecond >> noted_ % 8) ^ (noted_ / 8)) % 2 == 1; }
+  bool is_done() const { return noted_ == 2 * each_; }
+  void note(double us, size_t bytes) {
+    us_per_byte_[second_next()].push_back(us / static_cast<double>(std::max<size_t>(bytes, 1)));
+    ++noted_;
+  }
   // Of this rank's calls by the first way, or by the second.
-  double median_us(bool second) const {
-    auto sorted = us_[second ? 1 : 0];
+  double median_us_per_byte(bool second) const {
+    auto sorted = us_per_byte_[second];
     std::ranges::sort(sorted);
-    return (sorted[kEach / 2 - 1] + sorted[kEach / 2]) / 2;
+    const size_t half = sorted.size() / 2;
+    return (sorted[half - 1] + sorted[half]) / 2;
   }
 
  private:
-  static constexpr size_t kEach = 4;
-  std::array<std::array<double, kEach>, 2> us_{};
+  // By bits which of 8 calls go the second way; the next 8 go the other way round. Half of them, and also some, but not
+  // all, of every second, third or fourth call, as the buckets of one step may be that many of different sizes.
+  static constexpr unsigned kSecond = 0b0001'1110;
+  const size_t each_;
   size_t noted_ = 0;
+  std::array<std::vector<double>, 2> us_per_byte_;
 };
 
 }  // namespace dcoll
