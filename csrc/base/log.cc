@@ -9,7 +9,8 @@
 namespace dcoll {
 namespace {
 
-constexpr auto kLabels = std::to_array<std::string_view>({"trace", "debug", "info", "warning", "error", "fatal"});
+constexpr auto kLabels =
+    std::to_array<std::string_view>({"trace", "debug", "info", "notice", "warning", "error", "fatal"});
 static_assert(static_cast<size_t>(LogLevel::kFatal) + 1 == kLabels.size());
 
 // " 21:05:33.123456", of the day and the zone of this machine.

@@ -7,11 +7,11 @@
 
 namespace dcoll {
 
-enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
-LogLevel log_level_from(std::string_view name);  // "trace", "debug", "info", "warning", "error", "fatal"
+enum class LogLevel { kTrace, kDebug, kInfo, kNotice, kWarning, kError, kFatal };
+LogLevel log_level_from(std::string_view name);  // "trace", "debug", "info", "notice", ...
 
 struct Log {
-  LogLevel level = LogLevel::kWarning;
+  LogLevel level = LogLevel::kNotice;
   int rank = 0;
   bool hide_time = false;
   void operator()(LogLevel severity, const std::string& text) const;

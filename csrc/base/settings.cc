@@ -61,7 +61,7 @@ constexpr std::array kTable = {
     SettingInfo{"DCOLL_TIMELINE_MARK_CYCLES", "0", "0, 1", "the timeline marks where each step's gradients begin"},
     SettingInfo{"DCOLL_THREAD_AFFINITY", "", "cores, one per local rank: 2,6; empty = anywhere",
                 "the core that a rank's background thread is bound to"},
-    SettingInfo{"DCOLL_LOG_LEVEL", "warning", "trace, debug, info, warning, error, fatal",
+    SettingInfo{"DCOLL_LOG_LEVEL", "notice", "trace, debug, info, notice, warning, error, fatal",
                 "what is written to standard error"},
     SettingInfo{"DCOLL_LOG_HIDE_TIME", "0", "0, 1", "1: lines on standard error begin without the time"},
 };

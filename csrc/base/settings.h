@@ -38,7 +38,7 @@ struct Settings {
   std::string gpu_engine = "auto";  // "auto", "dcoll", "nccl", "host"
   // Per local rank: the core its background thread is bound to; empty: unbound. A communicator's has this rank's alone.
   std::vector<int> thread_affinity;
-  std::string log_level;  // "trace", "debug", "info", "warning", "error", "fatal"
+  std::string log_level;  // see log_level_from()
   bool log_hide_time;
 
   // Reads the environment, Horovod's names included (horovod_settings.h). Throws ArgumentError with name, value,

@@ -214,9 +214,9 @@ class AutoCompressor(NoneCompressor):
     """Sends float32 by the codec that is allowed where that is predicted to be faster than as it is, bucket by bucket.
 
     The first large all-reduce between nodes measures the links and how fast this machine encodes; every later one is
-    predicted both ways (`python -m dcoll.plan explain --compression` shows how), and a line of DCOLL_LOG_LEVEL=info on
-    rank 0 says what was chosen for its size, and why. All ranks choose alike. What DistributedOptimizer does with what
-    is lost is as with the codec itself.
+    predicted both ways (`python -m dcoll.plan explain --compression` shows how), and a line on standard error of rank 0
+    says what was chosen for its size, and why. All ranks choose alike. What DistributedOptimizer does with what is lost
+    is as with the codec itself.
 
         optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.auto(lossy="bf16"))
     """

@@ -42,13 +42,6 @@ AnyReducer = _C.Reducer | PythonReducer | HostReducer
 """The core's Reducer, or one in Python with the same methods."""
 
 
-def _compresses(comm: _C.Communicator) -> bool:
-    """Whether float32 is compressed among these ranks; says where it is not. The core itself does of what it gets."""
-    if not comm.encodes and comm.rank == 0:
-        comm.log("info", "nothing is compressed inside one node (DCOLL_COMPRESS_LOCAL=1 does it all the same)")
-    return comm.encodes
-
-
 class Layout:
     """How gradients are put together and what they are on their way: the options of every Reducer of an optimizer."""
 
@@ -92,8 +85,11 @@ class Layout:
         codec = codec_for_buckets(self._compression)
         called = [f"{name} of {self.label}" for name in names]
         compression = self._compression
+        has_float32 = any(p.dtype is torch.float32 for p in params)
+        if isinstance(compression, PowerSGD) or (codec.get("codec") and has_float32):
+            comm.tell_uncompressed()
         if isinstance(compression, PowerSGD):
-            if _compresses(comm):
+            if comm.encodes:
                 states = [
                     self._states.setdefault(p, power_sgd.MatrixState(n)) for n, p in zip(names, params, strict=True)
                 ]
@@ -105,7 +101,7 @@ class Layout:
             compression = NoneCompressor
         on_device = any(library("torch").on_device(p) for p in params)
         in_16_bits = on_device and wire is not None
-        encoded = in_16_bits and any(p.dtype is torch.float32 for p in params) and _compresses(comm)
+        encoded = in_16_bits and has_float32 and comm.encodes
         if on_device and (compression is NoneCompressor or (in_16_bits and not encoded)):
             sizes = self._bucket_bytes, self._first_bucket_bytes
             return DeviceReducer(comm, params, called, self.op, pre, post, groups, *sizes, compression=compression)

@@ -148,7 +148,7 @@ def _add_settings(core: argparse._ArgumentGroup) -> None:
                       help="DCOLL_STALL_SHUTDOWN_TIME")  # fmt: skip
     _switch(core, "log_hide_time", on=["--log-hide-timestamp", "--log-without-timestamp"],
             off=["--no-log-hide-timestamp", "--log-with-timestamp"], help="DCOLL_LOG_HIDE_TIME=1")  # fmt: skip
-    levels = ["trace", "debug", "info", "warning", "error", "fatal"]
+    levels = ["trace", "debug", "info", "notice", "warning", "error", "fatal"]
     core.add_argument("--log-level", type=str.lower, metavar="LEVEL", choices=levels, help="DCOLL_LOG_LEVEL")
 
 

@@ -52,7 +52,7 @@ def test_auto_says_on_rank_0_what_it_has_chosen() -> None:
     chosen = r"8192 KiB go (?:as .*|in full): [\d.]+ ms (\w+) as .*, [\d.]+ ms in full \(link .*\)"
     how = {found[1] for _, _, text in said if (found := re.fullmatch(chosen, text))}
     assert how == {"predicted", "measured"}, said  # check_calls_that_are_close_... has timed some
-    assert {(level, rank) for level, rank, _ in said} == {("info", "0")}
+    assert {(level, rank) for level, rank, _ in said} == {("notice", "0")}
 
 
 def test_saturation_is_told() -> None:
@@ -60,16 +60,47 @@ def test_saturation_is_told() -> None:
 
 
 ONE_NODE = """
-import torch, dcoll
+import sys, torch, dcoll
 dcoll.init()
+Compression = dcoll.Compression
+asked = eval(sys.argv[1])
 x = torch.full((40000,), 1e6)
-for _ in range(2):
-    assert torch.equal(dcoll.allreduce(x, compression=dcoll.Compression.fp16), x)
+
+def reduce():
+    for one in (x, x[:9]):
+        assert torch.equal(dcoll.allreduce(one, compression=asked), one)
+        assert torch.equal(dcoll.allreduce(one, compression=asked, name="named"), one)
+
+def step():
+    params = [torch.nn.Parameter(torch.zeros(100, 50)) for _ in range(2)]
+    optimizer = dcoll.DistributedOptimizer(torch.optim.SGD(params[:1], lr=1.0), compression=asked)
+    for added in (params[1:], []):
+        sum(p.sum() for p in params).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if added:
+            optimizer.add_param_group({"params": added})
+    assert torch.equal(params[1].detach(), torch.full((100, 50), -1.0))
+
+globals()[sys.argv[2]]()
 """
 
 
-def test_one_node_says_that_it_compresses_nothing() -> None:
-    done = launch(2, "-c", ONE_NODE, DCOLL_LOG_LEVEL="info")
+@pytest.mark.parametrize(
+    ("asked", "does", "lines"),
+    [
+        ("Compression.fp16", "reduce", 1),
+        ("Compression.int8", "step", 1),
+        ("Compression.topk(0.1)", "step", 1),
+        ("Compression.fp16", "step", 1),
+        ("Compression.auto('bf16')", "step", 1),
+        ("Compression.powersgd(1)", "step", 1),
+        ("Compression.auto", "step", 0),
+        ("Compression.none", "step", 0),
+    ],
+)
+def test_one_node_says_once_that_it_compresses_nothing(asked: str, does: str, lines: int) -> None:
+    done = launch(2, "-c", ONE_NODE, asked, does)
     assert done.returncode == 0, done.text
-    assert len(re.findall(r"\[dcoll info rank 0.*nothing is compressed inside one node", done.stderr)) == 1, done.text
-    assert "has no room for" not in done.stderr
+    assert len(re.findall(r"\[dcoll warning rank 0.*nothing is compressed inside one node", done.stderr)) == lines
+    assert done.stderr.count("[dcoll") == lines, done.text

@@ -104,7 +104,7 @@ def test_every_mapped_variable_and_every_other_is_documented() -> None:
     ("variable", "value", "message"),
     [
         ("HOROVOD_FUSION_THRESHOLD", "6x", "DCOLL_BUCKET_MB='6x bytes' (from HOROVOD_FUSION_THRESHOLD) is not valid"),
-        ("HOROVOD_LOG_LEVEL", "loud", "allowed are trace, debug, info, warning, error, fatal"),
+        ("HOROVOD_LOG_LEVEL", "loud", "allowed are trace, debug, info, notice, warning, error, fatal"),
         ("HOROVOD_STALL_CHECK_TIME_SECONDS", "soon", "(from HOROVOD_STALL_CHECK_TIME_SECONDS)"),
         ("DCOLL_STALL_CHECK_DISABLE", "perhaps", "DCOLL_STALL_CHECK_DISABLE='perhaps' is not valid: allowed are 0, 1"),
         ("DCOLL_STALL_CHECK_TIME", "0", "allowed are seconds > 0"),
@@ -163,7 +163,12 @@ def test_misspelt_settings_are_named() -> None:
         ("warning", "0", [r"\[dcoll warning rank 0 \d\d:\d\d:\d\d\.\d{6}\] w", r"\[dcoll fatal rank 0 [\d:.]+\] f"]),
         ("warning", "1", [r"\[dcoll warning rank 0\] w", r"\[dcoll fatal rank 0\] f"]),
         ("fatal", "1", [r"\[dcoll fatal rank 0\] f"]),
-        ("trace", "1", [r"\[dcoll trace rank 0\] t", r"\[dcoll warning rank 0\] w", r"\[dcoll fatal rank 0\] f"]),
+        (
+            "trace",
+            "1",
+            [rf"\[dcoll {one} rank 0\] {one[0]}" for one in ("trace", "info", "notice", "warning", "fatal")],
+        ),
+        ("", "1", [rf"\[dcoll {one} rank 0\] {one[0]}" for one in ("notice", "warning", "fatal")]),
     ],
 )
 def test_levels_and_time_of_the_log(
@@ -172,7 +177,7 @@ def test_levels_and_time_of_the_log(
     monkeypatch.setenv("DCOLL_LOG_LEVEL", level)
     monkeypatch.setenv("DCOLL_LOG_HIDE_TIME", hide)
     (comm,) = _C.connect_local(1)
-    for severity in ("trace", "warning", "fatal"):
+    for severity in ("trace", "info", "notice", "warning", "fatal"):
         comm.log(severity, severity[0])
     comm.close()
     lines = capfd.readouterr().err.splitlines()

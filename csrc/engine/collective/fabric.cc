@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <cstdio>
 
 #include "base/hash.h"
@@ -31,6 +32,14 @@ const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
     known = {choice.algorithm, static_cast<size_t>(choice.slice_bytes)};
   }
   return known;
+}
+
+void Fabric::tell_uncompressed() const {
+  if (rank != 0 || size == 1 || may_encode(SIZE_MAX) || log == nullptr || told_uncompressed == nullptr) return;
+  if (told_uncompressed->exchange(true)) return;
+  (*log)(LogLevel::kWarning,
+         "nothing is compressed inside one node, where memory is faster than any encoder (DCOLL_COMPRESS_LOCAL=1 does "
+         "it all the same)");
 }
 
 // Rounded up as there.
@@ -110,7 +119,7 @@ void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const 
                 times.encoded_us / 1e3, how, kernels::encoding_name(codec).c_str(), times.plain_us / 1e3,
                 1e-3 / topology.network.beta_us_per_byte, 1e-3 / coding.encode_us_per_byte,
                 1e-3 / coding.decode_us_per_byte);
-  (*log)(LogLevel::kInfo, text.data());
+  (*log)(LogLevel::kNotice, text.data());
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -40,6 +41,7 @@ struct FabricSettings {
   bool compress_local = false;
   bool by_host = false;  // DCOLL_GPU_ENGINE=host
   const Log* log = nullptr;
+  std::atomic<bool>* told_uncompressed = nullptr;
 };
 
 // Board, slots and the direct all-reduce exist where all ranks share mapped memory; the hierarchy where some do, on
@@ -60,7 +62,7 @@ struct Fabric : FabricSettings {
   LinkConstants links;  // where the topology's constants are from, or are to come from
   EncodedCosts encoded_costs;
   Codings codings;  // as learn_constants() has found them
-  bool told_saturated = false, told_uncompressed = false, told_by_host = false;
+  bool told_saturated = false, told_by_host = false;
   OutOfStep out_of_step;
 
   // Where all ranks share memory: board, slots and the direct forms.
@@ -71,6 +73,8 @@ struct Fabric : FabricSettings {
     return size > 1 && (compress_local || (board == nullptr && bytes > Request::kSmallBytes));
   }
   bool shares_encoding() const { return hierarchy != nullptr; }
+  // Once, on rank 0, if no call may: that what was asked for is not done.
+  void tell_uncompressed() const;
 
   // The schedule of this rank, built once per algorithm and root.
   std::shared_ptr<const plan::Schedule> schedule(const plan::Algorithm& algorithm, int root = 0);

@@ -24,10 +24,8 @@ void note_codec(Fabric& f, const Operation& op, const Call& call, ReduceJob& job
     job.by_owners = f.goes_by_owners(call.encoding, call.count);
     job.key = f.draws(call.encoding, call.name);
     job.cost = &cost;
-  } else if (f.board != nullptr && f.rank == 0 && f.log != nullptr && !std::exchange(f.told_uncompressed, true)) {
-    (*f.log)(LogLevel::kInfo,
-             "nothing is compressed inside one node, where memory is faster than any encoder "
-             "(DCOLL_COMPRESS_LOCAL=1 does it all the same)");
+  } else {
+    f.tell_uncompressed();
   }
 }
 

@@ -82,6 +82,7 @@ struct Setup {
   int number;                                 // in the timeline
   const std::atomic<uint32_t>* failure_flag;  // Transport::failure_flag
   ForkGuard fork;
+  std::atomic<bool> told_uncompressed = false;  // Fabric::tell_uncompressed
   std::unique_ptr<StagingLanes> lanes;
 
  private:

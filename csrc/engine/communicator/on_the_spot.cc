@@ -28,6 +28,7 @@ bool OnTheSpot::takes(const Call& call) {
 }
 
 std::shared_ptr<Operation> OnTheSpot::reduce(const Call& call) {
+  if (call.encoding) progress_.fabric.tell_uncompressed();
   Phases phases(setup_.timeline().on());
   enter_all_reduce(progress_.fabric, call, call.fingerprint(), phases);
   phases.number = ++progress_.under_way.started;

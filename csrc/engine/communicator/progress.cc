@@ -42,7 +42,8 @@ Progress::Progress(Setup& setup)
       .algo = settings.algo,
       .compress_local = settings.compress_local,
       .by_host = settings.gpu_engine == "host",
-      .log = &setup.log};
+      .log = &setup.log,
+      .told_uncompressed = &setup.told_uncompressed};
   if (setup.may_use_nccl())
     fabric.nccl = std::make_unique<NcclState>(settings.gpu_engine == "nccl", settings.timeout_s);
   fabric.links = std::move(members.links);
