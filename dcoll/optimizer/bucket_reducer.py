@@ -61,8 +61,7 @@ class BucketReducer(PythonReducer):
                 f"what compression has lost of {self._names[param]} is of shape {list(error.shape)}, but must be of "
                 f"{list(gradient.shape)}, or as long: load the state of the same model"
             )
-        like = {"device": gradient.device, "dtype": gradient.dtype, "copy": True}
-        error = error.to(**like, memory_format=torch.contiguous_format)
+        error = error.to(gradient, copy=True, memory_format=torch.contiguous_format)
         return error.as_strided(gradient.shape, gradient.stride()) if error.dim() == 1 else error.view(gradient.shape)
 
     def _name_of(self, unit: Sequence[int]) -> str:

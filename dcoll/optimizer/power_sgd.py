@@ -316,5 +316,6 @@ class PowerSGDReducer(BucketReducer):
         state, first, q = self._states[param], self._first_q(param), values.get("q")
         error = self._error_of(param, values)
         state.error = None if error is None else error.reshape(len(error), -1)
-        fits = q is not None and q.shape == first.shape
-        state.q = q.detach().to(first, copy=True, memory_format=torch.contiguous_format) if fits else None
+        state.q = None
+        if q is not None and q.shape == first.shape:
+            state.q = q.detach().to(first, copy=True, memory_format=torch.contiguous_format)
