@@ -16,7 +16,7 @@ from checks_torch_methods import is_mapped_shared
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcoll as hvd
-from dcoll.job.lifecycle import GROUPS
+from dcoll.job.lifecycle import GROUPS, LEAVING
 from dcoll.torch import groups
 from dcoll.torch.process_group import BACKENDS_IN_PYTHON
 
@@ -64,10 +64,10 @@ def check_many_groups() -> None:
 def wait_for_those_left() -> None:
     """The members of destroyed groups."""
     deadline = time.monotonic() + 30
-    while groups.LEAVING and time.monotonic() < deadline:
+    while LEAVING and time.monotonic() < deadline:
         groups.close_those_left()
         time.sleep(0.001)
-    assert not groups.LEAVING
+    assert not LEAVING
 
 
 def held() -> dict[str, int]:
@@ -78,7 +78,7 @@ def held() -> dict[str, int]:
         "KiB": sum(kib.values()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
-        "groups": len(GROUPS) + len(groups.LEAVING),
+        "groups": len(GROUPS) + len(LEAVING),
         "exit handlers": atexit._ncallbacks(),
     }
 
@@ -128,9 +128,9 @@ def check_a_forked_process_leaves_groups_alone() -> None:
     assert sum_in(group, r) == n * (n - 1) // 2
     if r == 0:
         dist.destroy_process_group(group)
-        assert len(groups.LEAVING) == 1
-        assert in_child(lambda: groups.close_those_left() or report(len(groups.LEAVING))) == "ValueError: 0"
-        assert len(groups.LEAVING) == 1
+        assert len(LEAVING) == 1
+        assert in_child(lambda: groups.close_those_left() or report(len(LEAVING))) == "ValueError: 0"
+        assert len(LEAVING) == 1
     dist.barrier()
     if r > 0:
         dist.destroy_process_group(group)
@@ -333,8 +333,8 @@ def check_abort() -> None:
     dist.distributed_c10d._abort_process_group(group)
     assert len(GROUPS) == before
     assert sum_in(None, 1) == n
-    while groups.LEAVING:  # as the program's end does: what UCX had under way never ends
-        groups.LEAVING.pop().close()
+    while LEAVING:  # as the program's end does: what UCX had under way never ends
+        LEAVING.pop().close()
 
 
 def check_groups_are_destroyed_by_each_rank_alone() -> None:

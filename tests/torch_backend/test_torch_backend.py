@@ -244,11 +244,11 @@ AGAIN = """
 import torch
 import torch.distributed as dist
 import dcoll.torch
-from dcoll.torch import groups
+from dcoll.job.lifecycle import GROUPS
 
 for last in ("destroyed", "aborted", "destroyed", "aborted", "destroyed"):
     dist.init_process_group("dcoll")
-    assert groups.GROUPS == []  # nothing of the last time
+    assert GROUPS == []  # nothing of the last time
     rank = dist.get_rank()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
