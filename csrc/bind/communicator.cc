@@ -121,7 +121,7 @@ Request all_reduce_request(uintptr_t in, uintptr_t out, size_t count, int dtype,
 Request adasum_request(uintptr_t in, uintptr_t out, std::vector<size_t> elements, int dtype, std::string name,
                        double prescale, double postscale) {
   const size_t count = std::reduce(elements.begin(), elements.end());
-  Request request = request_of(Kind::kAllReduce, in, out, count, dtype, std::move(name), {});
+  Request request = request_of(Kind::kAllReduce, in, out, count, dtype, std::move(name), py::tuple());
   set_reduction(request, ReduceOp::kAdasum, prescale, postscale);
   request.splits = std::move(elements);
   return request;

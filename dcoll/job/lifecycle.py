@@ -126,11 +126,14 @@ class Lifecycle:
     def _end_of_child(self) -> None:
         """multiprocessing reports an error itself, after this, and no hook or exit handler of a forked one runs."""
         error = sys.exc_info()[1]
-        by_exit = isinstance(error, SystemExit)
         status = _status_of(error.code) if isinstance(error, SystemExit) else int(error is not None)
         if status == 0:
             return self._at_exit()
-        cause = error.__context__ if by_exit and error.__context__ is not None else error  # torch.multiprocessing exits
+        cause = error
+        if (
+            isinstance(error, SystemExit) and error.__context__ is not None
+        ):  # torch.multiprocessing exits after an error
+            cause = error.__context__
         self.fail(f"{type(cause).__name__}: {cause}", status)
         time.sleep(GRACE_S / 2)  # the process may end at once now, and the others have to hear first
 

@@ -69,6 +69,8 @@ TEST(the_path_of_a_call_on_a_device) {
     const Request request = one.request();
     const Fabric& fabric = comm.as_made();
     Call call = request.call();
+    CHECK(choose_path(fabric, call) == Path::kNccl);  // until the ranks have found that there is none
+    CHECK(stayed(comm, request));
     CHECK(choose_path(fabric, call) == Path::kOpened);
     CHECK(path_by_host(fabric, call) == Path::kNodeDirect);
     call.algo = "ring";
@@ -205,7 +207,8 @@ TEST(a_rank_alone_goes_on_at_once) {
       request.out = one.kind == Kind::kBroadcast ? in.data() : out.data();
       if (one.kind == Kind::kBroadcast) request.count = kBytes;
       request.stream = before.stream;
-      const auto operation = run(comm, request);
+      const auto operation = comm.submit(request, Communicator::Start::kByWaiter);
+      CHECK(comm.wait_for(*operation, 30));
       CHECK(!begun->done());
       CHECK(!operation->staging->settled());
       operation->staging->hold(before.stream);

@@ -257,8 +257,6 @@ TEST(wrong_ranks_are_refused) {
   });
 }
 
-TEST_MAIN
-
 // A member that has left is not waited for until the deadline, and all others hear so, whoever waits for it.
 TEST(a_member_that_has_left) {
   for (const int gone : {0, 1}) {
@@ -274,3 +272,5 @@ TEST(a_member_that_has_left) {
     });
   }
 }
+
+TEST_MAIN

@@ -321,7 +321,7 @@ def check_a_rank_without_room_for_buckets() -> None:
     def no_room(groups: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("no room, as a test has asked for")
 
-    for first in (0, 3):
+    for first in (0, 2):
         params = [torch.nn.Parameter(torch.zeros(count, device=DEVICE)) for count in (5, 30_000, 7)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), op=hvd.Sum)
         kept: list[tuple[int, int, torch.Tensor]] = []

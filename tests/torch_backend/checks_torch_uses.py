@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import dcoll.torch  # registers the backend
+import dcoll.torch  # noqa: F401  # registers the backend
 
 
 def check_init() -> None:
@@ -65,8 +65,13 @@ def check_ddp_with_sparse_gradients() -> None:
 
 def check_ddp_with_the_hook_of_bfloat16() -> None:
     """By another name, for DDP takes the hook's to need NCCL."""
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = default_hooks.bf16_compress_hook(state, bucket)
+        return future
+
     net = DDP(model().float())
-    net.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
+    net.register_comm_hook(None, hook)
     x, y = next(iter(batches()))
     torch.nn.functional.mse_loss(net(share(x).float()), share(y).float()).backward()
     alone = model().float()
@@ -115,4 +120,3 @@ def check_all_reduce_coalesced() -> None:
     future = dist.all_reduce_coalesced(tensors, async_op=True)
     future.wait()
     assert all(tensor.eq(n * n).all() for tensor in tensors)
-

@@ -174,7 +174,11 @@ bool Progress::advance_front(OperationQueue& queue, Fabric& of, bool& moved) {
     if (!ended) {
       if (operation->request.kind == Kind::kShutdown) [[unlikely]] {
         if (operation->patient) only_leaves.store(queue.size() == 1);
-        leave_points(*operation);
+        // Whoever waits for a message of this rank does not come to the farewell. Mostly all come: nobody is told then.
+        if (seconds_between(operation->last_moved, Clock::now()) >= kListenSeconds && under_way.messages.empty()) {
+          make_points_here();
+          under_way.points->leave(fabric.out_of_step.reason_of(operation->phases.number));
+        }
       }
       return false;
     }
@@ -256,13 +260,6 @@ void Progress::make_points_here() {
                               DCOLL_REQUIRES(drive_mutex) { finish_message(std::move(operation), std::move(error)); });
   }
   uses_points_ = true;
-}
-
-// Whoever waits for a message of this rank does not come to the farewell. Mostly all come at once: nobody is told then.
-void Progress::leave_points(const Operation& farewell) {
-  if (seconds_between(farewell.last_moved, Clock::now()) < kListenSeconds || !under_way.messages.empty()) return;
-  make_points_here();
-  if (!under_way.points->has_left()) under_way.points->leave(fabric.out_of_step.reason_of(farewell.phases.number));
 }
 
 void Progress::advance_points(bool& moved) {

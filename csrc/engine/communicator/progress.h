@@ -117,7 +117,6 @@ class Progress {
  private:
   void connect_levels(Setup& setup) DCOLL_UNCHECKED;  // by the constructor
   void make_points_here() DCOLL_REQUIRES(drive_mutex);
-  void leave_points(const Operation& farewell) DCOLL_REQUIRES(drive_mutex);
   void check_open() const DCOLL_REQUIRES(inbox_mutex_);
   void advance_names(bool& moved) DCOLL_REQUIRES(drive_mutex);
   void advance_points(bool& moved) DCOLL_REQUIRES(drive_mutex);

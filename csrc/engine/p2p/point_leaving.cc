@@ -19,6 +19,7 @@ void PointToPoint::ask_to_be_told(int rank) {
 }
 
 void PointToPoint::leave(const std::string& why) {
+  if (leaves_) return;
   leaves_ = why.substr(0, whole_characters(why, std::min(kMostReasonBytes, most_eager_)));
   meet(kAnySource);
   for (Peer* known : known_) {
@@ -31,16 +32,12 @@ void PointToPoint::tell_of_leaving(Peer& to) {
   for (auto& [key, bin] : bins_) {
     std::erase_if(bin.arrived, [&](const Arrived& one) {
       if (one.source != to.rank || one.head.what != What::kOffer) return false;
-      turn_down(to, one.head);
+      const PointMessage answer{.what = What::kLeaves, .id = one.head.id, .key = key, .bytes = one.head.bytes};
+      tell(to, answer, leaves_->data(), leaves_->size());
       return true;
     });
   }
   tell(to, {.what = What::kLeaves}, leaves_->data(), leaves_->size());
-}
-
-void PointToPoint::turn_down(Peer& to, const PointMessage& offer) {
-  const PointMessage answer{.what = What::kLeaves, .id = offer.id, .key = offer.key, .bytes = offer.bytes};
-  tell(to, answer, leaves_->data(), leaves_->size());
 }
 
 void PointToPoint::take_leaving(Peer& from, std::string why) {
@@ -50,7 +47,7 @@ void PointToPoint::take_leaving(Peer& from, std::string why) {
     for (auto receive = bin.posted.begin(); receive != bin.posted.end();) {
       const auto now = receive++;
       if (left_waiting_by(now->peer) == nullptr) continue;
-      finish(bin.posted, now, error_of_leaving(now->operation->request, from, *from.left));
+      finish(bin.posted, now, error_of_leaving(now->operation->request, name(from.rank), *from.left));
     }
   }
 }
@@ -67,13 +64,12 @@ const PointToPoint::Peer* PointToPoint::left_waiting_by(int rank) const {
   return last;
 }
 
-std::exception_ptr PointToPoint::error_of_leaving(const Request& request, const Peer& left,
-                                                  const std::string& why) const {
+std::exception_ptr error_of_leaving(const Request& request, const std::string& rank, const std::string& why) {
   const std::string reason =
       why.empty() ? " (or the program there ended)" : " after a call there was refused (" + why + ")";
-  return std::make_exception_ptr(MismatchError(
-      request.describe() + ": " + name(left.rank) + " called shutdown" + reason + ", and " +
-      (request.kind == Kind::kSend ? "receives" : "sends") + " nothing any more. Other messages are not affected."));
+  return std::make_exception_ptr(MismatchError(request.describe() + ": " + rank + " called shutdown" + reason +
+                                               ", and " + (request.kind == Kind::kSend ? "receives" : "sends") +
+                                               " nothing any more. Other messages are not affected."));
 }
 
 }  // namespace dcoll

@@ -134,7 +134,7 @@ void PointToPoint::begin_receive(Receive receive) {
   const auto last = std::prev(bin.posted.end());
   if (found == bin.arrived.end()) {
     if (const Peer* const left = left_waiting_by(last->peer)) {
-      finish(bin.posted, last, error_of_leaving(last->operation->request, *left, *left->left));
+      finish(bin.posted, last, error_of_leaving(last->operation->request, name(left->rank), *left->left));
     }
     return;
   }
@@ -225,7 +225,8 @@ void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::
   } else if (head.what == What::kDone) {
     finish(std::move(operation), nullptr);
   } else if (head.what == What::kLeaves) {
-    const auto error = error_of_leaving(operation->request, from, {reinterpret_cast<const char*>(data), bytes});
+    const std::string why(reinterpret_cast<const char*>(data), bytes);
+    const auto error = error_of_leaving(operation->request, name(from.rank), why);
     finish(std::move(operation), error);
   } else {
     const std::string text = length_text(/*sent_here=*/true, sent, head.bytes, from.rank, head.key);
@@ -255,7 +256,6 @@ void PointToPoint::match(Peer& from, const PointMessage& head, const std::byte* 
   const auto receive = std::ranges::find_if(
       bin.posted, [&](const Receive& one) { return one.peer == kAnySource || one.peer == from.rank; });
   if (receive == bin.posted.end()) {
-    if (leaves_ && from.asks && head.what == What::kOffer) return turn_down(from, head);
     Arrived message{.source = from.rank, .head = head, .data = {}, .offer = {}};
     if (head.what == What::kEager) {
       message.data.assign(data, data + bytes);
@@ -263,6 +263,7 @@ void PointToPoint::match(Peer& from, const PointMessage& head, const std::byte* 
       std::memcpy(&message.offer, data, sizeof message.offer);
     }
     bin.arrived.push_back(std::move(message));
+    if (leaves_ && from.asks && head.what == What::kOffer) tell_of_leaving(from);
     return;
   }
   deliver(bin.posted, receive, from, head, data);

@@ -50,6 +50,9 @@ struct PointRanks {
   const std::atomic<int>* waiters = nullptr;  // threads of this rank that wait; null: it writes nothing for receivers
 };
 
+// Of a message that waited for a rank which has left.
+std::exception_ptr error_of_leaving(const Request& request, const std::string& rank, const std::string& why);
+
 class PointToPoint {
  public:
   // finish: what is done when an operation is, with its error or null.
@@ -68,9 +71,8 @@ class PointToPoint {
   // This rank has waited long for that one: it is asked to say should it leave.
   void ask_to_be_told(int peer);
   // This rank sends and receives nothing any more but what is under way. Those that ask, or have asked, hear so, and
-  // why, if there is a reason. Once.
+  // why, if there is a reason. The first call counts.
   void leave(const std::string& why);
-  bool has_left() const { return leaves_.has_value(); }
   // What is under way.
   void for_each(const std::function<void(Operation&)>& look) const;
   // After a failure: has senders write to this rank's memory no more, and waits so long for what they have begun to.
@@ -160,10 +162,8 @@ class PointToPoint {
 
   // point_leaving.cc: what is not to come any more.
   void tell_of_leaving(Peer& to);
-  void turn_down(Peer& to, const PointMessage& offer);
   void take_leaving(Peer& from, std::string why);
   const Peer* left_waiting_by(int peer) const;
-  std::exception_ptr error_of_leaving(const Request& request, const Peer& left, const std::string& why) const;
 
   // point_transfers.cc: what is large.
   void begin_reading(Receives& list, Receives::iterator receive, Peer& from, const PointOffer& offer);
