@@ -240,3 +240,26 @@ except hvd.DcollError as e:
     done = launch(3, "-c", "import torch, dcoll as hvd\n" + program, preloaded=True, options=("--continuous",),
                   **dict(on_emulated(nccl)), DCOLL_TIMEOUT="5", CHECKS_NCCL=f"{fate} 1 4")  # fmt: skip
     assert done.stdout.count(f"got {error} True") == (2 if fate == "kill" else 3), done.text
+
+
+def test_a_kernel_that_waits_leaves_its_core_to_others(nccl: Path) -> None:
+    """Those it waits for may need it. Rank 1 has agreed on the call, and never exchanges anything. A thread that spins
+    takes all there is of a core or, where others want it too, is taken off it about as often as others sleep."""
+    program = """
+import resource, time
+hvd.init()
+def used():
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return time.monotonic(), now.ru_utime + now.ru_stime, now.ru_nivcsw, now.ru_nvcsw
+begin = used()
+try:
+    for _ in range(10):
+        hvd.alltoall(torch.ones(3), splits=[1, 1, 1])
+except hvd.DcollError:
+    took, ran, was_taken_off, slept = (now - then for now, then in zip(used(), begin))
+    rests = ran < took / 2 and 4 * was_taken_off < slept
+    print("rests" if rests else "spins", hvd.rank(), took, ran, was_taken_off, slept)
+"""
+    done = launch(3, "-c", "import torch, dcoll as hvd\n" + program, preloaded=True, options=("--continuous",),
+                  **dict(on_emulated(nccl)), DCOLL_TIMEOUT="5", CHECKS_NCCL="hang 1 4")  # fmt: skip
+    assert done.stdout.count("rests") == 3, done.text
