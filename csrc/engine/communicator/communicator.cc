@@ -176,18 +176,18 @@ Communicator::Constants Communicator::constants() {
 std::string Communicator::describe_path(const Call& call, bool mapped) {
   check_process();
   const MutexLock lock(progress_.drive_mutex);
-  const Fabric& fabric = progress_.fabric;
   const bool on_device = call.device != device::kHost;
-  const Path path = choose_path(fabric, call);
+  const Path path = choose_path(progress_.fabric, call);
   const auto or_else = [](Path one) { return std::string(path_text(one)) + "; else "; };
   std::string text;
   if (path == Path::kNccl) text = or_else(path);
-  if (stays_on_device(fabric, call)) text += or_else(Path::kOpened);
+  if (stays_on_device(progress_.fabric, call)) text += or_else(Path::kOpened);
   if (on_device) text += "copied to the host and back; there ";
-  const Path by_host = path_by_host(fabric, call);
+  const Path by_host = path_by_host(progress_.fabric, call);
   text += path_text(by_host);
   if (by_host != Path::kNodeDirect) return text;
-  return text + ", form: " + fabric.all_reduce->form_of(call.bytes(), mapped || on_device);  // the copy there is mapped
+  // Of a device's memory the copy in the host's is mapped.
+  return text + ", form: " + progress_.fabric.all_reduce->form_of(call.bytes(), mapped || on_device);
 }
 
 // ---- Its end ----

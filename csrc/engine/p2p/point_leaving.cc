@@ -32,7 +32,7 @@ void PointToPoint::tell_of_leaving(Peer& to) {
   for (auto& [key, bin] : bins_) {
     std::erase_if(bin.arrived, [&](const Arrived& one) {
       if (one.source != to.rank || one.head.what != What::kOffer) return false;
-      const PointMessage answer{.what = What::kLeaves, .id = one.head.id, .key = key, .bytes = one.head.bytes};
+      const PointMessage answer{.what = What::kLeaves, .id = one.head.id, .key = one.head.key, .bytes = one.head.bytes};
       tell(to, answer, leaves_->data(), leaves_->size());
       return true;
     });
