@@ -126,14 +126,11 @@ class Lifecycle:
     def _end_of_child(self) -> None:
         """multiprocessing reports an error itself, after this, and no hook or exit handler of a forked one runs."""
         error = sys.exc_info()[1]
-        status = _status_of(error.code) if isinstance(error, SystemExit) else int(error is not None)
+        cause, status = error, int(error is not None)
+        if isinstance(error, SystemExit):  # with which torch.multiprocessing ends after an error
+            cause, status = error.__context__ or error, _status_of(error.code)
         if status == 0:
             return self._at_exit()
-        cause = error
-        if (
-            isinstance(error, SystemExit) and error.__context__ is not None
-        ):  # torch.multiprocessing exits after an error
-            cause = error.__context__
         self.fail(f"{type(cause).__name__}: {cause}", status)
         time.sleep(GRACE_S / 2)  # the process may end at once now, and the others have to hear first
 
