@@ -43,12 +43,12 @@ def check_which_way_it_takes() -> None:
 
 
 def check_the_faster_way_is_found_out() -> None:
-    """Where ranks can open each other's memory, too: calls of a size alternate until it is known which is faster."""
+    """Where ranks can open each other's memory, too: calls of a size go both ways until it is known which is faster."""
     if DEMANDED or SEVERAL_NODES:
         return
     one = filled(40_000, torch.float32, shared=True)
     found = [bool(way(lambda: hvd.allreduce_(one))) for _ in range(12)]
-    assert found[:8] == [True, False] * 4
+    assert found[:8] == [True, *[False] * 4, *[True] * 3]
     assert len(set(found[8:])) == 1, found
     other = filled(70, torch.float32, shared=True)  # of another size it is found out anew
     assert [bool(way(lambda: hvd.allreduce_(other))) for _ in range(2)] == [True, False]

@@ -77,7 +77,8 @@ def step():
     for added in (params[1:], []):
         sum(p.sum() for p in params).backward()
         optimizer.step()
-        optimizer.zero_grad()
+        for p in params:
+            p.grad = None
         if added:
             optimizer.add_param_group({"params": added})
     assert torch.equal(params[1].detach(), torch.full((100, 50), -1.0))
