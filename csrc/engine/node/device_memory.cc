@@ -101,7 +101,8 @@ void DeviceMemory::open(const std::vector<int>& devices, const std::vector<size_
     for (size_t segment = 0; segment < count; ++segment) {
       Opened& opened = segments_[{rank, device, segment}];
       const uint64_t bytes = read_once(list.entries[segment].bytes);
-      const bool is_its = read_once(list.entries[segment].device) == devices.at(static_cast<size_t>(rank));
+      const auto its = static_cast<uint64_t>(devices.at(static_cast<size_t>(rank)));
+      const bool is_its = read_once(list.entries[segment].device) == its;
       if (opened.data != nullptr || bytes == 0 || !is_its) continue;
       opened = {open_once(device, list.entries[segment].handle), bytes};
     }
