@@ -155,6 +155,11 @@ Task through_host(Fabric& f, Operation& operation) {
   slices.leave();
 }
 
+Task meet(Fabric& f, uint64_t ticket) {
+  BoardWait everybody(*f.board, ticket);
+  co_await everybody;
+}
+
 // Everybody is ready, as post `ticket` says.
 Task move_on_device(Fabric& f, Operation& op, DeviceWork& work, uint64_t ticket, const Said& said) {
   Arrival arrival(*op.staging);
@@ -165,13 +170,12 @@ Task move_on_device(Fabric& f, Operation& op, DeviceWork& work, uint64_t ticket,
     work.move(ticket);
     co_await arrival;
     if (!said.any_large) co_return;  // small blocks are used by turns
-    BoardWait everybody_moved(*f.board, f.board->post({}));
-    co_await everybody_moved;
+    ticket = f.board->post({});
+    co_await meet(f, ticket);
     if (!work.next()) co_return;
     co_await arrival;
     ticket = f.board->post(work.post(/*by_host=*/false));
-    BoardWait everybody_filled(*f.board, ticket);
-    co_await everybody_filled;
+    co_await meet(f, ticket);
   }
 }
 
