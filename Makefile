@@ -187,8 +187,8 @@ WITH_PYTHON = -DDCOLL_PYTHON=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
 # Those that go through the bindings; the rest of tests/python is about programs around them.
 SANITIZED_TESTS := $(addprefix tests/python/test_,$(addsuffix .py,backward codecs failed_backward gradients \
 	gradients_special gradients_uneven grouped grouped_allreduce inline_allreduce inline_collectives inline_functions \
-	late_gradients launch lifecycle local_allreduce local_collectives local_sync power_sgd reducer shapes sparse_exchange \
-	stall stateful_compressor stochastic_rounding timeline)) tests/mpi/test_mpi_collectives.py
+	late_gradients launch lifecycle local_allreduce local_collectives local_sync orthonormalise power_sgd reducer shapes \
+	sparse_exchange stall stateful_compressor stochastic_rounding timeline)) tests/mpi/test_mpi_collectives.py
 
 # ThreadSanitizer has nothing to find in the layers without threads.
 sanitize: build  ## the C++ tests and those of the bindings under AddressSanitizer + UBSan, C++ under ThreadSanitizer

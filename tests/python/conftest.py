@@ -21,6 +21,16 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _C.set_job(None)
 
 
+@pytest.fixture(params=["generic", "avx2", "avx512", "avx512vnni"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The core's kernels for each set of instructions that this CPU has."""
+    before = _C.kernels.active_isa()
+    if not _C.kernels.set_isa(request.param):
+        pytest.skip(f"needs {request.param}: this CPU has none")
+    yield request.param
+    _C.kernels.set_isa(before)
+
+
 @pytest.fixture(params=["exchange", "methods"])
 def reader(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways of reading torch's tensors: DLPack's C exchange API, and methods for versions of torch without it."""

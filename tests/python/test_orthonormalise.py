@@ -1,7 +1,5 @@
 """PowerSGD's Gram-Schmidt against a twin in NumPy, to the bit on every instruction set; and that it is orthonormal."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from power_sgd_twin import orthonormalised
@@ -13,13 +11,7 @@ SHAPES = [(1, 1), (1, 40), (2, 3), (4, 4), (4, 16), (3, 17), (4, 1536), (9, 33),
 """Rank and rows. A rank of more than the rows leaves zeros."""
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512", "avx512vnni"], autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = K.active_isa()
-    if not K.set_isa(request.param):
-        pytest.skip(f"needs {request.param}: this CPU has none")
-    yield request.param
-    K.set_isa(before)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def made(kind: str, rank: int, rows: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Stochastic rounding against a twin in NumPy, on every instruction set; and that it is what its name says."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,15 +15,6 @@ K = _C.kernels
 KEY = 0x0123_4567_89AB_CDEF
 CODECS = ("fp16", "bf16", "int8")
 SIZES = (0, 1, 127, 128, 255, 256, 257, 2047, 2048, 2049, 5000)
-
-
-@pytest.fixture(params=["generic", "avx2", "avx512", "avx512vnni"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = K.active_isa()
-    if not K.set_isa(request.param):
-        pytest.skip(f"needs {request.param}: this CPU has none")
-    yield request.param
-    K.set_isa(before)
 
 
 def rounded(codec: str, values: Floats, key: int | None = KEY) -> Floats:
