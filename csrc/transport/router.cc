@@ -28,24 +28,15 @@ class Router final : public Transport {
         local_ranks_(local_ranks),
         remote_(std::move(remote)),
         routes_(static_cast<size_t>(size)) {
-    if (remote_) {
-      for (int peer = 0; peer < size; ++peer) route(peer) = {remote_.get(), peer};
-    }
-    if (local_) {
-      for (size_t i = 0; i < local_ranks.size(); ++i) route(local_ranks[i]) = {local_.get(), static_cast<int>(i)};
-    }
-    remote_used_ = std::any_of(routes_.begin(), routes_.end(),
-                               [&](const Route& r) { return r.medium != nullptr && r.medium == remote_.get(); });
-    sleeps_on_ = local_ ? local_.get() : remote_.get();
+    for (int peer = 0; peer < size; ++peer) route(peer) = {remote_.get(), peer};
+    for (size_t i = 0; i < local_ranks.size(); ++i) route(local_ranks[i]) = {local_.get(), static_cast<int>(i)};
   }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(routes_.size()); }
   const char* name() const override { return "router"; }
   size_t max_message_bytes() const override {
-    size_t least = SIZE_MAX;
-    for_each([&](const Transport& medium) { least = std::min(least, medium.max_message_bytes()); });
-    return least;
+    return std::min(local_->max_message_bytes(), remote_->max_message_bytes());
   }
 
   bool post_send(int peer, int channel, const void* data, size_t bytes) override {
@@ -93,20 +84,20 @@ class Router final : public Transport {
   }
 
   void progress() override {
-    for_each([](Transport& medium) { medium.progress(); });
+    local_->progress();
+    remote_->progress();
   }
 
-  bool connecting() const override { return remote_ && remote_->connecting(); }
-  bool wind_up() override { return !remote_ || remote_->wind_up(); }
+  bool connecting() const override { return remote_->connecting(); }
+  bool wind_up() override { return remote_->wind_up(); }
 
-  // The ticket is that of one medium. The other's, if any, is drawn late, so a wake-up may be missed: the sleep is
+  // The ticket is that of the node's memory. The other medium's is drawn late, so a wake-up may be missed: the sleep is
   // short.
   uint32_t prepare_wait() override {
-    if (remote_used_) remote_->prepare_wait();
-    return sleeps_on_->prepare_wait();
+    remote_->prepare_wait();
+    return local_->prepare_wait();
   }
   void wait(uint32_t ticket, microseconds limit) override {
-    if (sleeps_on_ == remote_.get() || !remote_used_) return sleeps_on_->wait(ticket, limit);
     if (Bell* bell = local_->bell(); bell != nullptr && remote_->wait_beside(*bell, ticket, limit)) return;
     const auto sleep = sleep_us_.load(std::memory_order_relaxed);
     sleep_us_.store(std::min<int64_t>(2 * sleep, kLongestSleep.count()), std::memory_order_relaxed);
@@ -118,58 +109,55 @@ class Router final : public Transport {
     }
   }
   void wake() override {
-    for_each([](Transport& medium) { medium.wake(); });
+    local_->wake();
+    remote_->wake();
   }
-  void doze(uint32_t ticket, microseconds limit) override { sleeps_on_->doze(ticket, limit); }
-  bool alert(bool on) override { return sleeps_on_->alert(on) && !remote_used_; }
-  bool take_nudge() override { return sleeps_on_->take_nudge(); }
-  const void* doorbell() const override { return sleeps_on_->doorbell(); }
-  bool wakes_by_doorbell() const override { return sleeps_on_->wakes_by_doorbell() && !remote_used_; }
-  void nudge() override { sleeps_on_->nudge(); }
+  void doze(uint32_t ticket, microseconds limit) override { local_->doze(ticket, limit); }
+  bool alert(bool on) override {
+    local_->alert(on);
+    return false;  // those of other nodes cannot nudge
+  }
+  bool take_nudge() override { return local_->take_nudge(); }
+  const void* doorbell() const override { return local_->doorbell(); }
+  void nudge() override { local_->nudge(); }
 
   void check_peers() override {
-    for_each([](Transport& medium) { medium.check_peers(); });
+    local_->check_peers();
+    remote_->check_peers();
   }
   void post_failure(const std::string& text) override {
-    for_each([&](Transport& medium) { medium.post_failure(text); });
+    local_->post_failure(text);
+    remote_->post_failure(text);
   }
   bool let_go(std::chrono::milliseconds limit) override {
-    bool gone = true;
-    for_each([&](Transport& medium) { gone &= medium.let_go(limit); });
-    return gone;
+    const bool gone = local_->let_go(limit);
+    return remote_->let_go(limit) && gone;
   }
   // A notice may come through both media; the first that was seen stays the one that is told. One from another node is
   // passed on inside this one, where a peer may see this rank's end before its own notice arrives.
   std::string poll_failure() override {
-    if (failure_.empty() && local_) failure_ = local_->poll_failure();
-    if (failure_.empty() && remote_) {
+    if (failure_.empty()) failure_ = local_->poll_failure();
+    if (failure_.empty()) {
       failure_ = remote_->poll_failure();
-      if (!failure_.empty() && local_) local_->post_failure(failure_);
+      if (!failure_.empty()) local_->post_failure(failure_);
     }
     return failure_;
   }
-  void post_stall(const std::vector<int>& waits_for) override {
-    if (remote_) remote_->post_stall(waits_for);
-  }
-  std::vector<StallNote> stall_notes() const override {
-    return remote_ ? remote_->stall_notes() : std::vector<StallNote>{};
-  }
+  void post_stall(const std::vector<int>& waits_for) override { remote_->post_stall(waits_for); }
+  std::vector<StallNote> stall_notes() const override { return remote_->stall_notes(); }
   void post_note(int peer, const std::string& text) override {
     const Route& to = checked_route(peer);
     to.medium->post_note(to.peer, text);
   }
   std::vector<Note> take_notes() override {
-    std::vector<Note> notes;
-    if (local_) notes = local_->take_notes();
+    std::vector<Note> notes = local_->take_notes();
     for (Note& note : notes) note.from = local_ranks_[static_cast<size_t>(note.from)];
-    if (!remote_) return notes;
     for (Note& note : remote_->take_notes()) notes.push_back(std::move(note));
     return notes;
   }
-  bool announces_notes() const override { return sleeps_on_->announces_notes() && !remote_used_; }
-  uint32_t prepare_listen() override { return sleeps_on_->prepare_listen(); }
-  void listen(uint32_t ticket, microseconds limit) override { sleeps_on_->listen(ticket, limit); }
-  void wake_listener() override { sleeps_on_->wake_listener(); }
+  uint32_t prepare_listen() override { return local_->prepare_listen(); }
+  void listen(uint32_t ticket, microseconds limit) override { local_->listen(ticket, limit); }
+  void wake_listener() override { local_->wake_listener(); }
 
  private:
   struct Route {
@@ -177,14 +165,9 @@ class Router final : public Transport {
     int peer = 0;  // as that medium numbers it
   };
 
-  template <class F>
-  void for_each(F f) const {
-    if (local_) f(*local_);
-    if (remote_) f(*remote_);
-  }
   Route& route(int peer) { return routes_[static_cast<size_t>(peer)]; }
   const Route& checked_route(int peer) const {
-    if (peer < 0 || peer >= size() || routes_[static_cast<size_t>(peer)].medium == nullptr) {
+    if (peer < 0 || peer >= size()) {
       throw ArgumentError("no way to rank " + std::to_string(peer) + " of " + std::to_string(size()));
     }
     return routes_[static_cast<size_t>(peer)];
@@ -195,22 +178,16 @@ class Router final : public Transport {
   const std::vector<int> local_ranks_;
   const std::unique_ptr<Transport> remote_;
   std::vector<Route> routes_;
-  bool remote_used_ = false;
-  Transport* sleeps_on_ = nullptr;
   std::string failure_;
   // Hints, relaxed: wait() runs without the owner's lock.
   std::atomic<int64_t> sleep_us_{kShortestSleep.count()};
   std::atomic<bool> missed_remote_{false};
 };
 
-void check_local(int rank, int size, const Transport* local, const std::vector<int>& local_ranks) {
-  if (local == nullptr) {
-    if (!local_ranks.empty()) throw ArgumentError("local ranks given, but no local transport");
-    return;
-  }
-  if (local_ranks.size() != static_cast<size_t>(local->size())) {
+void check_local(int rank, int size, const Transport& local, const std::vector<int>& local_ranks) {
+  if (local_ranks.size() != static_cast<size_t>(local.size())) {
     throw ArgumentError(std::to_string(local_ranks.size()) + " local ranks given for a local transport of " +
-                        std::to_string(local->size()));
+                        std::to_string(local.size()));
   }
   std::vector<bool> seen(static_cast<size_t>(size));
   for (const int peer : local_ranks) {
@@ -220,9 +197,9 @@ void check_local(int rank, int size, const Transport* local, const std::vector<i
     }
     seen[static_cast<size_t>(peer)] = true;
   }
-  if (local_ranks[static_cast<size_t>(local->rank())] != rank) {
+  if (local_ranks[static_cast<size_t>(local.rank())] != rank) {
     throw ArgumentError("the local transport belongs to rank " +
-                        std::to_string(local_ranks[static_cast<size_t>(local->rank())]) + ", not to rank " +
+                        std::to_string(local_ranks[static_cast<size_t>(local.rank())]) + ", not to rank " +
                         std::to_string(rank));
   }
 }
@@ -231,17 +208,15 @@ void check_local(int rank, int size, const Transport* local, const std::vector<i
 
 std::unique_ptr<Transport> make_router(int rank, int size, std::unique_ptr<Transport> local,
                                        std::vector<int> local_ranks, std::unique_ptr<Transport> remote) {
+  if (local == nullptr || local->size() == 1) return remote;
   if (size < 1 || rank < 0 || rank >= size) {
     throw ArgumentError("rank " + std::to_string(rank) + " does not exist among " + std::to_string(size));
   }
-  check_local(rank, size, local.get(), local_ranks);
-  if (remote && (remote->size() != size || remote->rank() != rank)) {
+  check_local(rank, size, *local, local_ranks);
+  if (remote->size() != size || remote->rank() != rank) {
     throw ArgumentError("the remote transport is rank " + std::to_string(remote->rank()) + " of " +
                         std::to_string(remote->size()) + ", wanted " + std::to_string(rank) + " of " +
                         std::to_string(size));
-  }
-  if (!remote && (!local || local->size() != size)) {
-    throw ArgumentError("without a remote transport every one of the " + std::to_string(size) + " ranks must be local");
   }
   return std::make_unique<Router>(rank, size, std::move(local), local_ranks, std::move(remote));
 }

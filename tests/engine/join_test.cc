@@ -224,8 +224,8 @@ TEST(listening_for_stalls_costs_nothing) {
   // Within a node the thread sleeps until it is woken; between nodes it has to look for itself.
   for (const auto& rank : connect_threads(2, settings))
     CHECK(rank->members().diagnosis && rank->members().transport->announces_notes());
-  settings.nodes = {0, 0, 1};
-  for (const auto& rank : connect_threads(3, settings))
+  settings.nodes = {0, 0, 1, 1};
+  for (const auto& rank : connect_threads(4, settings))
     CHECK(rank->members().diagnosis && !rank->members().transport->announces_notes());
 }
 

@@ -114,10 +114,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
   members.links.known = std::make_shared<KnownLinks>();
   const MappedOptions options = slots_of(settings);
   auto remote = messages->make_transport(options.slot_bytes, options.slots, settings.tcp_congestion);
-  members.transport =
-      node.transport != nullptr && local_.size() > 1
-          ? make_router(members.rank, members.size, std::move(node.transport), local_, std::move(remote))
-          : std::move(remote);
+  members.transport = make_router(members.rank, members.size, std::move(node.transport), local_, std::move(remote));
   return Communicator::make(std::move(members), settings);
 }
 

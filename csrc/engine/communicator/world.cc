@@ -295,9 +295,7 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
     check_congestion(job, settings.tcp_congestion);
     auto remote = job.make_transport(message_bytes, static_cast<int>(settings.slots), settings.tcp_congestion);
     members.transport =
-        mapped && local_ranks.size() > 1
-            ? make_router(members.rank, members.size, std::move(node.transport), local_ranks, std::move(remote))
-            : std::move(remote);
+        make_router(members.rank, members.size, std::move(node.transport), local_ranks, std::move(remote));
   }
   log(LogLevel::kInfo, "size " + std::to_string(members.size) + ", node " +
                            std::to_string(members.node_of_rank[members.rank]) + ", " +
