@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/log.h"
+
 namespace dcoll {
 
 // Between nodes: Open MPI's TCP sends up to 64 KiB, its header included, without asking the receiver first. The answer
@@ -46,6 +48,7 @@ struct Settings {
   static Settings from_env();
   // With what was left to the number of nodes decided, for a job on one node or on several.
   Settings on_nodes(bool several) const;
+  Log log_of(int rank) const { return {log_level_from(log_level), rank, log_hide_time}; }
 };
 
 struct SettingInfo {

@@ -72,7 +72,4 @@ class Bootstrap {
   std::unique_ptr<Meeting> meeting_;
 };
 
-// By rank, of what each said of its place: nodes are numbered in the order of their lowest rank.
-std::vector<int> numbered(const std::vector<uint64_t>& places);
-
 }  // namespace dcoll

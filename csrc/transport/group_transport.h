@@ -4,10 +4,10 @@
 // is named.
 #pragma once
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "base/ranks_text.h"
 #include "transport/transport.h"
 
 namespace dcoll {
@@ -24,7 +24,8 @@ class GroupTransport final : public Messages {
         control_channel_(control_channel) {}
   // Of everybody.
   GroupTransport(Messages& whole, int first_channel, int control_channel = kControlChannel)
-      : GroupTransport(whole, numbered(whole.size()), whole.rank(), first_channel, control_channel) {}
+      : GroupTransport(whole, ranks_below(static_cast<size_t>(whole.size())), whole.rank(), first_channel,
+                       control_channel) {}
 
   int rank_of(int peer) const { return ranks_[peer]; }
 
@@ -56,11 +57,6 @@ class GroupTransport final : public Messages {
   void progress() override { whole_.progress(); }
 
  private:
-  static std::vector<int> numbered(int size) {
-    std::vector<int> ranks(static_cast<size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-  }
   int shifted(int channel) const { return channel == kControlChannel ? control_channel_ : channel + first_channel_; }
 
   Messages& whole_;

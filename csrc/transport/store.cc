@@ -9,12 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/ranks_text.h"
 #include "transport/os/processes.h"
 #include "transport/ucx.h"
 
@@ -112,8 +112,7 @@ class StoreBootstrap final : public Bootstrap {
   StoreBootstrap(int rank, int size, KeyValueStore store)
       : store_(std::make_shared<KeyValueStore>(std::move(store))),
         processes_(std::make_shared<RankProcesses>(store_, rank, size)),
-        job_ranks_(static_cast<size_t>(size)) {
-    std::iota(job_ranks_.begin(), job_ranks_.end(), 0);
+        job_ranks_(ranks_below(static_cast<size_t>(size))) {
     begin(rank);
   }
   StoreBootstrap(StoreBootstrap& whole, const std::vector<int>& ranks)

@@ -36,9 +36,7 @@ int Members::local_size() const {
 int Members::num_nodes() const { return 1 + *std::max_element(node_of_rank.begin(), node_of_rank.end()); }
 
 Setup::Setup(Members given, const Settings& how)
-    : members(std::move(given)),
-      settings(how),
-      log{log_level_from(how.log_level), members.job_rank(members.rank), how.log_hide_time} {
+    : members(std::move(given)), settings(how), log(how.log_of(members.job_rank(members.rank))) {
   if (members.timeline == nullptr) members.timeline = std::make_shared<Timeline>(members.rank, members.node(), 0, log);
   number = members.timeline->add_communicator();
   if (members.driver == nullptr) {

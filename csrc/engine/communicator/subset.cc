@@ -1,7 +1,6 @@
 #include "engine/communicator/subset.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -59,16 +58,15 @@ Members Subset::describe() const {
   members.may_listen = all.may_listen;
   for (const int rank : ranks_) members.job_ranks.push_back(all.job_rank(rank));
   members.processes = all.processes;
-  std::map<int, int> nodes;  // of the whole -> of the subset, numbered by first rank
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const int rank = ranks_[i];
     if (rank == whole_->rank()) members.rank = static_cast<int>(i);
-    members.node_of_rank.push_back(
-        nodes.try_emplace(all.node_of_rank[rank], static_cast<int>(nodes.size())).first->second);
+    members.node_of_rank.push_back(all.node_of_rank[rank]);
     members.transport_of_rank.push_back(all.transport_of_rank[rank]);
     if (!all.memory_of_rank.empty()) members.memory_of_rank.push_back(all.memory_of_rank[rank]);
     if (!all.process_of_rank.empty()) members.process_of_rank.push_back(all.process_of_rank[rank]);
   }
+  members.node_of_rank = numbered(members.node_of_rank);
   return members;
 }
 
@@ -108,8 +106,7 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
         "was not asked for. Let dcoll.init() initialise MPI, or use an MPI built with thread support");
   }
   const auto messages = job->subset(members.job_ranks);
-  const Log log{log_level_from(settings.log_level), whole_->rank(), settings.log_hide_time};
-  members.links = link_constants(*messages, members.node_of_rank, settings, log);
+  members.links = link_constants(*messages, members.node_of_rank, settings, settings.log_of(whole_->rank()));
   members.links.of_the_job = whole_->as_made().links.of_the_job;
   members.links.known = std::make_shared<KnownLinks>();
   const MappedOptions options = slots_of(settings);

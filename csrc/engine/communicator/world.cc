@@ -114,13 +114,11 @@ int64_t clock_shift_ns(Bootstrap& job, const std::vector<int>& machines) {
 
 // Per rank: its node, numbered by lowest rank. Ranks of one machine are told apart by DCOLL_NODES as well.
 std::vector<int> split_nodes(const std::vector<int>& machines, const Settings& settings) {
-  std::map<std::pair<int, int>, int> numbers;
-  std::vector<int> nodes;
+  std::vector<std::pair<int, int>> parts;
   for (size_t rank = 0; rank < machines.size(); ++rank) {
-    const int part = settings.nodes.empty() ? 0 : settings.nodes[rank % settings.nodes.size()];
-    nodes.push_back(numbers.try_emplace({machines[rank], part}, static_cast<int>(numbers.size())).first->second);
+    parts.emplace_back(machines[rank], settings.nodes.empty() ? 0 : settings.nodes[rank % settings.nodes.size()]);
   }
-  return nodes;
+  return numbered(parts);
 }
 
 std::vector<int> ranks_like(const std::vector<int>& group_of_rank, int rank) {
@@ -260,7 +258,7 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
   const std::vector<int> machines = job.node_of_ranks();
   members.node_of_rank = split_nodes(machines, given);
   const Settings settings = given.on_nodes(are_several(members.node_of_rank));
-  const Log log{log_level_from(settings.log_level), members.rank, settings.log_hide_time};
+  const Log log = settings.log_of(members.rank);
 
   members.timeline =
       std::make_shared<Timeline>(members.rank, members.node_of_rank[members.rank], clock_shift_ns(job, machines), log);
@@ -306,13 +304,12 @@ std::shared_ptr<Communicator> connect_ranks(Bootstrap& job, const StartUp& start
 }
 
 StartUp start_up(const Settings& settings, int rank, std::function<void()> look_around) {
-  const Log log{log_level_from(settings.log_level), rank, settings.log_hide_time};
   StartUp start;
   start.timeout_s = settings.timeout_s;
   start.look_around = std::move(look_around);
   if (settings.stall_check_disable) return start;
   start.report_s = settings.stall_check_time_s;
-  start.report = [log](const std::string& text) { log(LogLevel::kWarning, text); };
+  start.report = [log = settings.log_of(rank)](const std::string& text) { log(LogLevel::kWarning, text); };
   return start;
 }
 

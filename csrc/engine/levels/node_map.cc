@@ -1,19 +1,19 @@
 #include "engine/levels/node_map.h"
 
 #include <algorithm>
-#include <map>
+
+#include "base/ranks_text.h"
 
 namespace dcoll {
 
 NodeMap NodeMap::of(const std::vector<int>& memory_of_rank, int rank) {
   NodeMap map;
-  std::map<int, int> nodes;  // number of a memory -> node
-  for (int r = 0; r < static_cast<int>(memory_of_rank.size()); ++r) {
-    const auto [found, added] = nodes.try_emplace(memory_of_rank[r], static_cast<int>(map.ranks.size()));
-    if (added) map.ranks.emplace_back();
-    std::vector<int>& members = map.ranks[found->second];
+  const std::vector<int> nodes = numbered(memory_of_rank);
+  for (int r = 0; r < static_cast<int>(nodes.size()); ++r) {
+    if (nodes[r] == map.num_nodes()) map.ranks.emplace_back();
+    std::vector<int>& members = map.ranks[nodes[r]];
     if (r == rank) {
-      map.node = found->second;
+      map.node = nodes[r];
       map.local_rank = static_cast<int>(members.size());
     }
     members.push_back(r);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -39,8 +38,7 @@ std::vector<std::vector<int>> arrival_groups(const std::vector<int>& numa_nodes,
   if (n <= flat_ranks) return groups;
   size_t most = 2;
   while (most * most < numa_nodes.size()) ++most;
-  std::vector<int> order(numa_nodes.size());
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<int> order = ranks_below(numa_nodes.size());
   auto node = [&](int rank) { return numa_nodes[static_cast<size_t>(rank)]; };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return node(a) < node(b); });
   for (const int rank : order) {

@@ -9,13 +9,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
-#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/ranks_text.h"
 #include "transport/mpi.h"
 #include "transport/mpi/launcher.h"
 #include "transport/mpi/mailbox.h"
@@ -180,8 +180,7 @@ Backend::Backend(const StartUp& start) {
   own.duplicating.reset();
   comm_ = std::exchange(own.world, MPI_COMM_NULL);
   learn_place();
-  world_ranks_.resize(static_cast<size_t>(size_));
-  std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
+  world_ranks_ = ranks_below(static_cast<size_t>(size_));
 }
 
 Backend::Backend(Backend& whole, const std::vector<int>& ranks) : thread_level_(whole.thread_level_) {
