@@ -62,14 +62,9 @@ void Meeting::lead(const StartUp& start) {
       told = wait.seconds();
       for (const auto& [rank, one] : here_[group_]) send_text(rank, Kind::kWaiting, one.attempt, not_here(missing));
     }
-    std::string text = dead(wait);
-    const Why why = text.empty() ? Why::kTimeout : Why::kPeer;
-    if (text.empty() && !wait.goes_on([&] { return not_here(missing); })) {
-      text = "dcoll.init(): " + not_here(missing) + ", " + within_text(start) + ".";
-    }
-    if (text.empty()) continue;
-    refuse(text, why);
-    raise(text, why);
+    go_on(
+        start, wait, [&] { return not_here(missing); },
+        [this](const std::string& text, Why why) { refuse(text, why); });
   }
   refuse_other_versions();
   meeting_ = ++meetings_;
@@ -137,14 +132,7 @@ void Meeting::follow(const StartUp& start) {
       meeting_ = h.more;
       return;
     }
-    std::string text = dead(wait);
-    const Why why = text.empty() ? Why::kTimeout : Why::kPeer;
-    if (text.empty() && !wait.goes_on([&] { return heard; })) {
-      text = "dcoll.init(): " + heard + ", " + within_text(start) + ".";
-    }
-    if (text.empty()) continue;
-    send(leader, Kind::kGone, attempts_);
-    raise(text, why);
+    go_on(start, wait, [&] { return heard; }, [&](const std::string&, Why) { send(leader, Kind::kGone, attempts_); });
   }
 }
 
@@ -157,6 +145,16 @@ std::string Meeting::dead(const StartWait& wait) const {
   }
   if (dead.empty()) return "";
   return "dcoll.init(): " + ended_text(dead);
+}
+
+void Meeting::go_on(const StartUp& start, StartWait& wait, const std::function<std::string()>& missing,
+                    const std::function<void(const std::string&, Why)>& give_up) const {
+  std::string text = dead(wait);
+  const Why why = text.empty() ? Why::kTimeout : Why::kPeer;
+  if (text.empty() && wait.goes_on(missing)) return;
+  if (text.empty()) text = "dcoll.init(): " + missing() + ", " + within_text(start) + ".";
+  give_up(text, why);
+  raise(text, why);
 }
 
 std::vector<std::byte> Meeting::all_gather(const StartUp& start, const void* data, size_t bytes) {
@@ -187,9 +185,7 @@ std::vector<std::byte> Meeting::all_gather(const StartUp& start, const void* dat
       meeting_ = 0;
       raise(message.text(), static_cast<Why>(message.header.more));
     }
-    const std::string text = dead(wait);
-    if (!text.empty()) raise(text, Why::kPeer);
-    if (!wait.goes_on(silent)) raise("dcoll.init(): " + silent() + ", " + within_text(start) + ".", Why::kTimeout);
+    go_on(start, wait, silent, [](const std::string&, Why) {});
   }
 }
 
@@ -203,9 +199,7 @@ void Meeting::gather(const StartUp& start, std::vector<std::byte>& all, size_t b
       if (rank != rank_ && !data_.contains(rank)) missing.push_back(rank);
     }
     if (missing.empty()) break;
-    std::string text = dead(wait);
-    if (!text.empty()) fail(text, Why::kPeer);
-    if (!wait.goes_on(silent)) fail("dcoll.init(): " + silent() + ", " + within_text(start) + ".", Why::kTimeout);
+    go_on(start, wait, silent, [this](const std::string& text, Why why) { leave(text, why); });
   }
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (ranks_[i] == rank_) continue;

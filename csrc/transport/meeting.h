@@ -87,6 +87,9 @@ class Meeting {
   [[noreturn]] void fail(const std::string& text, Why why);
   void leave(const std::string& text, Why why) noexcept;
   std::string dead(const StartWait& wait) const;
+  // Between two looks. Where a rank is dead, or the time is up: `give_up`, and an error.
+  void go_on(const StartUp& start, StartWait& wait, const std::function<std::string()>& missing,
+             const std::function<void(const std::string&, Why)>& give_up) const;
   std::vector<int> absent() const;
 
   const std::unique_ptr<Mailbox> mail_;

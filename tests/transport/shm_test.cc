@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "support/check.h"
 #include "transport/mapped/shm_mesh.h"
+#include "transport/os/processes.h"
 #include "transport/os/siphash.h"
 #include "transport/ranks.h"
 
@@ -30,6 +31,10 @@ namespace {
 constexpr milliseconds kPatience = kHang;
 
 MappedOptions small() { return {.arena_bytes = 1 << 20, .slot_bytes = 3000, .slots = 2}; }
+
+Endpoint connect_shm(ShmPeers peers, const MappedOptions& options, milliseconds deadline) {
+  return ShmRegion(std::move(peers), options).connect(deadline);
+}
 
 // A key nobody else on this machine uses: tests may run side by side.
 SipKey fresh_key() {

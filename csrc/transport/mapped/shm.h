@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "transport/endpoint.h"
@@ -40,10 +39,5 @@ class ShmRegion {
   Fd segment_;
   std::shared_ptr<Region> region_;
 };
-
-// Both at once.
-inline Endpoint connect_shm(ShmPeers peers, const MappedOptions& options, std::chrono::milliseconds deadline) {
-  return ShmRegion(std::move(peers), options).connect(deadline);
-}
 
 }  // namespace dcoll

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "transport/os/processes.h"
 
 namespace dcoll {
 namespace {

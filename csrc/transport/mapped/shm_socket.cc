@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -144,13 +143,6 @@ bool send_packet(const Fd& socket_fd, const void* data, size_t bytes, std::span<
     put = sendmsg(socket_fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (put < 0 && errno == EINTR);
   return put == static_cast<ssize_t>(bytes);
-}
-
-Fd open_pidfd(pid_t pid) {
-#ifdef SYS_pidfd_open
-  if (pid > 0) return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-#endif
-  return Fd();
 }
 
 }  // namespace dcoll

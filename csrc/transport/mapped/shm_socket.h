@@ -32,7 +32,4 @@ Received receive_packet(const Fd& socket, void* data, size_t bytes, std::span<Fd
 // False when the peer is gone or does not read. `pass`: descriptors to hand over, at most kMostPassed.
 bool send_packet(const Fd& socket, const void* data, size_t bytes, std::span<const int> pass = {});
 
-// Readable once the process has ended; empty where the kernel has no pidfds or the process cannot be seen.
-Fd open_pidfd(pid_t pid);
-
 }  // namespace dcoll

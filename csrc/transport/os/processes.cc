@@ -10,13 +10,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <sstream>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/ranks_text.h"
 
 namespace dcoll {
 
@@ -26,6 +26,13 @@ namespace {
 uint64_t own_namespace(const char* path) {
   struct stat space{};
   return stat(path, &space) == 0 ? space.st_ino : 0;
+}
+
+// Whether its number means the same process here.
+bool is_seen(const ProcessId& id) {
+  if (id.pid <= 0 || id.machine == 0) return false;
+  const ProcessId own = own_process();
+  return id.machine == own.machine && id.space == own.space;
 }
 
 }  // namespace
@@ -44,14 +51,20 @@ ProcessId own_process() {
 }
 
 std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks) {
-  std::map<std::pair<uint64_t, uint64_t>, int> numbers;
-  std::vector<int> groups;
+  std::vector<std::pair<uint64_t, uint64_t>> places;
   for (const ProcessId& id : of_ranks) {
-    const int next = static_cast<int>(groups.size());
-    groups.push_back(id.machine == 0 || id.pid <= 0 ? next
-                                                    : numbers.try_emplace({id.machine, id.space}, next).first->second);
+    const bool known = id.machine != 0 && id.pid > 0;  // else it is alone
+    places.emplace_back(known ? id.machine : 0, known ? id.space : places.size());
   }
-  return groups;
+  return numbered(places);
+}
+
+Fd open_pidfd([[maybe_unused]] pid_t pid) {
+  errno = ENOSYS;
+#ifdef SYS_pidfd_open
+  if (pid > 0) return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+#endif
+  return Fd();
 }
 
 std::vector<std::string> process_stat(int64_t pid) {
@@ -66,9 +79,7 @@ std::vector<std::string> process_stat(int64_t pid) {
 
 std::optional<double> processor_seconds(const ProcessId& process) {
   constexpr size_t kUser = 11, kSystem = 12;  // fields 14 and 15, counted from the state, which is the third
-  const ProcessId own = own_process();
-  if (process.pid <= 0 || process.machine == 0) return std::nullopt;
-  if (process.machine != own.machine || process.space != own.space) return std::nullopt;
+  if (!is_seen(process)) return std::nullopt;
   const std::vector<std::string> words = process_stat(process.pid);
   if (words.size() <= kSystem) return std::nullopt;
   const auto ticks = [&](size_t word) { return std::strtod(words[word].c_str(), nullptr); };
@@ -101,14 +112,10 @@ Processes::Processes(const std::vector<ProcessId>& of_ranks, int own_rank, std::
   }
 }
 
-void Processes::watch([[maybe_unused]] int rank, [[maybe_unused]] const ProcessId& other) {
-#ifdef SYS_pidfd_open
-  const ProcessId own = own_process();
-  if (other.pid <= 0 || other.machine == 0) return;
-  if (other.machine != own.machine || other.space != own.space) return;
-  Fd process(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(other.pid), 0)));
+void Processes::watch(int rank, const ProcessId& other) {
+  if (!is_seen(other)) return;
+  Fd process = open_pidfd(static_cast<pid_t>(other.pid));
   if (process || errno == ESRCH) watched_.emplace(rank, std::move(process));
-#endif
 }
 
 bool Processes::ended(int rank) const {

@@ -34,6 +34,8 @@ ProcessId own_process();
 // Per rank: equal for those that can watch each other on this machine.
 std::vector<int> watching_groups(const std::vector<ProcessId>& of_ranks);
 
+// Readable once the process has ended; empty where the kernel has no pidfds or the process cannot be seen (ESRCH).
+Fd open_pidfd(pid_t pid);
 // What the kernel says of a process (proc(5), /proc/pid/stat): from its state on, which is 'T' while it is stopped.
 // Empty: nothing.
 std::vector<std::string> process_stat(int64_t pid);
