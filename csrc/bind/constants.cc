@@ -1,6 +1,6 @@
 #include "bind/constants.h"
 
-#include <array>
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -10,31 +10,17 @@ namespace {
 
 namespace py = pybind11;
 
-struct Part {
-  const char* name;
-  double plan::LinkModel::* value;
-};
-constexpr std::array kParts = {
-    Part{"alpha_us", &plan::LinkModel::alpha_us},
-    Part{"overhead_us", &plan::LinkModel::overhead_us},
-    Part{"beta_us_per_byte", &plan::LinkModel::beta_us_per_byte},
-    Part{"fan_in", &plan::LinkModel::fan_in},
-    Part{"burst_bytes", &plan::LinkModel::burst_bytes},
-    Part{"transit_us_per_byte", &plan::LinkModel::transit_us_per_byte},
-};
-
 py::dict link_dict(const plan::LinkModel& link) {
   py::dict dict;
-  for (const Part& part : kParts) dict[part.name] = link.*part.value;
+  for (const plan::LinkPart& part : plan::kLinkParts) dict[part.name] = link.*part.value;
   return dict;
 }
 
 void fill(plan::LinkModel& link, const py::dict& dict) {
   for (const auto& [key, value] : dict) {
     const auto name = py::cast<std::string>(key);
-    const Part* found = nullptr;
-    for (const Part& part : kParts) found = name == part.name ? &part : found;
-    if (found == nullptr) throw ArgumentError("a link has no constant '" + name + "': see dcoll/_C.pyi");
+    const auto* const found = std::ranges::find(plan::kLinkParts, name, &plan::LinkPart::name);
+    if (found == plan::kLinkParts.end()) throw ArgumentError("a link has no constant '" + name + "': see dcoll/_C.pyi");
     link.*found->value = py::cast<double>(value);
   }
 }

@@ -1,6 +1,7 @@
 // Who sits where, and what moving a message costs there. Plain data: measured by the engine, typed in by a test.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -24,6 +25,20 @@ struct LinkModel {
 
   double transit() const { return transit_us_per_byte < 0 ? beta_us_per_byte : transit_us_per_byte; }
   bool operator==(const LinkModel&) const = default;
+};
+
+// What they are called where they are written down. The last two are of networks alone.
+struct LinkPart {
+  const char* name;
+  double LinkModel::* value;
+};
+inline constexpr std::array kLinkParts = {
+    LinkPart{"alpha_us", &LinkModel::alpha_us},
+    LinkPart{"overhead_us", &LinkModel::overhead_us},
+    LinkPart{"beta_us_per_byte", &LinkModel::beta_us_per_byte},
+    LinkPart{"fan_in", &LinkModel::fan_in},
+    LinkPart{"burst_bytes", &LinkModel::burst_bytes},
+    LinkPart{"transit_us_per_byte", &LinkModel::transit_us_per_byte},
 };
 
 // What is measured on the machines of a job (engine/links/calibration.h); the rest of a Topology is who sits where.

@@ -4,14 +4,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "base/hash.h"
 #include "base/number.h"
@@ -23,40 +25,29 @@ namespace {
 constexpr const char* kTitle = "dcoll constants 2";
 constexpr off_t kMostFileBytes = 64 << 10;
 
-struct Field {
-  const char* name;
-  double plan::Constants::* plain;
-  plan::LinkModel plan::Constants::* link;
-  double plan::LinkModel::* part;
-};
-
 using plan::Constants;
 using plan::LinkModel;
-constexpr std::array kFields = {
-    Field{"memory.alpha_us", nullptr, &Constants::memory, &LinkModel::alpha_us},
-    Field{"memory.overhead_us", nullptr, &Constants::memory, &LinkModel::overhead_us},
-    Field{"memory.beta_us_per_byte", nullptr, &Constants::memory, &LinkModel::beta_us_per_byte},
-    Field{"memory.fan_in", nullptr, &Constants::memory, &LinkModel::fan_in},
-    Field{"network.alpha_us", nullptr, &Constants::network, &LinkModel::alpha_us},
-    Field{"network.overhead_us", nullptr, &Constants::network, &LinkModel::overhead_us},
-    Field{"network.beta_us_per_byte", nullptr, &Constants::network, &LinkModel::beta_us_per_byte},
-    Field{"network.fan_in", nullptr, &Constants::network, &LinkModel::fan_in},
-    Field{"network.burst_bytes", nullptr, &Constants::network, &LinkModel::burst_bytes},
-    Field{"network.transit_us_per_byte", nullptr, &Constants::network, &LinkModel::transit_us_per_byte},
-    Field{"gamma_us_per_byte", &Constants::gamma_us_per_byte, nullptr, nullptr},
-    Field{"handshake_us", &Constants::handshake_us, nullptr, nullptr},
-};
+using Field = std::pair<std::string, double*>;
 
-double& at(Constants& constants, const Field& field) {
-  return field.plain != nullptr ? constants.*field.plain : constants.*field.link.*field.part;
+// In the order of the file's lines.
+std::vector<Field> fields_of(Constants& constants) {
+  std::vector<Field> fields;
+  const auto add = [&](const char* link, LinkModel& model, size_t parts) {
+    for (const plan::LinkPart& part : std::span(plan::kLinkParts).first(parts)) {
+      fields.emplace_back(std::string(link) + part.name, &(model.*part.value));
+    }
+  };
+  add("memory.", constants.memory, plan::kLinkParts.size() - 2);  // which has no burst and no transit
+  add("network.", constants.network, plan::kLinkParts.size());
+  fields.emplace_back("gamma_us_per_byte", &constants.gamma_us_per_byte);
+  fields.emplace_back("handshake_us", &constants.handshake_us);
+  return fields;
 }
 
 // The whole file but its last line, which is the fingerprint of the others.
 std::string body(const std::string& key, Constants constants) {
   std::string text = std::string(kTitle) + "\nfor " + key + "\n";
-  for (const Field& field : kFields) {
-    text += std::string(field.name) + " " + text_of(at(constants, field), 17) + "\n";
-  }
+  for (const auto& [name, value] : fields_of(constants)) text += name + " " + text_of(*value, 17) + "\n";
   return text;
 }
 
@@ -134,16 +125,14 @@ std::optional<Constants> CalibrationCache::load(std::string& complaint) const {
   }
   Constants constants;
   bool whole_lines = true;
-  for (const Field& field : kFields) {
-    const std::string name = std::string("\n") + field.name + " ";
-    const size_t found = text.find(name);
+  for (const auto& [name, value] : fields_of(constants)) {
+    const size_t found = text.find("\n" + name + " ");
     whole_lines = whole_lines && found != std::string::npos;
     if (!whole_lines) break;
-    double& value = at(constants, field);
-    const size_t begin = found + name.size();
+    const size_t begin = found + name.size() + 2;
     const auto number = number_from(std::string_view(text).substr(begin, text.find('\n', begin) - begin));
     whole_lines = number.has_value() && is_plausible(*number);
-    value = number.value_or(0);
+    *value = number.value_or(0);
   }
   // The file must be what body() writes of these numbers, to the last byte.
   const std::string expected = body(key, constants);
