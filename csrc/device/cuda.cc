@@ -2,7 +2,6 @@
 // own libcudart, that one is used, so that no process has two.
 #include <dlfcn.h>
 
-#include <array>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -29,33 +28,15 @@ constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
 constexpr unsigned kPeerAccess = 1;   // cudaIpcMemLazyEnablePeerAccess
 constexpr int kRelaxed = 2;           // cudaStreamCaptureModeRelaxed
 
-class Runtime {
- public:
-  std::string missing;  // why there is no runtime; "" where there is one
-
- private:
-  void* const library_ = open();
-  void* open() {
-    constexpr std::array kNames = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
-    for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
-      for (const char* name : kNames) {
-        if (void* const library = dlopen(name, flags)) return library;
-      }
-    }
-    missing = "no libcudart (of CUDA 11 to 13) is loaded or found";
-    return nullptr;
+struct Runtime final : Library {
+  Runtime() : Library({"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}) {
+    if (library_ == nullptr) missing = "no libcudart (of CUDA 11 to 13) is loaded or found";
   }
   static Symbol find_in_driver(const char* name) {
     void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
     return {driver != nullptr ? dlsym(driver, name) : nullptr};
   }
-  Symbol find(const char* name) {
-    void* const at = library_ != nullptr ? dlsym(library_, name) : nullptr;
-    if (at == nullptr && library_ != nullptr) missing = std::string("libcudart has no ") + name;
-    return {at};
-  }
 
- public:
   Status (*count_devices)(int*) = find("cudaGetDeviceCount");
   Status (*get_device)(int*) = find("cudaGetDevice");
   Status (*set_device)(int) = find("cudaSetDevice");

@@ -1,7 +1,5 @@
 #include "device/nccl.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 
 #include "base/settings.h"
@@ -47,29 +45,12 @@ constexpr int op_of(ReduceOp op) {
   }
 }
 
-class Library {
- public:
-  std::string missing;  // why there is none; "" where there is
+std::string chosen_name() {
+  const std::string chosen = setting_text("DCOLL_NCCL");
+  return chosen.empty() ? "libnccl.so.2" : chosen;
+}
 
- private:
-  void* const library_ = open();
-  void* open() {
-    const std::string chosen = setting_text("DCOLL_NCCL");
-    const char* const name = chosen.empty() ? "libnccl.so.2" : chosen.c_str();
-    for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
-      if (void* const library = dlopen(name, flags)) return library;
-    }
-    const char* const why = dlerror();
-    missing = why != nullptr ? why : std::string("cannot load ") + name;
-    return nullptr;
-  }
-  Symbol find(const char* name) {
-    void* const at = library_ != nullptr ? dlsym(library_, name) : nullptr;
-    if (at == nullptr && library_ != nullptr) missing = std::string("the library has no ") + name;
-    return {at};
-  }
-
- public:
+struct NcclLibrary final : Library {
   Result (*get_version)(int*) = find("ncclGetVersion");
   Result (*make_id)(Id*) = find("ncclGetUniqueId");
   Result (*init)(Comm*, int, Id, int, Config*) = find("ncclCommInitRankConfig");
@@ -90,7 +71,7 @@ class Library {
   // Tests bring a library that works in the emulated device's streams, and in no other's.
   const bool is_emulated = library_ != nullptr && dlsym(library_, "dcoll_emulated_nccl") != nullptr;
 
-  Library() {
+  NcclLibrary() : Library({chosen_name().c_str()}) {
     if (!missing.empty()) return;
     if (get_version(&version) == kSuccess && version >= kLeastVersion) return;
     missing = "it is of version " + std::to_string(version) + ", and " + std::to_string(kLeastVersion) + " is needed";
@@ -98,8 +79,8 @@ class Library {
 };
 
 // After nccl_missing() has said that there is one.
-const Library& library() {
-  static const Library found;
+const NcclLibrary& library() {
+  static const NcclLibrary found;
   return found;
 }
 
@@ -109,7 +90,7 @@ const Library& library() {
 std::string nccl_missing(int number) {
   static std::atomic<bool> is_there{false};
   if (!is_there) {
-    const Library now;
+    const NcclLibrary now;
     if (!now.missing.empty()) return "no NCCL: " + now.missing;
     is_there = true;
   }
