@@ -86,6 +86,12 @@ int Board::count_mapped(uint64_t ticket) const {
   return mapped;
 }
 
+bool Board::all_say_yes(uint64_t ticket) const {
+  int rank = 0;
+  while (rank < size() && at(rank, ticket).value == 1) ++rank;
+  return rank == size();
+}
+
 void Board::fetch_next_record() {
   BoardEntry::Record& next = record(rank_, next_ticket());
 #if defined(__x86_64__)
@@ -115,7 +121,7 @@ void BoardWait::waiting_for(std::vector<int>& ranks) const {
 
 Dissemination::Dissemination(Messages& transport, uint64_t fingerprint, std::span<const std::byte> operand)
     : transport_(transport),
-      state_{fingerprint, fingerprint},
+      seen_{fingerprint, fingerprint},
       bytes_(operand.size()),
       operands_(operand.size() * static_cast<size_t>(transport.size())) {
   if (bytes_ > 0) std::memcpy(operands_.data(), operand.data(), bytes_);
@@ -132,10 +138,10 @@ size_t Dissemination::passed_on() const {
 
 bool Dissemination::tell() {
   const size_t riding = equal() ? passed_on() : 0;
-  std::byte* room = transport_.acquire_send(peer(+1), kControlChannel, sizeof(State) + riding);
+  std::byte* room = transport_.acquire_send(peer(+1), kControlChannel, sizeof seen_ + riding);
   if (room == nullptr) return false;
-  std::memcpy(room, &state_, sizeof(State));
-  if (riding > 0) std::memcpy(room + sizeof(State), operands_.data(), riding);
+  std::memcpy(room, &seen_, sizeof seen_);
+  if (riding > 0) std::memcpy(room + sizeof seen_, operands_.data(), riding);
   transport_.commit_send(peer(+1), kControlChannel);
   return true;
 }
@@ -144,23 +150,22 @@ bool Dissemination::hear() {
   const std::byte* message = transport_.front(peer(-1), kControlChannel);
   if (message == nullptr) return false;
   const size_t length = transport_.front_bytes(peer(-1), kControlChannel);
-  if (length < sizeof(State)) {
+  if (length < sizeof seen_) {
     throw TransportError("rank " + std::to_string(peer(-1)) + " sent " + std::to_string(length) +
-                         " bytes where a handshake of at least " + std::to_string(sizeof(State)) +
+                         " bytes where a handshake of at least " + std::to_string(sizeof seen_) +
                          " was expected. Run the same dcoll version on every rank");
   }
-  State theirs;
-  std::memcpy(&theirs, message, sizeof(State));
-  state_.least = std::min(state_.least, theirs.least);
-  state_.greatest = std::max(state_.greatest, theirs.greatest);
+  FingerprintRange theirs;
+  std::memcpy(&theirs, message, sizeof theirs);
+  seen_.include(theirs);
   if (equal() && bytes_ > 0) {
     const size_t riding = passed_on();
-    if (length != sizeof(State) + riding) {
-      throw TransportError("rank " + std::to_string(peer(-1)) + " sent " + std::to_string(length - sizeof(State)) +
+    if (length != sizeof seen_ + riding) {
+      throw TransportError("rank " + std::to_string(peer(-1)) + " sent " + std::to_string(length - sizeof seen_) +
                            " bytes of operands with its handshake where " + std::to_string(riding) +
                            " were expected. Run the same dcoll version with the same DCOLL_* settings on every rank");
     }
-    std::memcpy(operands_.data() + static_cast<size_t>(distance_) * bytes_, message + sizeof(State), riding);
+    std::memcpy(operands_.data() + static_cast<size_t>(distance_) * bytes_, message + sizeof seen_, riding);
   }
   transport_.pop(peer(-1), kControlChannel);
   return true;

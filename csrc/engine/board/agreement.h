@@ -2,6 +2,7 @@
 // before all were seen to be equal. So a mismatch is found before it can do harm, and the job can go on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -59,6 +60,8 @@ class Board {
   // Of a complete post: whether all showed the same fingerprint, and how many ranks have both offsets.
   bool fingerprints_equal(uint64_t ticket) const;
   int count_mapped(uint64_t ticket) const;
+  // Of one whose `value` is 1 for yes, 0 for no.
+  bool all_say_yes(uint64_t ticket) const;
 
   // kInlineBytes that travel with a post: this rank's are written before the post, the peers' read once it was seen.
   std::byte* next_inline_data() { return record(rank_, next_ticket()).inline_data; }
@@ -102,6 +105,17 @@ class BoardWait final : public Pollable {
   int next_ = 0;  // ranks before this one have posted
 };
 
+// The least and the greatest of the fingerprints that some ranks showed.
+struct FingerprintRange {
+  uint64_t least, greatest;
+
+  void include(const FingerprintRange& other) {
+    least = std::min(least, other.least);
+    greatest = std::max(greatest, other.greatest);
+  }
+  bool equal() const { return least == greatest; }
+};
+
 // The same by messages, for ranks that share no memory: the dissemination barrier of Hensgen, Finkel and Manber ("Two
 // algorithms for barrier synchronization", 1988), carrying the least and the greatest fingerprint seen. ceil(log2 n)
 // rounds; in round k rank r tells r + 2^k. Min and max are idempotent, so n need not be a power of two.
@@ -114,22 +128,17 @@ class Dissemination final : public Pollable {
  public:
   // `operand` has one length on all ranks whose fingerprints are equal. It must live until poll() returned true.
   Dissemination(Messages& transport, uint64_t fingerprint, std::span<const std::byte> operand = {});
-  // For several ranks, of whose fingerprints these are the least and the greatest.
-  Dissemination(Messages& transport, uint64_t least, uint64_t greatest)
-      : transport_(transport), state_{least, greatest}, bytes_(0) {}
+  // For several ranks.
+  Dissemination(Messages& transport, const FingerprintRange& own) : transport_(transport), seen_(own), bytes_(0) {}
 
   bool poll(bool& moved) override;
   void waiting_for(std::vector<int>& ranks) const override;
-  bool equal() const { return state_.least == state_.greatest; }
+  bool equal() const { return seen_.equal(); }
   // Of any rank, when all were equal.
   const std::byte* operand(int rank) const;
 
  private:
-  struct State {
-    uint64_t least;
-    uint64_t greatest;
-  };
-  static_assert(sizeof(State) == plan::kAgreementHeaderBytes);
+  static_assert(sizeof(FingerprintRange) == plan::kAgreementHeaderBytes);
   int peer(int sign) const;
   // In this round a rank passes on this much: its own operand and those of the ranks just behind it.
   size_t passed_on() const;
@@ -137,7 +146,7 @@ class Dissemination final : public Pollable {
   bool hear();
 
   Messages& transport_;
-  State state_;
+  FingerprintRange seen_;
   const size_t bytes_;               // of one operand
   std::vector<std::byte> operands_;  // of this rank, the one behind it, and so on
   int distance_ = 1;                 // 2^k

@@ -51,7 +51,7 @@ const std::byte* HierarchicalAgreement::operand(int local) const {
 
 // All ranks of the node have shown what they called.
 void HierarchicalAgreement::begin_exchange() {
-  LeaderExchange::Range range{fingerprint_, fingerprint_};
+  FingerprintRange range{fingerprint_, fingerprint_};
   for (int local = 1; local < h_.local_size(); ++local) {
     const uint64_t theirs = h_.board().at(local, ticket_).fingerprint;
     range.include({theirs, theirs});

@@ -79,6 +79,13 @@ size_t Hierarchy::piece_bytes(size_t bytes, int carriers, bool encoded) const {
   return std::min(wanted, carriers * (result_bytes_ - kLine)) / kLine * kLine;
 }
 
+// This node's of the schedules of all; and the most channels that one of them has.
+std::shared_ptr<const plan::Schedule> Hierarchy::build(const plan::Algorithm& algorithm, int& channels) const {
+  std::vector<plan::Schedule> all = plan::build_all(algorithm, static_cast<uint32_t>(map_.num_nodes()));
+  for (const plan::Schedule& one : all) channels = std::max(channels, static_cast<int>(one.channels.size()));
+  return std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
+}
+
 // Sizes are rounded up to a power of two: the model is asked once for each, and all ranks ask for the same.
 const Hierarchy::Between& Hierarchy::between(size_t bytes, int carriers) {
   const size_t rounded = std::bit_ceil(std::max<size_t>(bytes, 1));
@@ -87,25 +94,17 @@ const Hierarchy::Between& Hierarchy::between(size_t bytes, int carriers) {
   const auto nodes = static_cast<uint32_t>(map_.num_nodes());
   const plan::Choice choice =
       plan::select_between(rounded, links_, nodes, static_cast<uint32_t>(carriers), slice_bytes_);
-  std::vector<plan::Schedule> all = plan::build_all(*choice.algorithm, nodes);
-  for (const plan::Schedule& one : all)
-    known.channels = std::max(known.channels, static_cast<int>(one.channels.size()));
-  known.schedule = std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
+  known.schedule = build(*choice.algorithm, known.channels);
   return known;
 }
 
 const Hierarchy::Encoded& Hierarchy::encoded() {
   if (encoded_.to_owners != nullptr) return encoded_;
-  const auto build = [this](plan::Collective collective, plan::Family family) {
-    std::vector<plan::Schedule> all =
-        plan::build_all(plan::algorithm_of(collective, family), static_cast<uint32_t>(map_.num_nodes()));
-    for (const plan::Schedule& one : all) {
-      encoded_.channels = std::max(encoded_.channels, static_cast<int>(one.channels.size()));
-    }
-    return std::make_shared<const plan::Schedule>(std::move(all[map_.node]));
+  const auto of = [this](plan::Collective collective, plan::Family family) {
+    return build(plan::algorithm_of(collective, family), encoded_.channels);
   };
-  encoded_.to_owners = build(plan::Collective::kAllToAll, plan::Family::kPairwise);
-  encoded_.to_everybody = build(plan::Collective::kAllGather, plan::Family::kRing);
+  encoded_.to_owners = of(plan::Collective::kAllToAll, plan::Family::kPairwise);
+  encoded_.to_everybody = of(plan::Collective::kAllGather, plan::Family::kRing);
   return encoded_;
 }
 

@@ -128,6 +128,8 @@ class Hierarchy {
   void add_absent(uint64_t ticket, std::vector<int>& ranks) const;
 
  private:
+  std::shared_ptr<const plan::Schedule> build(const plan::Algorithm& algorithm, int& channels) const;
+
   Messages& transport_;
   const std::shared_ptr<Window> window_;
   const NodeMap map_;

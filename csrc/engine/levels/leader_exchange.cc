@@ -1,6 +1,5 @@
 #include "engine/levels/leader_exchange.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -8,18 +7,14 @@
 
 namespace dcoll {
 
-void LeaderExchange::Range::include(const Range& other) {
-  least = std::min(least, other.least);
-  greatest = std::max(greatest, other.greatest);
-}
-
-LeaderExchange::LeaderExchange(GroupTransport& leaders, Range own, std::span<const std::byte> operand, bool direct)
+LeaderExchange::LeaderExchange(GroupTransport& leaders, FingerprintRange own, std::span<const std::byte> operand,
+                               bool direct)
     : leaders_(leaders), range_(own), operand_(operand), peers_(leaders.size()), received_(leaders.size()) {
   message_.range = own;
   message_.bytes = operand.size();
   if (!operand.empty() && operand.size() <= kRidingBytes) std::memcpy(message_.riding, operand.data(), operand.size());
   peers_[leaders.rank()] = {Peer::Send::kDone, Peer::Receive::kDone};
-  if (!direct) many_.emplace(leaders, own.least, own.greatest);
+  if (!direct) many_.emplace(leaders, own);
 }
 
 bool LeaderExchange::poll(bool& moved) {
@@ -104,7 +99,7 @@ void LeaderExchange::take(int peer, const Message& message) {
     refuse("in one message; allowed are", leaders_.max_message_bytes());
   }
   // Who called the same brings an operand of the same length; the others' are not looked at.
-  const Range& theirs = message.range;
+  const FingerprintRange& theirs = message.range;
   if (theirs.equal() && message_.range.equal() && theirs.least == message_.range.least &&
       message.bytes != operand_.size()) {
     refuse("where it called for", operand_.size());

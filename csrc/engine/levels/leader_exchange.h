@@ -20,16 +20,9 @@ namespace dcoll {
 
 class LeaderExchange final : public Pollable {
  public:
-  struct Range {
-    uint64_t least, greatest;  // fingerprint
-
-    void include(const Range& other);
-    bool equal() const { return least == greatest; }
-  };
-
   // `operand` is copied before this returns to whoever polls; empty where none rides along. All leaders of a call that
   // agrees bring equally long ones.
-  LeaderExchange(GroupTransport& leaders, Range own, std::span<const std::byte> operand, bool direct);
+  LeaderExchange(GroupTransport& leaders, FingerprintRange own, std::span<const std::byte> operand, bool direct);
   bool poll(bool& moved) override;
   // As ranks of the communicator.
   void waiting_for(std::vector<int>& ranks) const override;
@@ -39,9 +32,9 @@ class LeaderExchange final : public Pollable {
   const std::byte* operand(int node) const { return received_[node].data(); }
 
  private:
-  static constexpr size_t kRidingBytes = 128 - sizeof(Range) - sizeof(uint64_t);
+  static constexpr size_t kRidingBytes = 128 - sizeof(FingerprintRange) - sizeof(uint64_t);
   struct Message {
-    Range range;
+    FingerprintRange range;
     uint64_t bytes;
     std::byte riding[kRidingBytes];
   };
@@ -63,7 +56,7 @@ class LeaderExchange final : public Pollable {
 
   GroupTransport& leaders_;
   std::optional<Dissemination> many_;  // where there are too many to tell each other directly
-  Range range_;
+  FingerprintRange range_;
   std::span<const std::byte> operand_;
   Message message_{};
   std::vector<Peer> peers_;

@@ -39,11 +39,6 @@ bool PullSlots::can_read_peers() {
   return true;
 }
 
-void PullSlots::agree_on_reading(uint64_t ticket) {
-  reads_peers_ = true;
-  for (int rank = 0; rank < board_.size(); ++rank) reads_peers_ &= board_.at(rank, ticket).value != 0;
-}
-
 size_t PullSlots::most_in_slots(Kind kind) const {
   // A reduction takes its operands side by side, so it cannot have them copied one by one.
   if (kind == Kind::kReduceScatter) return SIZE_MAX;

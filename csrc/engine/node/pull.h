@@ -54,7 +54,7 @@ class PullSlots {
   // Once, after learn(): whether this rank can read its peers' private memory; and, from the posts that say so, whether
   // all ranks can (peer_memory.h).
   bool can_read_peers();
-  void agree_on_reading(uint64_t ticket);
+  void agree_on_reading(uint64_t ticket) { reads_peers_ = board_.all_say_yes(ticket); }
   bool reads_peers() const { return reads_peers_; }
   void read_peer(int rank, void* to, uint64_t from, size_t bytes) const {
     dcoll::read_peer(introductions_[rank], rank, to, from, bytes);
