@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "engine/core/layout.h"
 #include "kernels/adaptive_sum.h"
 #include "kernels/reduce.h"
 
@@ -56,13 +57,7 @@ class Exchange final : public Pollable {
   size_t sent_ = 0, posted_ = 0, received_ = 0;
 };
 
-// Elements of the operand.
-struct Piece {
-  size_t begin, end;
-  size_t size() const { return end - begin; }
-};
-
-// The operand and what is known of its tensors.
+// The operand and what is known of its tensors. Its pieces are counted in elements.
 class Vectors {
  public:
   explicit Vectors(const Request& r) : data_(static_cast<std::byte*>(r.out)), dtype_(r.dtype) {
@@ -73,7 +68,7 @@ class Vectors {
     theirs_.resize(ends_.size());
   }
 
-  Exchange::Bytes bytes(const Piece& piece) const {
+  Exchange::Bytes bytes(Span piece) const {
     return {data_ + piece.begin * dtype_bytes(dtype_), piece.size() * dtype_bytes(dtype_)};
   }
   Exchange::Bytes dots() { return raw(dots_); }
@@ -81,9 +76,9 @@ class Vectors {
 
   // Of the piece of two vectors, for each tensor; zero for those that have nothing there. `first`: this rank's vector
   // is a and `other` is b, else the other way round.
-  void multiply(const Piece& piece, bool first, const std::byte* other) {
+  void multiply(Span piece, bool first, const std::byte* other) {
     std::fill(dots_.begin(), dots_.end(), kernels::Dots{});
-    for_tensors(piece, [&](size_t tensor, const Piece& part) {
+    for_tensors(piece, [&](size_t tensor, Span part) {
       const std::byte* mine = bytes(part).data;
       const std::byte* theirs = other + (part.begin - piece.begin) * dtype_bytes(dtype_);
       dots_[tensor] = kernels::dots(first ? mine : theirs, first ? theirs : mine, part.size(), dtype_);
@@ -96,8 +91,8 @@ class Vectors {
       dots_[i].bb += theirs_[i].bb;
     }
   }
-  void combine(const Piece& piece, bool first, const std::byte* other) {
-    for_tensors(piece, [&](size_t tensor, const Piece& part) {
+  void combine(Span piece, bool first, const std::byte* other) {
+    for_tensors(piece, [&](size_t tensor, Span part) {
       std::byte* mine = bytes(part).data;
       const std::byte* theirs = other + (part.begin - piece.begin) * dtype_bytes(dtype_);
       const kernels::Dots& dots = dots_[tensor];
@@ -114,10 +109,10 @@ class Vectors {
   static double factor(double ab, double norm) { return norm >= std::sqrt(DBL_MIN) ? 1.0 - ab / norm * 0.5 : 1.0; }
 
   template <typename Body>
-  void for_tensors(const Piece& piece, const Body& body) const {
+  void for_tensors(Span piece, const Body& body) const {
     size_t tensor = std::upper_bound(ends_.begin(), ends_.end(), piece.begin) - ends_.begin();
     for (size_t begin = piece.begin; begin < piece.end; begin = ends_[tensor++]) {
-      const Piece part{begin, std::min(ends_[tensor], piece.end)};
+      const Span part{begin, std::min(ends_[tensor], piece.end)};
       if (part.size() > 0) body(tensor, part);
     }
   }
@@ -130,7 +125,7 @@ class Vectors {
 
 struct Level {
   int peer;
-  Piece kept, given;
+  Span kept, given;
 };
 
 }  // namespace
@@ -141,7 +136,7 @@ Task move_by_adasum(Fabric& f, Operation& op) {
   op.phases.name_algorithm("adasum");
   kernels::scale(r.out, r.in, r.count, r.dtype, r.prescale);
   Vectors vectors(r);
-  Piece piece{0, r.count};
+  Span piece{0, r.count};
   const auto received = Memory::uninitialized((r.count + 1) / 2 * dtype_bytes(r.dtype));
   std::vector<Level> levels;
 
@@ -149,7 +144,7 @@ Task move_by_adasum(Fabric& f, Operation& op) {
     const int peer = f.rank ^ distance;
     const bool first = f.rank < peer;
     const size_t middle = piece.begin + piece.size() / 2;
-    const Piece low{piece.begin, middle}, high{middle, piece.end};
+    const Span low{piece.begin, middle}, high{middle, piece.end};
     levels.push_back({peer, first ? low : high, first ? high : low});
     const Level level = levels.back();
     piece = level.kept;

@@ -127,17 +127,13 @@ class UnderNccl final : public Pollable {
   const Until until_;
 };
 
-void tell(const Fabric& f, LogLevel level, const std::string& text) {
-  if (f.log != nullptr && f.rank == 0) (*f.log)(level, text);
-}
-
 // All ranks have agreed on that.
 void do_without(Fabric& f, Staging& staging, const std::string& why, LogLevel level) {
   f.nccl->off = true;
   f.nccl->comm.reset();
   f.nccl->why = why;
   staging.lane().note_never_by_nccl();
-  tell(f, level, "collectives on GPUs do not use NCCL: " + why);
+  f.tell_for_all(level, "collectives on GPUs do not use NCCL: " + why);
 }
 
 // All ranks are in the same operation: the first.
@@ -177,7 +173,7 @@ Task meet(Fabric& f, Staging& staging, int number) {
   }
   nccl.device = number;
   nccl.has_kernels = std::ranges::all_of(offers.all, &Offer::has_kernels);
-  tell(f, LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));
+  f.tell_for_all(LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));
 }
 
 void begin(NcclState& nccl, const Operation& op, int size, device::Device& device, device::Stream stream) {
@@ -237,27 +233,6 @@ Task learn_sizes(Fabric& f, Operation& op, bool& all_fit) {
   RecordExchange fits(f, uint8_t{fits_here});
   co_await fits.executor;
   all_fit = std::ranges::all_of(fits.all, [](uint8_t one) { return one != 0; });
-}
-
-// After an all-reduce of which both ways are timed, on every rank. What counts is how long calls take on all of them.
-Task note(Fabric& f, size_t bytes, int64_t begin_ns) {
-  NcclState::Choice& choice = f.nccl->choice(bytes);
-  if (choice.trial == nullptr) co_return;
-  choice.trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns), bytes);
-  if (!choice.trial->is_done()) co_return;
-  RecordExchange all(f, std::array{choice.trial->median_us_per_byte(false), choice.trial->median_us_per_byte(true)});
-  co_await all.executor;
-  double by_nccl_us = 0, opened_us = 0;
-  for (const auto& one : all.all) {
-    by_nccl_us += one[0] * static_cast<double>(bytes) / f.size;
-    opened_us += one[1] * static_cast<double>(bytes) / f.size;
-  }
-  choice.trial.reset();
-  choice.opened = opened_us < by_nccl_us;
-  tell(f, LogLevel::kInfo,
-       "all-reduces of about " + std::to_string(bytes) + " bytes on GPUs go " +
-           (choice.opened ? "in memory that ranks have opened" : "by NCCL") + ": " + std::to_string(opened_us) +
-           " us there, " + std::to_string(by_nccl_us) + " by NCCL");
 }
 
 // Whether both ways are there: by which it goes is found out.
@@ -327,7 +302,6 @@ Task by_nccl(Fabric& f, Operation& op) {
   }
   op.phases.enter(Phase::kMove);
   op.phases.name_algorithm("NCCL");
-  const bool timed = is_timed(f, r.call());
   UnderNccl begun(nccl, staging, UnderNccl::Until::kBegun), done(nccl, staging, UnderNccl::Until::kDone);
   staging.use(nccl.stream);
   staging.set_shown(true);
@@ -341,11 +315,23 @@ Task by_nccl(Fabric& f, Operation& op) {
   });
   co_await done;
   staging.set_shown(false);
-  if (timed) co_await note(f, r.bytes(), begin_ns);
+  co_await note_timed(f, r.call(), begin_ns);
 }
 
-Task note_opened(Fabric& f, const Call& call, int64_t begin_ns) {
-  if (is_timed(f, call)) co_await note(f, call.bytes(), begin_ns);
+Task note_timed(Fabric& f, const Call& call, int64_t begin_ns) {
+  if (!is_timed(f, call)) co_return;
+  const size_t bytes = call.bytes();
+  NcclState::Choice& choice = f.nccl->choice(bytes);
+  if (choice.trial == nullptr) co_return;
+  std::array<double, 2> medians{};
+  co_await note_call(f, *choice.trial, bytes, begin_ns, medians);
+  if (!choice.trial->is_done()) co_return;
+  choice.trial.reset();
+  choice.opened = medians[1] < medians[0];
+  const auto us = [&](bool opened) { return std::to_string(medians[opened] * static_cast<double>(bytes)) + " us "; };
+  f.tell_for_all(LogLevel::kInfo, "all-reduces of about " + std::to_string(bytes) + " bytes on GPUs go " +
+                                      (choice.opened ? "in memory that ranks have opened" : "by NCCL") + ": " +
+                                      us(true) + "there, " + us(false) + "by NCCL");
 }
 
 }  // namespace dcoll

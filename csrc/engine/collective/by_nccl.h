@@ -24,7 +24,7 @@ bool goes_by_nccl(const Fabric& fabric, const Call& call);
 
 Task by_nccl(Fabric& fabric, Operation& operation);
 
-// After an all-reduce in opened memory: it may have been one of those that are timed.
-Task note_opened(Fabric& fabric, const Call& call, int64_t begin_ns);
+// After an all-reduce on devices, either way: it may have been one of those that are timed.
+Task note_timed(Fabric& fabric, const Call& call, int64_t begin_ns);
 
 }  // namespace dcoll

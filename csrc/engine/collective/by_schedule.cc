@@ -160,8 +160,7 @@ class EncodedPieces final : public Pollable {
       kernels::scale(job.data, job.operand, job.count, DType::kFloat32, request_.prescale);
       job.operand = job.data;
     }
-    job.feedback = whole_.feedback.from(next_);
-    job.key = kernels::derived(whole_.key, next_);
+    job.coded = whole_.coded.from(next_);
     next_ += job.count;
     turn_ = (turn_ + 1) % flights_.size();
     flight.exchange = std::make_unique<Nested>(encoded_all_reduce(*flight.transport, job));
@@ -177,15 +176,11 @@ class EncodedPieces final : public Pollable {
 Task move_encoded(Fabric& f, const Operation& op, EncodedCost& cost) {
   const Request& r = op.request;
   EncodedPieces messages(f, r,
-                         {.encoding = r.encoding,
+                         {.coded = f.coded(r.call(), cost),
                           .operand = static_cast<const float*>(r.in),
                           .data = static_cast<float*>(r.out),
                           .count = r.count,
                           .scale = final_scale(r.op, r.postscale, f.size),
-                          .feedback = r.feedback,
-                          .by_owners = f.goes_by_owners(r.encoding, r.count),
-                          .key = f.draws(r.encoding, r.name),
-                          .cost = &cost,
                           .to_owners = f.schedule(Collective::kAllToAll, Family::kPairwise),
                           .to_everybody = f.schedule(Collective::kAllGather, Family::kRing),
                           .slice_bytes = f.slice_bytes});

@@ -35,11 +35,10 @@ const Fabric::Fastest& Fabric::fastest(Collective collective, size_t bytes) {
 }
 
 void Fabric::tell_uncompressed() const {
-  if (rank != 0 || size == 1 || may_encode(SIZE_MAX) || log == nullptr || told_uncompressed == nullptr) return;
-  if (told_uncompressed->exchange(true)) return;
-  (*log)(LogLevel::kWarning,
-         "nothing is compressed inside one node, where memory is faster than any encoder (DCOLL_COMPRESS_LOCAL=1 does "
-         "it all the same)");
+  if (rank != 0 || size == 1 || may_encode(SIZE_MAX) || told_uncompressed->exchange(true)) return;
+  tell(LogLevel::kWarning,
+       "nothing is compressed inside one node, where memory is faster than any encoder (DCOLL_COMPRESS_LOCAL=1 does it "
+       "all the same)");
 }
 
 // Rounded up as there.
@@ -97,17 +96,19 @@ bool Fabric::goes_by_owners(const kernels::Encoding& encoding, size_t count) con
   return *known;
 }
 
-// The same numbers in each run of a program, others on each rank and in each call.
-kernels::Key Fabric::draws(const kernels::Encoding& encoding, std::string_view name) const {
-  if (!encoding.stochastic) return {};
-  Fingerprint print;
-  print.add(name).add(static_cast<uint64_t>(rank)).add(encoded_costs.calls(std::string(name)));
-  return print.value();
+Coded Fabric::coded(const Call& call, EncodedCost& cost) const {
+  Coded coded{call.encoding, call.feedback, goes_by_owners(call.encoding, call.count), {}, &cost};
+  if (call.encoding.stochastic) {  // draws the same in each run of a program, otherwise on each rank and in each call
+    Fingerprint print;
+    print.add(call.name).add(static_cast<uint64_t>(rank)).add(encoded_costs.calls(std::string(call.name)));
+    coded.key = print.value();
+  }
+  return coded;
 }
 
 void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const plan::EncodedTimes& times,
                          const char* how) const {
-  if (log == nullptr || rank != 0) return;
+  if (rank != 0) return;
   kernels::Encoding codec = encoding;
   codec.if_it_pays = false;
   const plan::Coding& coding = *codings.find(encoding);
@@ -119,7 +120,7 @@ void Fabric::tell_choice(const kernels::Encoding& encoding, size_t bytes, const 
                 times.encoded_us / 1e3, how, kernels::encoding_name(codec).c_str(), times.plain_us / 1e3,
                 1e-3 / topology.network.beta_us_per_byte, 1e-3 / coding.encode_us_per_byte,
                 1e-3 / coding.decode_us_per_byte);
-  (*log)(LogLevel::kNotice, text.data());
+  tell(LogLevel::kNotice, text.data());
 }
 
 // All ranks share memory: every rank learns where the others' slots are, as the first post on the board.

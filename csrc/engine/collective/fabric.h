@@ -6,7 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "base/log.h"
@@ -73,6 +73,11 @@ struct Fabric : FabricSettings {
     return size > 1 && (compress_local || (board == nullptr && bytes > Request::kSmallBytes));
   }
   bool shares_encoding() const { return hierarchy != nullptr; }
+  void tell(LogLevel level, const std::string& text) const { (*log)(level, text); }
+  // What all ranks know: on rank 0 alone.
+  void tell_for_all(LogLevel level, const std::string& text) const {
+    if (rank == 0) tell(level, text);
+  }
   // Once, on rank 0, if no call may: that what was asked for is not done.
   void tell_uncompressed() const;
 
@@ -96,8 +101,8 @@ struct Fabric : FabricSettings {
   void settle(const kernels::Encoding& encoding, size_t bytes, double plain_us_per_byte, double encoded_us_per_byte);
   // Whether selections of so many elements (kernels::Codec::kTopK) go by owners.
   bool goes_by_owners(const kernels::Encoding& encoding, size_t count) const;
-  // What stochastic rounding draws from in the next call of this name; none of other encodings.
-  kernels::Key draws(const kernels::Encoding& encoding, std::string_view name) const;
+  // Of a call that is encoded.
+  Coded coded(const Call& call, EncodedCost& cost) const;
   // After the topology's constants have changed.
   void forget_choices() {
     fastest_ = {};

@@ -117,7 +117,7 @@ Task run_join(Fabric& f, Operation& op) {
     Operation round({.kind = Kind::kJoin, .count = kOneRound});
     co_await run_collective(f, round);
     if (!round.counts.empty()) break;
-    if (op.rounds++ + op.named_rounds == 0 && f.log != nullptr) (*f.log)(LogLevel::kInfo, op.note);
+    if (op.rounds++ + op.named_rounds == 0) f.tell(LogLevel::kInfo, op.note);
   }
   // The last to join is the one that took part in the fewest.
   RecordExchange all_rounds(f, op.rounds + op.named_rounds);

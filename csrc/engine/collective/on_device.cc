@@ -54,23 +54,20 @@ void attempt(std::string& why, const Step& step) {
   }
 }
 
-bool all_say_yes(Fabric& f, uint64_t ticket) {
-  for (int rank = 0; rank < f.size; ++rank) {
-    if (f.board->at(rank, ticket).value != 1) return false;
-  }
-  return true;
+Task meet(Fabric& f, uint64_t ticket) {
+  BoardWait everybody(*f.board, ticket);
+  co_await everybody;
 }
 
 // Every rank says whether it has something against it. From then on all stay, or none ever does.
 Task settle(Fabric& f, Staging& staging, std::string why) {
-  const uint64_t ticket = f.board->post({.value = why.empty() ? 1u : 0u});
-  BoardWait everybody(*f.board, ticket);
-  co_await everybody;
-  if (all_say_yes(f, ticket)) co_return;
+  const uint64_t ticket = f.board->post({.value = why.empty()});
+  co_await meet(f, ticket);
+  if (f.board->all_say_yes(ticket)) co_return;
   f.device_memory->off = true;
   staging.lane().note_never_stays();
-  if (f.log == nullptr || why.empty()) co_return;
-  (*f.log)(LogLevel::kWarning, "collectives of tensors on devices go through host memory from now on: " + why);
+  if (why.empty()) co_return;
+  f.tell(LogLevel::kWarning, "collectives of tensors on devices go through host memory from now on: " + why);
 }
 
 // Whether the ranks' devices reach each other's memory.
@@ -82,8 +79,7 @@ Task try_devices(Fabric& f, Staging& staging, const std::vector<int>& devices) {
   attempt(why, [&] { own = memory.show(device); });
   const uint64_t ticket =
       f.board->post({.offset_in = own.list, .offset_out = own.memory, .value = uint64_t{own.segments}});
-  BoardWait everybody_shows(*f.board, ticket);
-  co_await everybody_shows;
+  co_await meet(f, ticket);
   std::vector<DeviceMemory::Shown> shown;
   std::vector<size_t> segments;
   for (int rank = 0; rank < f.size; ++rank) {
@@ -92,16 +88,14 @@ Task try_devices(Fabric& f, Staging& staging, const std::vector<int>& devices) {
     segments.push_back(post.value);
   }
   attempt(why, [&] { memory.open_and_write(devices, shown); });
-  const uint64_t written = f.board->post({.value = why.empty() ? 1u : 0u});
-  BoardWait everybody_wrote(*f.board, written);
-  co_await everybody_wrote;
-  if (all_say_yes(f, written)) attempt(why, [&] { memory.check(device); });
+  const uint64_t written = f.board->post({.value = why.empty()});
+  co_await meet(f, written);
+  if (f.board->all_say_yes(written)) attempt(why, [&] { memory.check(device); });
   co_await settle(f, staging, why);
   if (memory.off) co_return;
   memory.note_opened(devices, segments);
-  if (f.log == nullptr || f.rank != 0) co_return;
-  (*f.log)(LogLevel::kInfo,
-           "collectives of tensors on devices stay there, in memory that the ranks have opened of each other");
+  f.tell_for_all(LogLevel::kInfo,
+                 "collectives of tensors on devices stay there, in memory that the ranks have opened of each other");
 }
 
 // All ranks are in the same operation: they open what they have not opened yet.
@@ -153,11 +147,6 @@ Task through_host(Fabric& f, Operation& operation) {
     operation.staging->send_back(operation);
   }
   slices.leave();
-}
-
-Task meet(Fabric& f, uint64_t ticket) {
-  BoardWait everybody(*f.board, ticket);
-  co_await everybody;
 }
 
 // Everybody is ready, as post `ticket` says.
@@ -218,7 +207,7 @@ Task in_opened_memory(Fabric& f, Operation& op) {
     if (!reached || !said.all_ready) continue;
     co_await move_on_device(f, op, *work, ticket, said);
     staging.set_shown(false);
-    co_await note_opened(f, r.call(), begin_ns);
+    co_await note_timed(f, r.call(), begin_ns);
     co_return;
   }
 }
@@ -236,10 +225,9 @@ bool stays_on_device(const Fabric& f, const Call& call) {
 }
 
 void tell_of_host(Fabric& f, const std::string& why) {
-  if (f.log == nullptr || std::exchange(f.told_by_host, true)) return;
-  (*f.log)(
-      LogLevel::kWarning,
-      "a collective of tensors on devices goes through host memory, and so will each for which this holds: " + why);
+  if (std::exchange(f.told_by_host, true)) return;
+  f.tell(LogLevel::kWarning,
+         "a collective of tensors on devices goes through host memory, and so will each for which this holds: " + why);
 }
 
 Task by_host(Fabric& f, Operation& op) {

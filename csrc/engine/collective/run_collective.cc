@@ -1,6 +1,5 @@
 #include "engine/collective/run_collective.h"
 
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -15,19 +14,6 @@
 
 namespace dcoll {
 namespace {
-
-// In `job` where it is used; else says once why not.
-void note_codec(Fabric& f, const Operation& op, const Call& call, ReduceJob& job, EncodedCost& cost) {
-  if (op.encoded) {
-    job.encoding = call.encoding;
-    job.feedback = call.feedback;
-    job.by_owners = f.goes_by_owners(call.encoding, call.count);
-    job.key = f.draws(call.encoding, call.name);
-    job.cost = &cost;
-  } else {
-    f.tell_uncompressed();
-  }
-}
 
 // Of a call that is not encoded: what encoding lost in those before it goes now, in full. The velocity gathers momentum
 // as there, but nothing of it is kept back.
@@ -59,10 +45,10 @@ void send_scattered_velocity(Request& r) {
 
 // Once: that there were values which float16 had no room for.
 void tell_saturated(Fabric& f, uint64_t saturated) {
-  if (saturated == 0 || f.log == nullptr || std::exchange(f.told_saturated, true)) return;
-  (*f.log)(LogLevel::kWarning, "float16 has no room for " + std::to_string(saturated) +
-                                   " of the values sent, which go as +-65504: scale them down (prescale_factor), or "
-                                   "use Compression.bf16, which has float32's range");
+  if (saturated == 0 || std::exchange(f.told_saturated, true)) return;
+  f.tell(LogLevel::kWarning, "float16 has no room for " + std::to_string(saturated) +
+                                 " of the values sent, which go as +-65504: scale them down (prescale_factor), or use "
+                                 "Compression.bf16, which has float32's range");
 }
 
 void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns) {
@@ -72,20 +58,13 @@ void note_cost(Fabric& f, const Request& r, EncodedCost& cost, int64_t begin_ns)
   tell_saturated(f, cost.saturated);
 }
 
-// After a call that was made to find out whether encoding pays. What counts is how long calls take on all ranks.
+// After a call that was made to find out whether encoding pays.
 Task note_trial(Fabric& f, const Call& call, int64_t begin_ns) {
   Trial* const trial = f.trial(call.encoding, call.bytes());
   if (trial == nullptr) co_return;
-  trial->note(1e-3 * static_cast<double>(now_ns() - begin_ns), call.bytes());
-  if (!trial->is_done()) co_return;
-  using Medians = std::array<double, 2>;
-  RecordExchange all(f, Medians{trial->median_us_per_byte(false), trial->median_us_per_byte(true)});
-  co_await all.executor;
-  Medians sums{};
-  for (const Medians& one : all.all) {
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] += one[i] / f.size;
-  }
-  f.settle(call.encoding, call.bytes(), sums[0], sums[1]);
+  std::array<double, 2> medians{};
+  co_await note_call(f, *trial, call.bytes(), begin_ns, medians);
+  if (trial->is_done()) f.settle(call.encoding, call.bytes(), medians[0], medians[1]);
 }
 
 // On two levels, where constants have been learnt after the handshake: it told where the operands are, and is made
@@ -114,14 +93,25 @@ Task learn_slots(Fabric& f) {
   BoardWait everybody_tried(*f.board, tried);
   co_await everybody_tried;
   f.pull_slots->agree_on_reading(tried);
-  if (f.log != nullptr && f.size > 1) {
-    (*f.log)(LogLevel::kInfo, f.pull_slots->reads_peers()
-                                  ? "large tensors of peers are read by the kernel (process_vm_readv), in one copy"
-                                  : "all tensors of peers but mapped ones are read through slots, in two copies: the "
-                                    "kernel does not let every rank read every other's memory (python -m dcoll doctor "
-                                    "says why)");
+  if (f.size > 1) {
+    f.tell(LogLevel::kInfo, f.pull_slots->reads_peers()
+                                ? "large tensors of peers are read by the kernel (process_vm_readv), in one copy"
+                                : "all tensors of peers but mapped ones are read through slots, in two copies: the "
+                                  "kernel does not let every rank read every other's memory (python -m dcoll doctor "
+                                  "says why)");
   }
   f.slots_posted = 0;
+}
+
+Task note_call(Fabric& f, Trial& trial, size_t bytes, int64_t begin_ns, std::array<double, 2>& medians) {
+  trial.note(1e-3 * static_cast<double>(now_ns() - begin_ns), bytes);
+  if (!trial.is_done()) co_return;
+  RecordExchange all(f, std::array{trial.median_us_per_byte(false), trial.median_us_per_byte(true)});
+  co_await all.executor;
+  medians = {};
+  for (const auto& one : all.all) {
+    for (size_t way = 0; way < medians.size(); ++way) medians[way] += one[way] / f.size;
+  }
 }
 
 Task run_collective(Fabric& f, Operation& op, Entry entry) {
@@ -132,12 +122,9 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
   if (path == Path::kTwoLevels) set_job(job, call, f.size);
   EncodedCost cost;
   op.encoded = encodes(f, call);
-  if (call.encoding && !call.in_full) note_codec(f, op, call, job, cost);
-  if (op.encoded) {
-    send_scattered_velocity(op.request);
-  } else {
-    send_kept(op.request);
-  }
+  if (op.encoded) job.coded = f.coded(call, cost);
+  if (call.encoding && !call.in_full && !op.encoded) f.tell_uncompressed();
+  op.encoded ? send_scattered_velocity(op.request) : send_kept(op.request);
   if (path != Path::kNodeDirect && entry.ticket == 0) op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) co_await learn_slots(f);
   Handshake handshake(f, op, call, path, entry, path == Path::kTwoLevels ? &job : nullptr);
@@ -181,7 +168,7 @@ Task run_collective(Fabric& f, Operation& op, Entry entry) {
     case Path::kOpened:
       break;  // not by the host
   }
-  if (job.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
+  if (job.coded.encoding || cost.elements > 0) note_cost(f, r, cost, begin_ns);
   if (call.encoding.if_it_pays && has_codec(f, call)) co_await note_trial(f, call, begin_ns);
 }
 

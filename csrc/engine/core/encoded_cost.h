@@ -1,4 +1,4 @@
-// What encoded all-reduces cost a rank and save it, by what they are called: for stats().
+// How all-reduces are encoded; and what that costs a rank and saves it, by what they are called: for stats().
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,12 @@ struct EncodedCost {
   int64_t decode_ns = 0;  // and adding up
   int64_t total_ns = 0;   // from the agreement to the result
 
+  // All of an operand, among so many ranks; by sending so much.
+  void note(size_t count, size_t ranks, size_t bytes_sent) {
+    elements += count;
+    plain_bytes += 2 * (ranks - 1) * count * sizeof(float) / ranks;
+    wire_bytes += bytes_sent;
+  }
   void add(const EncodedCost& more) {
     calls += more.calls;
     elements += more.elements;
@@ -30,6 +36,20 @@ struct EncodedCost {
     encode_ns += more.encode_ns;
     decode_ns += more.decode_ns;
     total_ns += more.total_ns;
+  }
+};
+
+// How one is encoded.
+struct Coded {
+  kernels::Encoding encoding{};  // none: it is not
+  kernels::Feedback feedback{};  // as in Call
+  bool by_owners = false;        // of top-k (schedule/encoded_all_reduce.h)
+  kernels::Key key{};            // of stochastic rounding: another on each rank
+  EncodedCost* cost = nullptr;   // is added to
+
+  // Of a part that begins with this element.
+  Coded from(size_t element) const {
+    return {encoding, feedback.from(element), by_owners, kernels::derived(key, element), cost};
   }
 };
 

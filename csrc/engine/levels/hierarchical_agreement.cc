@@ -10,7 +10,7 @@ HierarchicalAgreement::HierarchicalAgreement(Hierarchy& hierarchy, uint64_t fing
     : h_(hierarchy),
       fingerprint_(fingerprint),
       job_(job),
-      small_(job != nullptr && !job->encoding && job->bytes() <= hierarchy.small_bytes()) {}
+      small_(job != nullptr && !job->coded.encoding && job->bytes() <= hierarchy.small_bytes()) {}
 
 bool HierarchicalAgreement::poll(bool& moved) {
   const Phase before = phase_;

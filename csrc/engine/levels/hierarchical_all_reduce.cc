@@ -19,7 +19,8 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
       job_(job),
       carriers_(h_.carriers_for(job.bytes())),
       base_(h_.pieces_begun),
-      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_, static_cast<bool>(job.encoding)), Hierarchy::kLine) {
+      pieces_(job.bytes(), h_.piece_bytes(job.bytes(), carriers_, static_cast<bool>(job.coded.encoding)),
+              Hierarchy::kLine) {
   h_.tell_missing({});
   Board& board = h_.board();
   for (int local = 0; local < h_.local_size(); ++local) {
@@ -32,7 +33,7 @@ HierarchicalAllReduce::HierarchicalAllReduce(Hierarchy& hierarchy, const ReduceJ
   }
   h_.pieces_begun += pieces_.count;
   if (carries()) {
-    if (job.encoding) {
+    if (job.coded.encoding) {
       channels_ = h_.encoded().channels;
     } else {
       const Hierarchy::Between& between = h_.between(job.bytes() / carriers_, carriers_);
@@ -125,17 +126,13 @@ void HierarchicalAllReduce::launch(size_t k) {
 // Between nodes, of a slice whose sum over this node lies at `data`.
 std::unique_ptr<Pollable> HierarchicalAllReduce::exchange(GroupTransport& carriers, std::byte* data, Span mine) const {
   const size_t elem = dtype_bytes(job_.dtype);
-  if (job_.encoding) {
+  if (job_.coded.encoding) {
     const Hierarchy::Encoded& encoded = h_.encoded();
-    return std::make_unique<Nested>(encoded_all_reduce(carriers, {.encoding = job_.encoding,
+    return std::make_unique<Nested>(encoded_all_reduce(carriers, {.coded = job_.coded.from(mine.begin / elem),
                                                                   .operand = reinterpret_cast<const float*>(data),
                                                                   .data = reinterpret_cast<float*>(data),
                                                                   .count = mine.size() / elem,
                                                                   .scale = job_.postscale,
-                                                                  .feedback = job_.feedback.from(mine.begin / elem),
-                                                                  .by_owners = job_.by_owners,
-                                                                  .key = kernels::derived(job_.key, mine.begin / elem),
-                                                                  .cost = job_.cost,
                                                                   .to_owners = encoded.to_owners,
                                                                   .to_everybody = encoded.to_everybody,
                                                                   .slice_bytes = h_.slice_bytes()}));

@@ -15,7 +15,6 @@
 #include "engine/board/agreement.h"
 #include "engine/core/encoded_cost.h"
 #include "engine/core/memory.h"
-#include "kernels/codec.h"
 #include "kernels/pack.h"
 
 namespace dcoll {
@@ -28,12 +27,8 @@ struct ReduceJob {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
-  kernels::Encoding encoding{};  // between nodes, and its feedback, as in Call; none where encodes() says no
-  kernels::Feedback feedback{};
-  bool by_owners = false;       // of top-k (schedule/encoded_all_reduce.h)
-  kernels::Key key{};           // of stochastic rounding: another on each rank
-  EncodedCost* cost = nullptr;  // of the encoding
-  bool timed = false;           // for the timeline: note when everybody had entered
+  Coded coded{};       // between nodes, unless encodes() says no
+  bool timed = false;  // for the timeline: note when everybody had entered
   // Of tensors packed at `in`, which is `out`: their whole, in order and without gaps, where the slice that this rank
   // reduces in two shots (two_shot.h) was not packed, because no other rank reads it. {}: all is there.
   std::span<const kernels::Segment> tensors{};

@@ -59,26 +59,25 @@ Layout encoded(kernels::Codec codec, const Layout& parts) {
 }
 
 Task by_owners(GroupTransport& transport, EncodedJob job) {
-  const kernels::Codec codec = job.encoding.codec;
+  EncodedCost& cost = *job.coded.cost;
+  const kernels::Codec codec = job.coded.encoding.codec;
   const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
   const Layout parts = parts_of(job.count, size), wire = encoded(codec, parts);
   const ChunkRange mine = parts.chunk(own);
   const std::shared_ptr<Memory> encoded = Memory::uninitialized(wire.total());
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
-    const Stopwatch encoding(job.cost->encode_ns);
-    job.cost->saturated +=
+    const Stopwatch encoding(cost.encode_ns);
+    cost.saturated +=
         kernels::encode(codec, encoded->data() + wire.chunk(i).begin, job.operand + part.begin, part.len,
-                        job.feedback.from(part.begin).error, kernels::derived(job.key, part.begin));
+                        job.coded.feedback.from(part.begin).error, kernels::derived(job.coded.key, part.begin));
     encoding.stop();
     Pause portion;
     co_await portion;
   }
 
   const size_t own_bytes = wire.chunk(own).len;
-  job.cost->elements += job.count;
-  job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
-  job.cost->wire_bytes += wire.total() - own_bytes + (size - 1) * own_bytes;
+  cost.note(job.count, size, wire.total() - own_bytes + (size - 1) * own_bytes);
   const Layout arriving = Layout::of(std::vector<size_t>(size, own_bytes));
   const std::shared_ptr<Memory> arrived = Memory::uninitialized(arriving.total());
   Executor to_owners(
@@ -89,10 +88,10 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
 
   std::vector<const void*> operands;
   for (size_t i = 0; i < size; ++i) operands.push_back(arrived->data() + arriving.chunk(i).begin);
-  const Stopwatch adding(job.cost->decode_ns);
-  job.cost->saturated +=
-      kernels::sum_encoded(codec, arrived->data(), operands, mine.len, job.scale, job.feedback.from(mine.begin).error,
-                           kernels::derived(job.key, ~mine.begin));
+  const Stopwatch adding(cost.decode_ns);
+  cost.saturated +=
+      kernels::sum_encoded(codec, arrived->data(), operands, mine.len, job.scale,
+                           job.coded.feedback.from(mine.begin).error, kernels::derived(job.coded.key, ~mine.begin));
   adding.stop();
   Executor to_everybody(transport, job.to_everybody,
                         {.input = arrived->data(),
@@ -104,7 +103,7 @@ Task by_owners(GroupTransport& transport, EncodedJob job) {
 
   for (size_t i = 0; i < size; ++i) {
     const ChunkRange part = parts.chunk(i);
-    const Stopwatch decoding(job.cost->decode_ns);
+    const Stopwatch decoding(cost.decode_ns);
     kernels::decode(codec, job.data + part.begin, encoded->data() + wire.chunk(i).begin, part.len);
     decoding.stop();
     Pause portion;
@@ -134,7 +133,7 @@ void add_up_selections(const GroupTransport& transport, const EncodedJob& job, c
                        size_t k) {
   std::vector<const void*> messages;
   for (int i = 0; i < transport.size(); ++i) messages.push_back(all + static_cast<size_t>(i) * bytes);
-  const Stopwatch adding(job.cost->decode_ns);
+  const Stopwatch adding(job.coded.cost->decode_ns);
   const size_t damaged = kernels::sum_top(job.data, messages, job.count, k, job.scale);
   adding.stop();
   if (damaged < messages.size()) throw_damaged(transport, damaged);
@@ -160,13 +159,14 @@ Task tell_elements(GroupTransport& transport, const EncodedJob& job, const std::
 
 // `selected`: what this rank has chosen, k elements.
 Task greatest_by_owners(GroupTransport& transport, EncodedJob job, const std::byte* selected, size_t k) {
+  EncodedCost& cost = *job.coded.cost;
   const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
   const auto bytes_of = [&job](const std::vector<size_t>& elements) {
     std::vector<size_t> lengths;
     for (const size_t n : elements) lengths.push_back(kernels::top_bytes(job.count, n));
     return Layout::of(lengths);
   };
-  const Stopwatch splitting(job.cost->encode_ns);
+  const Stopwatch splitting(cost.encode_ns);
   const kernels::SplitTop split = kernels::split_top(selected, job.count, k, size);
   splitting.stop();
   std::vector<size_t> theirs;
@@ -183,45 +183,42 @@ Task greatest_by_owners(GroupTransport& transport, EncodedJob job, const std::by
   const std::shared_ptr<Memory> sums = Memory::uninitialized(size * bytes);
   std::vector<const void*> parts;
   for (size_t i = 0; i < size; ++i) parts.push_back(arrived->data() + arriving.chunk(i).begin);
-  const Stopwatch merging(job.cost->decode_ns);
+  const Stopwatch merging(cost.decode_ns);
   const size_t damaged =
-      kernels::merge_top(sums->data() + own * bytes, parts, theirs, job.count, most, job.feedback.error);
+      kernels::merge_top(sums->data() + own * bytes, parts, theirs, job.count, most, job.coded.feedback.error);
   merging.stop();
   if (damaged < size) throw_damaged(transport, damaged);
-  job.cost->elements += job.count;
-  job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
-  job.cost->wire_bytes += (size - 1) * sizeof(uint64_t) + wire.total() - wire.chunk(own).len + (size - 1) * bytes;
+  cost.note(job.count, size, (size - 1) * sizeof(uint64_t) + wire.total() - wire.chunk(own).len + (size - 1) * bytes);
   Executor to_everybody = gather_selections(transport, job, sums->data(), bytes);
   co_await to_everybody;
   add_up_selections(transport, job, sums->data(), bytes, most);
 }
 
 Task of_greatest(GroupTransport& transport, EncodedJob job) {
+  EncodedCost& cost = *job.coded.cost;
   const auto size = static_cast<size_t>(transport.size()), own = static_cast<size_t>(transport.rank());
-  const size_t k = kernels::top_count(job.count, job.encoding.ratio), bytes = kernels::top_bytes(job.count, k);
+  const size_t k = kernels::top_count(job.count, job.coded.encoding.ratio), bytes = kernels::top_bytes(job.count, k);
   const std::shared_ptr<Memory> selected = Memory::uninitialized(size * bytes);
-  const Stopwatch encoding(job.cost->encode_ns);
-  kernels::encode_top(selected->data() + own * bytes, job.operand, job.count, k, job.feedback);
+  const Stopwatch encoding(cost.encode_ns);
+  kernels::encode_top(selected->data() + own * bytes, job.operand, job.count, k, job.coded.feedback);
   encoding.stop();
   Pause portion;
   co_await portion;
 
-  if (job.encoding.exchange != kernels::Exchange::kOwners && size * bytes > 2 * job.count * sizeof(float)) {
+  if (job.coded.encoding.exchange != kernels::Exchange::kOwners && size * bytes > 2 * job.count * sizeof(float)) {
     const void* chosen = selected->data() + own * bytes;
     kernels::sum_top(job.data, {&chosen, 1}, job.count, k);
     job.operand = job.data;
-    job.encoding = {.codec = kernels::Codec::kFloat32};
-    job.feedback = {};
+    job.coded.encoding = {.codec = kernels::Codec::kFloat32};
+    job.coded.feedback = {};
     co_await by_owners(transport, job);
     co_return;
   }
-  if (job.by_owners) {
+  if (job.coded.by_owners) {
     co_await greatest_by_owners(transport, job, selected->data() + own * bytes, k);
     co_return;
   }
-  job.cost->elements += job.count;
-  job.cost->plain_bytes += 2 * (size - 1) * job.count * sizeof(float) / size;
-  job.cost->wire_bytes += (size - 1) * bytes;
+  cost.note(job.count, size, (size - 1) * bytes);
   Executor to_everybody = gather_selections(transport, job, selected->data(), bytes);
   co_await to_everybody;
   add_up_selections(transport, job, selected->data(), bytes, k);
@@ -230,8 +227,8 @@ Task of_greatest(GroupTransport& transport, EncodedJob job) {
 }  // namespace
 
 Task encoded_all_reduce(GroupTransport& transport, EncodedJob job) {
-  return job.encoding.codec == kernels::Codec::kTopK ? of_greatest(transport, std::move(job))
-                                                     : by_owners(transport, std::move(job));
+  return job.coded.encoding.codec == kernels::Codec::kTopK ? of_greatest(transport, std::move(job))
+                                                           : by_owners(transport, std::move(job));
 }
 
 }  // namespace dcoll

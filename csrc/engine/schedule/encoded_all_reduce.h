@@ -23,22 +23,17 @@
 
 #include "engine/core/encoded_cost.h"
 #include "engine/core/task.h"
-#include "kernels/codec.h"
 #include "plan/schedule.h"
 #include "transport/group_transport.h"
 
 namespace dcoll {
 
 struct EncodedJob {
-  kernels::Encoding encoding;
+  Coded coded;
   const float* operand;  // may be `data`
   float* data;           // the result
   size_t count;
   double scale;                                        // of the sum, before it is encoded
-  kernels::Feedback feedback;                          // as in Call
-  bool by_owners = false;                              // of top-k, as above
-  kernels::Key key;                                    // of stochastic rounding: another on each rank
-  EncodedCost* cost;                                   // is added to
   std::shared_ptr<const plan::Schedule> to_owners;     // an all-to-all
   std::shared_ptr<const plan::Schedule> to_everybody;  // an all-gather
   size_t slice_bytes;
