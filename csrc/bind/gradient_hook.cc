@@ -129,8 +129,7 @@ void take_gradients(const py::list& hooks, const py::list& params) {
   for (size_t i = 0; i < hooks.size() && i < params.size(); ++i) {
     const py::object hook = hooks[i], param = params[i];
     if (reinterpret_cast<PyObject*>(Py_TYPE(hook.ptr())) != type) throw py::type_error("expected GradientHooks");
-    const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(param.ptr(), kGrad));
-    if (!gradient) throw py::error_already_set();
+    const py::object gradient = py::getattr(param, kGrad);
     if (gradient.is_none()) continue;
     const auto none = py::reinterpret_steal<py::object>(take(*cast(hook.ptr()), param.ptr(), gradient));
     if (!none) throw py::error_already_set();
@@ -142,13 +141,9 @@ uint64_t gradient_marks(const py::list& params) {
   Fingerprint marks;
   bool any = false;
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto gradient = py::reinterpret_steal<py::object>(
-        PyObject_GetAttr(PyList_GET_ITEM(params.ptr(), static_cast<Py_ssize_t>(i)), kGrad));
-    if (!gradient) throw py::error_already_set();
+    const py::object gradient = py::getattr(PyList_GET_ITEM(params.ptr(), static_cast<Py_ssize_t>(i)), kGrad);
     if (gradient.is_none()) continue;
-    const auto version = py::reinterpret_steal<py::object>(PyObject_GetAttr(gradient.ptr(), kVersion));
-    if (!version) throw py::error_already_set();
-    const size_t writes = PyLong_AsSize_t(version.ptr());
+    const size_t writes = PyLong_AsSize_t(py::getattr(gradient, kVersion).ptr());
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     marks.add(i).add(reinterpret_cast<uintptr_t>(gradient.ptr())).add(writes);
     any = true;
@@ -183,9 +178,7 @@ std::vector<size_t> kept_gradients(const py::list& views, const py::list& params
     }
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (only_ours) continue;
-    const auto gradient = py::reinterpret_steal<py::object>(PyObject_GetAttr(PyList_GET_ITEM(params.ptr(), at), kGrad));
-    if (!gradient) throw py::error_already_set();
-    if (gradient.ptr() != view) kept.push_back(i);
+    if (py::getattr(PyList_GET_ITEM(params.ptr(), at), kGrad).ptr() != view) kept.push_back(i);
   }
   return kept;
 }

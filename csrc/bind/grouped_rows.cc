@@ -55,12 +55,6 @@ std::optional<std::vector<RowTensor>> read_tensors(const py::list& given, bool g
   return tensors;
 }
 
-size_t bytes_of(const std::vector<RowTensor>& tensors) {
-  size_t bytes = 0;
-  for (const RowTensor& tensor : tensors) bytes += tensor.rows * tensor.row_bytes();
-  return bytes;
-}
-
 // A group under way, or done. Packing is done when it is made, so the inputs are free.
 class RowGroupHandle {
  public:

@@ -33,10 +33,14 @@ std::string group_of(const std::vector<RowTensor>& tensors, bool with_rows) {
 
 }  // namespace
 
-GroupedRows::GroupedRows(std::shared_ptr<Communicator> comm, std::vector<RowTensor> tensors)
-    : comm_(std::move(comm)), tensors_(std::move(tensors)) {
-  for (const RowTensor& tensor : tensors_) bytes_ += tensor.rows * tensor.row_bytes();
+size_t bytes_of(const std::vector<RowTensor>& tensors) {
+  size_t bytes = 0;
+  for (const RowTensor& tensor : tensors) bytes += tensor.rows * tensor.row_bytes();
+  return bytes;
 }
+
+GroupedRows::GroupedRows(std::shared_ptr<Communicator> comm, std::vector<RowTensor> tensors)
+    : comm_(std::move(comm)), tensors_(std::move(tensors)), bytes_(bytes_of(tensors_)) {}
 
 // Before anything is sent: no part without the others.
 void GroupedRows::validate() const {

@@ -27,6 +27,8 @@ struct RowTensor {
   size_t row_bytes() const { return row_elems * dtype_bytes(dtype); }
 };
 
+size_t bytes_of(const std::vector<RowTensor>& tensors);
+
 // Not thread-safe: called by one thread at a time. The tensors are read by the constructor and by nothing else.
 class GroupedRows {
  public:
@@ -59,7 +61,7 @@ class GroupedRows {
   const std::shared_ptr<Communicator> comm_;
   const std::vector<RowTensor> tensors_;
   std::vector<Part> parts_;
-  size_t bytes_ = 0;
+  const size_t bytes_;
 
  private:
   void validate() const;

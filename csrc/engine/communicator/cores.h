@@ -36,7 +36,7 @@ std::vector<bool> own_core(std::span<const CoreClaim> claims);
 // needs to compute. Counts how often that happens.
 class Interruptions {
  public:
-  // switches: how often the core was taken from the thread so far. What is returned holds for one kWindow.
+  // switches: how often the core was taken from the thread so far. What is returned holds for one kWindowSeconds.
   bool look(int64_t switches, Clock::time_point now);
   // Of the calling thread.
   static bool are_frequent(Clock::time_point now);

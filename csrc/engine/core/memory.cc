@@ -88,7 +88,7 @@ Block allocate(size_t bytes) {
 }  // namespace
 
 std::shared_ptr<Memory> Memory::mapped(std::shared_ptr<Window> window, size_t bytes) {
-  std::shared_ptr<Memory> memory(new Memory(std::move(window), nullptr, bytes, 0));  // first what may find no memory
+  std::shared_ptr<Memory> memory(new Memory(std::move(window), bytes));  // first what may find no memory
   memory->data_ = memory->window_->alloc(std::max<size_t>(bytes, 1));
   return memory;
 }
@@ -100,7 +100,7 @@ std::shared_ptr<Memory> Memory::plain(size_t bytes) {
 }
 
 std::shared_ptr<Memory> Memory::uninitialized(size_t bytes) {
-  std::shared_ptr<Memory> memory(new Memory(nullptr, nullptr, bytes, 0));
+  std::shared_ptr<Memory> memory(new Memory(nullptr, bytes));
   Block block;
   if (bytes >= kLeastKept) block = Spare::get().take(bytes);
   if (block.data == nullptr) block = allocate(bytes);

@@ -46,12 +46,11 @@ class Memory {
   void appear_at(void* address, size_t bytes);
 
  private:
-  Memory(std::shared_ptr<Window> window, std::byte* data, size_t bytes, size_t capacity)
-      : window_(std::move(window)), data_(data), bytes_(bytes), capacity_(capacity) {}
+  Memory(std::shared_ptr<Window> window, size_t bytes) : window_(std::move(window)), bytes_(bytes) {}
   std::shared_ptr<Window> window_;  // keeps the mapping alive as long as the block
-  std::byte* data_;
+  std::byte* data_ = nullptr;
   size_t bytes_;
-  size_t capacity_;  // of the block, of private memory
+  size_t capacity_ = 0;  // of the block, of private memory
 };
 
 }  // namespace dcoll

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/core/layout.h"
 #include "kernels/copy.h"
 
 namespace dcoll {
@@ -19,11 +20,7 @@ constexpr size_t kMostAtOnce = size_t{1} << 20;
 constexpr size_t kLeastStreamed = size_t{8} << 20;
 
 // Which bytes of the message a piece is.
-struct Range {
-  size_t begin, bytes;
-};
-
-Range range_of(size_t bytes, size_t piece, int rank) {
+ChunkRange range_of(size_t bytes, size_t piece, int rank) {
   const size_t each = SharedPieces::piece_bytes(bytes);
   if (piece < SharedPieces::count(bytes)) return {piece * each, std::min(each, bytes - piece * each)};
   throw TransportError("rank " + std::to_string(rank) + " took a piece behind the end of a message of " +
@@ -67,9 +64,9 @@ bool Reading::copy(size_t begin, size_t count) {
 // What nobody has taken.
 bool Reading::pieces() {
   const auto read = [this](size_t piece) {
-    const Range range = range_of(bytes, piece, rank);
-    at += range.bytes;
-    return copy(range.begin, range.bytes);
+    const ChunkRange range = range_of(bytes, piece, rank);
+    at += range.len;
+    return copy(range.begin, range.len);
   };
   for (const size_t end = at + kMostAtOnce; at < end;) {
     const auto piece = shared->take_first();
@@ -87,13 +84,13 @@ bool Writing::some() {
     const auto piece = pieces->take_last(static_cast<uint32_t>(share.message));
     if (!piece) return false;
     any = true;
-    const Range range = range_of(bytes, *piece, rank);
-    if (!write_peer(share.who, share.address + range.begin, from + range.begin, range.bytes)) {
+    const ChunkRange range = range_of(bytes, *piece, rank);
+    if (!write_peer(share.who, share.address + range.begin, from + range.begin, range.len)) {
       pieces->could_not_write();
       return false;
     }
     pieces->wrote();
-    written += range.bytes;
+    written += range.len;
   }
   return true;
 }

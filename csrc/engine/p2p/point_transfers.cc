@@ -32,8 +32,8 @@ void PointToPoint::begin_reading(Receives& list, Receives::iterator receive, Pee
   } else {
     return ask(list, receive, from);
   }
-  const bool both = receive->bytes >= kLeastShared && receive->operation != nullptr;
-  if (both && from.rank != ranks_.transport->rank()) reading.shared = words_.take(receive->bytes);
+  const bool both = receive->bytes >= kLeastShared && from.rank != ranks_.transport->rank();
+  if (both) reading.shared = words_.take(receive->bytes);
   if (reading.shared != nullptr) {
     const PointShare share = words_.share_of(reading.shared, receive->data, introduce(word_));
     tell(from, {.what = What::kShare, .id = receive->id, .key = receive->key, .bytes = receive->bytes}, &share,
@@ -71,7 +71,7 @@ void PointToPoint::read_on(bool& moved) {
       tell(from, {.what = What::kDone, .id = now->id, .key = now->key, .bytes = now->bytes}, nullptr, 0);
       finish(reading_, now, nullptr);
     } else if (reading.at != before) {
-      if (now->operation != nullptr) now->operation->last_moved = Clock::now();
+      now->operation->last_moved = Clock::now();
       moved = true;
     }
   }
@@ -177,7 +177,7 @@ void PointToPoint::receive_slices(Peer& from, bool& moved) {
     front->at += transport.front_bytes(from.rank, kPointDataChannel);
     transport.pop(from.rank, kPointDataChannel);
     moved = true;
-    if (front->operation != nullptr) front->operation->last_moved = Clock::now();
+    front->operation->last_moved = Clock::now();
     if (front->at == front->bytes) finish(from.coming, front, nullptr);
   }
 }

@@ -1,6 +1,7 @@
 // What a rank did last in a communicator, for reports of stalls.
 #pragma once
 
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -30,7 +31,14 @@ class LastOperation {
   const Request& request() const { return last_; }
 
  private:
-  static void replace(std::string& text, std::string_view by) noexcept;
+  // Not inline: most calls have no name. Without memory the report does without the name.
+  [[gnu::noinline]] static void replace(std::string& text, std::string_view by) noexcept {
+    try {
+      text = by;
+    } catch (const std::bad_alloc&) {
+      text.clear();
+    }
+  }
 
   bool any_ = false;
   Request last_;
