@@ -53,8 +53,8 @@ def allreduce_sync(
     tensor: Any,
     op: ReduceOp,
     name: str,
-    prescale: float,
-    postscale: float,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     algo: str = "",
     codec: str = "",
 ) -> Any:
@@ -68,8 +68,8 @@ def allreduce_sync_(
     tensor: Any,
     op: ReduceOp,
     name: str,
-    prescale: float,
-    postscale: float,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     algo: str = "",
     codec: str = "",
 ) -> Any:
@@ -79,7 +79,14 @@ def allreduce_sync_(
 
 
 def allreduce(
-    comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float, algo: str = "", codec: str = ""
+    comm: Lane,
+    tensor: Any,
+    op: ReduceOp,
+    name: str,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    algo: str = "",
+    codec: str = "",
 ) -> Handle:
     kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place=False)
     core = on.allreduce(*args, name, prescale, postscale, algo, dims, codec)
@@ -93,8 +100,8 @@ def allreduce_(
     tensor: Any,
     op: ReduceOp,
     name: str,
-    prescale: float,
-    postscale: float,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     algo: str = "",
     codec: str = "",
     group: str = "",

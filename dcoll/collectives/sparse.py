@@ -20,7 +20,7 @@ def agree_on_kinds(
         (0, 0) if g is None else (0, g.sparse_dim()) if g.is_sparse and not sparse_as_dense else (1, 0) for g in grads
     ]
     found = torch.tensor(kinds, dtype=torch.int32, device="cpu")
-    on_communicator.allreduce_sync_(comm, found, Max, "new gradients", 1.0, 1.0)
+    on_communicator.allreduce_sync_(comm, found, Max, "new gradients")
     return [(dense, dim) for dense, dim in found.tolist()]
 
 
@@ -110,7 +110,7 @@ class SparseGradients:
             ],
             device="cpu",
         )
-        on_communicator.allreduce_sync_(comm, told, Sum, "sparse gradients", 1.0, 1.0)
+        on_communicator.allreduce_sync_(comm, told, Sum, "sparse gradients")
         agreed: list[list[int]] = told.tolist()
         return agreed
 
@@ -150,7 +150,7 @@ class SparseAsDense:
         if unknown:
             here = [-1 if p.grad is None else self._here.get(id(p), 0) for p in unknown]
             dims = torch.tensor(here, device="cpu")
-            on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients", 1.0, 1.0)
+            on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients")
             self._dims.update((id(p), dim) for p, dim in zip(unknown, dims.tolist(), strict=True) if dim >= 0)
         made = []
         for p, grad in zip(params, reduced, strict=True):

@@ -105,8 +105,8 @@ def densely(comm: _C.Communicator, rows: Rows, universe: int, name: str) -> Step
     values[rows.keys] = rows.values
     used = torch.zeros(universe, dtype=torch.uint8, device=rows.keys.device)
     used[rows.keys] = 1
-    flags = on_communicator.allreduce_(comm, used, Max, f"{name}, rows in use", 1.0, 1.0)
-    yield on_communicator.allreduce_(comm, values, Sum, name, 1.0, 1.0)
+    flags = on_communicator.allreduce_(comm, used, Max, f"{name}, rows in use")
+    yield on_communicator.allreduce_(comm, values, Sum, name)
     yield flags
     keys = used.nonzero().flatten()
     return Rows(keys, values[keys])

@@ -164,9 +164,7 @@ class DeltaSync:
         if wire_code is None and self._compression is not NoneCompressor:
             for p, delta in zip(flat.params, flat.deltas, strict=True):
                 wire, ctx = self._compression.compress(delta)
-                out = on_communicator.allreduce(
-                    comm, wire, Adasum, f"{self.name_of(p)} of {self._label}", 1.0, 1.0
-                ).wait()
+                out = on_communicator.allreduce(comm, wire, Adasum, f"{self.name_of(p)} of {self._label}").wait()
                 delta.copy_(self._compression.decompress(out, ctx))
             return
         wire, ctx = self._compression.compress(flat.delta_buffer)

@@ -1,38 +1,28 @@
 """Reducers in Python of buckets as the core's, and the one for gradients that stay on a device."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dcoll import _C
 from dcoll.collectives import grouped, memory, on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.tensors import library
 from dcoll.compression.codecs import NoneCompressor
 from dcoll.errors import ArgumentError
-from dcoll.ops import ReduceOp
-from dcoll.optimizer.compressed_reducer import PythonReducer
+from dcoll.optimizer.compressed_reducer import PythonReducer, ReducerOptions
 
 
 class BucketReducer(PythonReducer):
     """Buckets as the core's: of one dtype and device, by size or by group."""
 
-    def __init__(
-        self,
-        comm: _C.Communicator,
-        params: Sequence[torch.Tensor],
-        names: Sequence[str],
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        groups: Sequence[int],
-        bucket_bytes: int,
-        first_bucket_bytes: int,
-    ) -> None:
-        self._limits = first_bucket_bytes, bucket_bytes
-        alike = [(group, p.dtype, p.device) for group, p in zip(groups, params, strict=True)] if groups else ()
-        super().__init__(comm, params, names, op, prescale, postscale, alike)
+    def __init__(self, options: ReducerOptions) -> None:
+        self._limits = options.first_bucket_bytes, options.bucket_bytes
+        if options.groups:
+            pairs = zip(options.groups, options.params, strict=True)
+            options = dataclasses.replace(options, groups=[(group, p.dtype, p.device) for group, p in pairs])
+        super().__init__(options)
 
     def _units_of(self, order: Sequence[int]) -> list[list[int]]:
         if self._groups:
@@ -82,7 +72,7 @@ class DeviceReducer(BucketReducer):
 
     _has_layout = False  # the first one is by size alone: once backward has shown an order there is a better one
 
-    def __init__(self, *args: Any, compression: Any) -> None:
+    def __init__(self, options: ReducerOptions, compression: Any) -> None:
         """compression: Compression.none, fp16 or bf16, which are for float64 here: float32 is the core's to encode."""
         self._compression = compression
         self._left: list[Handle] = []  # of rounds that came to nothing: the core still writes to their buckets
@@ -91,7 +81,7 @@ class DeviceReducer(BucketReducer):
         self._moved: set[tuple[int, ...]] = set()
         self._sent: list[tuple[Sequence[int], Handle, _Flat | None, list[Any]]] = []
         self._lost: dict[int, torch.Tensor] = {}  # by other Reducers' compression, to go with the next gradients
-        super().__init__(*args)
+        super().__init__(options)
         self._has_layout = True
 
     def rebuild(self, order: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from dcoll.job import objects
 from dcoll.ops import ReduceOp
 from dcoll.optimizer import power_sgd
 from dcoll.optimizer.bucket_reducer import DeviceReducer
-from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer
+from dcoll.optimizer.compressed_reducer import CompressedReducer, PythonReducer, ReducerOptions
 from dcoll.optimizer.host_reducer import HostReducer, has_streams
 
 library("torch")  # gives its dtypes their codes
@@ -81,9 +81,11 @@ class Layout:
             "Build the same model with the same options everywhere.",
         )
         pre, post = 1.0 / self.predivide, self.predivide
+        sizes = self._bucket_bytes, self._first_bucket_bytes
         wire = wire_dtype_of(self._compression)
         codec = codec_for_buckets(self._compression)
         called = [f"{name} of {self.label}" for name in names]
+        options = ReducerOptions(comm, params, called, self.op, pre, post, groups, *sizes)
         compression = self._compression
         has_float32 = any(p.dtype is torch.float32 for p in params)
         if isinstance(compression, PowerSGD) or (codec.get("codec") and has_float32):
@@ -94,27 +96,22 @@ class Layout:
                     self._states.setdefault(p, power_sgd.MatrixState(n)) for n, p in zip(names, params, strict=True)
                 ]
                 power_sgd.agree_on_directions(comm, states)
-                sizes = self._bucket_bytes, self._first_bucket_bytes
-                return power_sgd.PowerSGDReducer(
-                    comm, params, called, self.op, compression, pre, post, groups, *sizes, states
-                )
+                return power_sgd.PowerSGDReducer(options, compression, states)
             compression = NoneCompressor
         on_device = any(library("torch").on_device(p) for p in params)
         in_16_bits = on_device and wire is not None
         encoded = in_16_bits and has_float32 and comm.encodes
         if on_device and (compression is NoneCompressor or (in_16_bits and not encoded)):
-            sizes = self._bucket_bytes, self._first_bucket_bytes
-            return DeviceReducer(comm, params, called, self.op, pre, post, groups, *sizes, compression=compression)
+            return DeviceReducer(options, compression)
         if wire is None and not codec and compression is not NoneCompressor:
-            return CompressedReducer(comm, params, called, self.op, compression, pre, post, groups, names)
+            return CompressedReducer(options, compression, names)
         core = _C.Reducer(
             comm,
             [p.numel() for p in params],
             [CODES[p.dtype] for p in params],
             names,
             self.op,
-            self._bucket_bytes,
-            self._first_bucket_bytes,
+            *sizes,
             pre,
             post,
             wire,

@@ -6,6 +6,7 @@ compress() returns may have any shape and dtype; only the user's class knows how
 
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,27 +21,34 @@ from dcoll.ops import Average, Max, ReduceOp
 from dcoll.optimizer.host_reducer import has_streams
 
 
+@dataclass(frozen=True)
+class ReducerOptions:
+    """What every Reducer in Python is made of."""
+
+    comm: _C.Communicator
+    params: Sequence[torch.Tensor]
+    names: Sequence[str]
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    groups: Sequence[Hashable]
+    """Of each parameter, what it is reduced with; ()."""
+    bucket_bytes: int
+    first_bucket_bytes: int
+
+
 class PythonReducer:
     """Gradients are sent in one order on all ranks: unit after unit, each when all its gradients are ready."""
 
-    def __init__(
-        self,
-        comm: _C.Communicator,
-        params: Sequence[torch.Tensor],
-        names: Sequence[str],
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        groups: Sequence[Hashable],
-    ) -> None:
-        """groups: of each parameter, what it is reduced with; () for each by itself."""
-        self.gradients = [torch.zeros_like(p, requires_grad=False) for p in params]
-        self._comm = comm
-        self._names = names
-        self._op = op
-        self._scales = prescale, postscale
-        self._groups = groups
-        self._observed = list(reversed(range(len(params))))
+    def __init__(self, options: ReducerOptions) -> None:
+        """Without groups each parameter is by itself."""
+        self.gradients = [torch.zeros_like(p, requires_grad=False) for p in options.params]
+        self._comm = options.comm
+        self._names = options.names
+        self._op = options.op
+        self._scales = options.prescale, options.postscale
+        self._groups = options.groups
+        self._observed = list(reversed(range(len(options.params))))
         self._wait_seconds = 0.0
         self.rebuild(self._observed)
 
@@ -149,9 +157,7 @@ class PythonReducer:
             missing = self.missing()
             used = torch.ones(len(self.gradients), dtype=torch.uint8, device="cpu")
             used[missing] = 0
-            handle = self._note(
-                on_communicator.allreduce_(self._comm, used, Max, "which gradients there are", 1.0, 1.0)
-            )
+            handle = self._note(on_communicator.allreduce_(self._comm, used, Max, "which gradients there are"))
             self._receive()
             self._wait(handle)
             unused = [i for i in missing if not used[i]]
@@ -208,23 +214,12 @@ class PythonReducer:
 class CompressedReducer(PythonReducer):
     """For classes with compress() and decompress(), and instances of StatefulCompressor."""
 
-    def __init__(
-        self,
-        comm: _C.Communicator,
-        params: Sequence[torch.Tensor],
-        names: Sequence[str],
-        op: ReduceOp,
-        compression: Any,
-        prescale: float,
-        postscale: float,
-        groups: Sequence[int],
-        keys: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, options: ReducerOptions, compression: Any, keys: Sequence[str]) -> None:
         """keys: what a StatefulCompressor is told of the parameters."""
         self._compression = compression
         self._codec = getattr(compression, "__name__", type(compression).__name__)
         self._keys = keys
-        super().__init__(comm, params, names, op, prescale, postscale, groups)
+        super().__init__(options)
 
     def _reset(self) -> None:
         super()._reset()

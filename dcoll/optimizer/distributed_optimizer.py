@@ -126,7 +126,7 @@ def _mean_loss(comm: _C.Communicator, loss: Any) -> Any:
     plain = torch.as_tensor(loss) if isinstance(loss, torch.Tensor | int | float) else torch.empty(0)
     one = plain.numel() == 1
     pair = torch.tensor([float(plain.detach()) if one else 0.0, float(one)], dtype=torch.float64)
-    total, ranks = on_communicator.allreduce_sync(comm, pair, Sum, "loss of the closure", 1.0, 1.0)
+    total, ranks = on_communicator.allreduce_sync(comm, pair, Sum, "loss of the closure")
     if not one:
         return loss
     mean = (total / ranks).to(plain).reshape(plain.shape)

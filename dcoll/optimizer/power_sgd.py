@@ -24,8 +24,8 @@ from dcoll.collectives.stats import Cost
 from dcoll.compression.codecs import PowerSGD
 from dcoll.errors import DcollError
 from dcoll.job import objects
-from dcoll.ops import ReduceOp
 from dcoll.optimizer.bucket_reducer import BucketReducer
+from dcoll.optimizer.compressed_reducer import ReducerOptions
 
 
 def _exactly(gradient: torch.Tensor) -> torch.autocast:
@@ -142,25 +142,12 @@ def _orthonormalise(matrices: Sequence[_Matrix]) -> None:
 class PowerSGDReducer(BucketReducer):
     """Of every bucket P travels, then Q."""
 
-    def __init__(
-        self,
-        comm: _C.Communicator,
-        params: Sequence[torch.Tensor],
-        names: Sequence[str],
-        op: ReduceOp,
-        compression: PowerSGD,
-        prescale: float,
-        postscale: float,
-        groups: Sequence[int],
-        bucket_bytes: int,
-        first_bucket_bytes: int,
-        states: Sequence[MatrixState],
-    ) -> None:
+    def __init__(self, options: ReducerOptions, compression: PowerSGD, states: Sequence[MatrixState]) -> None:
         self._options = compression
         self._states = states
-        self._compressible = [compression.compresses(p) for p in params]
+        self._compressible = [compression.compresses(p) for p in options.params]
         self._rounds = 0  # ended, well or not: the same number on every rank
-        super().__init__(comm, params, names, op, prescale, postscale, groups, bucket_bytes, first_bucket_bytes)
+        super().__init__(options)
 
     def go_on_after(self, before: Any) -> None:
         if isinstance(before, PowerSGDReducer) and before._comm is self._comm:

@@ -13,6 +13,7 @@ from local_ranks import run_ranks
 from dcoll import _C, ops
 from dcoll.collectives.tensors import CODES, library
 from dcoll.optimizer import compressed_reducer
+from dcoll.optimizer.compressed_reducer import ReducerOptions
 
 library("torch")  # fills CODES
 
@@ -273,7 +274,8 @@ def test_a_bucket_goes_when_the_streams_of_all_its_gradients_are_there(monkeypat
     monkeypatch.setattr(compressed_reducer, "has_streams", lambda _: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[0])
     comm: Any = None  # nothing of it is asked
-    reducer = Sent(comm, [torch.zeros(2)] * 4, list("abcd"), ops.Sum, 1.0, 1.0, [0, 0, 0, 1])
+    options = ReducerOptions(comm, [torch.zeros(2)] * 4, list("abcd"), ops.Sum, 1.0, 1.0, [0, 0, 0, 1], 0, 0)
+    reducer = Sent(options)
     for i in 1, 2:
         assert reducer.mark_ready(i)
     current[0] = main
