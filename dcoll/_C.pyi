@@ -583,9 +583,10 @@ class Reducer:
         groups: of each parameter, the number of its group. A bucket is made of each group (and dtype) then.
         label: in the names of the buckets, which ranks compare: tells them from another Reducer's.
         """
-    def go_on_after(self, before: Reducer) -> None:
-        """Takes the place of another one: of the same communicator, its schedules of compression go on."""
-
+    def rounds(self) -> int:
+        """How many have ended, well or not: where its schedules of compression are."""
+    def set_rounds(self, rounds: int) -> None:
+        """The ranks agree on the most that any has in the Reducer's first round, and after join()."""
     def num_buckets(self) -> int: ...
     def bucket_params(self, bucket: int) -> list[int]: ...
     def bucket_name(self, bucket: int) -> str:
@@ -629,6 +630,20 @@ class Reducer:
         """Lay the buckets out anew in this order (the same on all ranks). Old buffers stay valid while referenced."""
     def wait_seconds(self) -> float:
         """Total time spent waiting in finish() so far: communication that backward did not hide."""
+
+@final
+class Rounds:
+    """How many rounds of an optimizer's gradients have ended (csrc/engine/buckets/rounds.h); a Reducer has its own."""
+
+    def __init__(self, comm: Communicator, name: str, scheduled: bool) -> None:
+        """name: of agree(). scheduled: whether something goes by them; if nothing does, they never may_differ()."""
+    def ended(self) -> int: ...
+    def set_ended(self, rounds: int) -> None: ...
+    def end_one(self) -> None: ...
+    def may_differ(self) -> bool:
+        """Between ranks, in the first round and after a join(): then agree() is its first call."""
+    def agree(self) -> None:
+        """On the most that any rank has. Where it fails, on all ranks alike, it was the only call of the round."""
 
 @final
 class HookState:

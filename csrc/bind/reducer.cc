@@ -1,4 +1,4 @@
-// Reducer: the gradient buckets of engine/buckets/bucket.h.
+// Reducer: the gradient buckets of engine/buckets/bucket.h, and the rounds that Reducers in Python count too.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -41,8 +41,8 @@ std::shared_ptr<Reducer> make_reducer(std::shared_ptr<Communicator> comm, const 
                                                   .label = std::move(label)});
 }
 
-auto waiting_in(Reducer& reducer) {
-  return [&](Operation& operation) { wait_interruptibly(reducer.communicator(), operation, -1); };
+auto waiting_in(const auto& of) {
+  return [&](Operation& operation) { wait_interruptibly(of.communicator(), operation, -1); };
 }
 
 std::vector<size_t> bucket_params(const Reducer& reducer, size_t index) {
@@ -77,12 +77,21 @@ void keep(Reducer& reducer, size_t param, const std::map<std::string, Floats>& v
 
 void bind_reducer(py::module_& m) {
   using namespace py::literals;
+  py::class_<Rounds>(m, "Rounds", py::is_final())
+      .def(py::init<std::shared_ptr<Communicator>, std::string, bool>(), "comm"_a, "name"_a, "scheduled"_a)
+      .def("ended", &Rounds::ended)
+      .def("set_ended", &Rounds::set_ended, "rounds"_a)
+      .def("end_one", &Rounds::end_one)
+      .def("may_differ", &Rounds::may_differ)
+      .def("agree", [](Rounds& self) { self.agree(waiting_in(self)); });
   py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer", py::is_final())
       .def(py::init(&make_reducer), "comm"_a, "numels"_a, "dtypes"_a, "names"_a, "op"_a, "bucket_bytes"_a,
            "first_bucket_bytes"_a, "prescale"_a = 1.0, "postscale"_a = 1.0, "wire_dtype"_a = py::none(),
            "groups"_a = std::vector<size_t>{}, "label"_a = "", "codec"_a = "", "feedback"_a = true, "momentum"_a = 0.0,
            "warmup_steps"_a = 0, "start_step"_a = 0)
-      .def("go_on_after", &Reducer::go_on_after, "before"_a)
+      .def("rounds", [](Reducer& self) { return self.rounds().ended(); })
+      .def(
+          "set_rounds", [](Reducer& self, size_t rounds) { self.rounds().set_ended(rounds); }, "rounds"_a)
       .def("num_buckets", &Reducer::num_buckets)
       .def("bucket_params", &bucket_params, "bucket"_a)
       .def(

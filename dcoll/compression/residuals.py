@@ -24,7 +24,7 @@ class Residuals:
 
     def __init__(self) -> None:
         _all.add(self)
-        self._reducer: Any = None  # with go_on_after(), kept() and keep()
+        self._reducer: Any = None  # with rounds(), set_rounds(), kept() and keep()
         self._params: list[torch.Tensor] = []
 
     def move(self, reducer: Any, params: Sequence[torch.Tensor]) -> None:
@@ -32,8 +32,8 @@ class Residuals:
         if reducer is self._reducer:
             return  # which has built its buckets anew, and kept them itself
         kept = self._kept()
-        if type(reducer) is type(self._reducer):
-            reducer.go_on_after(self._reducer)
+        if self._reducer is not None:
+            reducer.set_rounds(self._reducer.rounds())
         self._reducer, self._params = reducer, list(params)
         self._keep(kept)
 

@@ -17,12 +17,12 @@ from dcoll.optimizer.compressed_reducer import PythonReducer, ReducerOptions
 class BucketReducer(PythonReducer):
     """Buckets as the core's: of one dtype and device, by size or by group."""
 
-    def __init__(self, options: ReducerOptions) -> None:
+    def __init__(self, options: ReducerOptions, scheduled: bool = False) -> None:
         self._limits = options.first_bucket_bytes, options.bucket_bytes
         if options.groups:
             pairs = zip(options.groups, options.params, strict=True)
             options = dataclasses.replace(options, groups=[(group, p.dtype, p.device) for group, p in pairs])
-        super().__init__(options)
+        super().__init__(options, scheduled)
 
     def _units_of(self, order: Sequence[int]) -> list[list[int]]:
         if self._groups:

@@ -85,7 +85,7 @@ class Layout:
         wire = wire_dtype_of(self._compression)
         codec = codec_for_buckets(self._compression)
         called = [f"{name} of {self.label}" for name in names]
-        options = ReducerOptions(comm, params, called, self.op, pre, post, groups, *sizes)
+        options = ReducerOptions(comm, params, called, self.op, pre, post, groups, *sizes, self.label)
         compression = self._compression
         has_float32 = any(p.dtype is torch.float32 for p in params)
         if isinstance(compression, PowerSGD) or (codec.get("codec") and has_float32):

@@ -35,25 +35,25 @@ class ReducerOptions:
     """Of each parameter, what it is reduced with; ()."""
     bucket_bytes: int
     first_bucket_bytes: int
+    label: str
+    """The optimizer's, which ranks compare."""
 
 
 class PythonReducer:
     """Gradients are sent in one order on all ranks: unit after unit, each when all its gradients are ready."""
 
-    def __init__(self, options: ReducerOptions) -> None:
-        """Without groups each parameter is by itself."""
+    def __init__(self, options: ReducerOptions, scheduled: bool = False) -> None:
+        """scheduled: what is sent depends on the number of the round. Without groups each parameter is by itself."""
         self.gradients = [torch.zeros_like(p, requires_grad=False) for p in options.params]
         self._comm = options.comm
         self._names = options.names
         self._op = options.op
         self._scales = options.prescale, options.postscale
         self._groups = options.groups
+        self._rounds = _C.Rounds(options.comm, f"schedule of {options.label}", scheduled)
         self._observed = list(reversed(range(len(options.params))))
         self._wait_seconds = 0.0
         self.rebuild(self._observed)
-
-    def go_on_after(self, before: Any) -> None:
-        """Takes the place of another one: of the same communicator, its schedules go on. Here there are none."""
 
     # --- what kinds of them differ in --------------------------------------------------------------------------------
 
@@ -97,7 +97,8 @@ class PythonReducer:
     def _reset(self) -> None:
         self._ready: dict[int, Any] = {}  # in the order they came, with the stream that each is ready on
         self._next = 0  # the unit to send next
-        self._started = 0  # collectives
+        self._started = 0  # collectives, but for agree()
+        self._asked = False  # ... which was called
         self._costs: dict[str, Cost] = {}  # by what stats() calls them
 
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
@@ -107,6 +108,8 @@ class PythonReducer:
             return False
         gradient = self.gradients[param]
         self._ready[param] = torch.cuda.current_stream(gradient.device) if has_streams(gradient) else None
+        if self._rounds.may_differ():
+            return True
         while self._next < len(self._units) and all(i in self._ready for i in self._units[self._next]):
             self._send_next()
         return True
@@ -151,6 +154,9 @@ class PythonReducer:
 
     def finish(self) -> list[int]:
         try:
+            if self._rounds.may_differ():
+                self._asked = True
+                self._rounds.agree()
             while self._next < len(self._units):
                 self._send_next()
             self._send_last()
@@ -173,15 +179,25 @@ class PythonReducer:
             raise
         finally:
             self._reset()
+            self._rounds.end_one()
 
     def _calls_left(self) -> int:
         """How many collectives of this round are not started yet."""
+        if self._rounds.may_differ():
+            return int(not self._asked)
         return self._calls() + 1 - self._started
 
     def abandon(self) -> int:
         left = self._calls_left()
         self._reset()
+        self._rounds.end_one()
         return left
+
+    def rounds(self) -> int:
+        return self._rounds.ended()
+
+    def set_rounds(self, rounds: int) -> None:
+        self._rounds.set_ended(rounds)
 
     def settle(self) -> None:
         pass  # what travels is not what gradients lie in

@@ -33,9 +33,6 @@ class HostReducer:
         """What is left to the core."""
         return getattr(self.core, name)
 
-    def go_on_after(self, before: Any) -> None:
-        self.core.go_on_after(before.core)
-
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
         if gradient_ptr:
             raise ArgumentError("gradients on a device are copied by stream, not from addresses")

@@ -146,12 +146,7 @@ class PowerSGDReducer(BucketReducer):
         self._options = compression
         self._states = states
         self._compressible = [compression.compresses(p) for p in options.params]
-        self._rounds = 0  # ended, well or not: the same number on every rank
-        super().__init__(options)
-
-    def go_on_after(self, before: Any) -> None:
-        if isinstance(before, PowerSGDReducer) and before._comm is self._comm:
-            self._rounds = before._rounds
+        super().__init__(options, scheduled=compression.start_step > 0 and any(self._compressible))
 
     def _reset(self) -> None:
         super()._reset()
@@ -163,19 +158,23 @@ class PowerSGDReducer(BucketReducer):
 
     def _compresses(self, i: int) -> bool:
         """In this step, on all ranks alike. What has directions has begun before, maybe in another job."""
-        begun = self._rounds >= self._options.start_step or self._states[i].q is not None
+        begun = self._rounds.ended() >= self._options.start_step or self._states[i].q is not None
         return self._compressible[i] and begun
+
+    def _begins(self, i: int) -> bool:
+        """As soon as the gradient is there."""
+        return not self._rounds.may_differ() and self._compresses(i)
 
     def take(self, param: int, gradient: torch.Tensor) -> bool:
         """Of a gradient that is elsewhere, before mark_ready(): it is read once. False: it has to be copied first."""
         both = gradient, self.gradients[param]
-        if param in self._ready or not self._compresses(param) or not all(in_core(one) for one in both):
+        if param in self._ready or not self._begins(param) or not all(in_core(one) for one in both):
             return False
         self._begun[param] = self._matrix(param, gradient)
         return True
 
     def mark_ready(self, param: int, gradient_ptr: int = 0) -> bool:
-        if param not in self._ready and param not in self._begun and self._compresses(param):
+        if param not in self._ready and param not in self._begun and self._begins(param):
             self._begun[param] = self._matrix(param)  # now, not with its bucket: it is in the cache
         return super().mark_ready(param, gradient_ptr)
 
@@ -191,17 +190,6 @@ class PowerSGDReducer(BucketReducer):
 
     def _calls(self) -> int:
         return len(self._units) + sum(any(self._compresses(i) for i in unit) for unit in self._units)
-
-    def finish(self) -> list[int]:
-        try:
-            return super().finish()
-        finally:
-            self._rounds += 1
-
-    def abandon(self) -> int:
-        left = super().abandon()
-        self._rounds += 1
-        return left
 
     def _start(self, tensors: Sequence[torch.Tensor], name: str) -> Handle:
         scales = self._scales

@@ -4,6 +4,7 @@ import re
 
 import checks_auto_compression
 import checks_compression
+import checks_schedules
 import checks_top_k
 import pytest
 from mpirun import expect, launch, names_of_checks, run_checks
@@ -29,6 +30,12 @@ def test_compression(n: int, settings: tuple[tuple[str, str], ...], check: str) 
 @pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
 def test_top_k(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_top_k", n, settings), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_schedules))
+@pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
+def test_schedules(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_schedules", n, settings), check)
 
 
 UNFORCED = [

@@ -213,6 +213,26 @@ def test_momentum_in_a_bucket_that_is_not_encoded(n: int, nodes: str, monkeypatc
     run_ranks(n, body)
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_ranks_agree_on_rounds_at_first_and_after_a_join(scheduled: bool) -> None:
+    """Where something goes by them; nothing else has a call for it."""
+
+    def body(comm: _C.Communicator) -> None:
+        rounds = _C.Rounds(comm, "schedule", scheduled)
+        rounds.set_ended(5 if comm.rank == 1 else 0)
+        for more in range(3):
+            assert rounds.may_differ() == scheduled
+            if scheduled:
+                rounds.agree()
+                assert rounds.ended() == 5 + more
+            assert not rounds.may_differ()
+            if comm.rank == 0:
+                rounds.end_one()
+            comm.join()
+
+    run_ranks(3, body)
+
+
 def test_no_parameters() -> None:
     def body(comm: _C.Communicator) -> None:
         assert Buckets(comm, []).reducer.finish() == []
@@ -274,7 +294,7 @@ def test_a_bucket_goes_when_the_streams_of_all_its_gradients_are_there(monkeypat
     monkeypatch.setattr(compressed_reducer, "has_streams", lambda _: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[0])
     comm: Any = None  # nothing of it is asked
-    options = ReducerOptions(comm, [torch.zeros(2)] * 4, list("abcd"), ops.Sum, 1.0, 1.0, [0, 0, 0, 1], 0, 0)
+    options = ReducerOptions(comm, [torch.zeros(2)] * 4, list("abcd"), ops.Sum, 1.0, 1.0, [0, 0, 0, 1], 0, 0, "")
     reducer = Sent(options)
     for i in 1, 2:
         assert reducer.mark_ready(i)

@@ -37,6 +37,10 @@ bool is_zero(const std::byte* element, DType dtype) {
   return std::memcmp(element, zero.data(), dtype_bytes(dtype)) == 0;
 }
 
+bool has_schedule(const ReducerOptions& options) {
+  return options.encoding && options.start_step + options.warmup_steps > 0;
+}
+
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options)
@@ -44,7 +48,8 @@ Reducer::Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> para
       params_(std::move(params)),
       options_(options),
       place_(params_.size()),
-      ready_(params_.size(), 0) {
+      ready_(params_.size(), 0),
+      rounds_(comm_, "schedule of " + options.label, has_schedule(options) && comm_->as_made().may_encode(SIZE_MAX)) {
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     throw ArgumentError("Gradients can be reduced with sum or average; got " + std::string(op_name(options.op)) + ".");
   }
@@ -215,7 +220,7 @@ bool Reducer::mark_ready(size_t param, const void* gradient) {
   if (arrived_.size() == 1) note_backward();
   pack(bucket, place.slot, gradient);
   write_flag(bucket.flag(place.slot), bucket.wire_dtype, true);
-  if (++bucket.ready < bucket.slots.size() || place.bucket != next_) return true;
+  if (++bucket.ready < bucket.slots.size() || place.bucket != next_ || rounds_.may_differ()) return true;
   // It may not be the only full one by now.
   for (; next_ + 1 < buckets_.size() && buckets_[next_].ready == buckets_[next_].slots.size(); ++next_) {
     submit(buckets_[next_]);
@@ -323,8 +328,20 @@ void Reducer::flush() {
   }
 }
 
+void Reducer::agree_on_rounds(const std::function<void(Operation&)>& wait) {
+  try {
+    rounds_.agree(wait);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {  // Ctrl-C, of which the others know nothing: they wait for the buckets
+    flush();
+    throw;
+  }
+}
+
 std::vector<size_t> Reducer::finish(const std::function<void(Operation&)>& wait) {
   try {
+    if (rounds_.may_differ()) agree_on_rounds(wait);
     flush();
     wait_for_all(wait);
   } catch (...) {
@@ -379,6 +396,7 @@ void Reducer::wait_for_all(const std::function<void(Operation&)>& wait) {
 size_t Reducer::abandon() {
   size_t left = 0;
   for (size_t b = next_; b < buckets_.size(); ++b) left += buckets_[b].own_flags ? 2 : 1;
+  if (rounds_.may_differ()) left = 1;  // in which ranks would agree: the others' rounds end there too
   reset();
   return left;
 }
@@ -398,7 +416,7 @@ void Reducer::reset() {
   arrived_.clear();
   for (Bucket& bucket : buckets_) bucket.ready = 0;
   next_ = 0;
-  ++rounds_;
+  rounds_.end_one();
 }
 
 std::vector<size_t> Reducer::missing() const {

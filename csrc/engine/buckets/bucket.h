@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "engine/buckets/rounds.h"
 #include "engine/communicator/communicator.h"
 #include "engine/core/memory.h"
 #include "engine/core/operation.h"
@@ -107,11 +108,8 @@ class Reducer {
  public:
   Reducer(std::shared_ptr<Communicator> comm, std::vector<ParamInfo> params, const ReducerOptions& options);
 
-  // Takes the place of another one: of the same job, its schedules of compression go on. In a new job there may be
-  // ranks that have just begun.
-  void go_on_after(const Reducer& before) {
-    if (comm_ == before.comm_) rounds_ = before.rounds_;
-  }
+  // Where its schedules of compression are.
+  Rounds& rounds() { return rounds_; }
 
   size_t num_buckets() const { return buckets_.size(); }
   const ParamInfo& param(size_t index) const { return params_.at(index); }
@@ -125,7 +123,7 @@ class Reducer {
   // End of backward: parameters that are not ready contribute zeros; submits the rest and waits for all buckets, by
   // `wait`, which throws what an operation failed with. Returns the parameters no rank had a gradient for. Afterwards,
   // also when it throws, no bucket is in flight (unless `wait` threw something that is no Error) and the next backward
-  // may begin.
+  // may begin. A round in which ranks have to agree on rounds() first submits nothing before this.
   std::vector<size_t> finish(const std::function<void(Operation&)>& wait);
   // In place of finish(): this rank cannot go on. Returns how many operations are not submitted, which other ranks wait
   // for: at least one, because the last one is left to finish(), so that a backward that fails behind its last gradient
@@ -179,6 +177,7 @@ class Reducer {
   void give_back();
   void keep_residuals(const std::vector<Bucket>& old);
   Encoding encoding_now() const;
+  void agree_on_rounds(const std::function<void(Operation&)>& wait);
   void flush();
   void unpack(const Bucket& bucket) const;
   void wait_for_all(const std::function<void(Operation&)>& wait);
@@ -197,7 +196,7 @@ class Reducer {
   size_t next_ = 0;               // the next bucket to submit
   double wait_seconds_ = 0;
   size_t backwards_ = 0;  // begun so far
-  size_t rounds_ = 0;     // ended, well or not: the same number on every rank
+  Rounds rounds_;
 };
 
 }  // namespace dcoll

@@ -48,10 +48,10 @@ void Reducer::keep_residuals(const std::vector<Bucket>& old) {
 // A step's share of the elements, in warm-up: from a quarter down to the ratio, geometrically (Y. Lin et al., "Deep
 // Gradient Compression", 2018, section 3.3).
 Encoding Reducer::encoding_now() const {
-  if (rounds_ < options_.start_step) return {};
+  if (rounds_.ended() < options_.start_step) return {};
   Encoding encoding = options_.encoding;
   constexpr double kFirst = 0.25;
-  const size_t round = rounds_ - options_.start_step;
+  const size_t round = rounds_.ended() - options_.start_step;
   if (encoding.codec != Codec::kTopK || encoding.ratio >= kFirst || round >= options_.warmup_steps) return encoding;
   const double left = 1 - static_cast<double>(round) / static_cast<double>(options_.warmup_steps);
   encoding.ratio = static_cast<float>(encoding.ratio * std::pow(kFirst / encoding.ratio, left));

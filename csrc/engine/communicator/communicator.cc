@@ -137,6 +137,7 @@ std::shared_ptr<Operation> Communicator::submit_join(const std::string& note) {
   auto operation = std::make_shared<Operation>(Request{.kind = Kind::kJoin});
   operation->note = note;
   progress_.submit_join(operation);
+  joins_.fetch_add(1, std::memory_order_relaxed);
   return operation;
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,6 +56,8 @@ class Communicator final {
   // then the operation is done, and its counts[0] the last one to join. Nothing by name may be in flight here. `note`
   // is logged when the others go on.
   std::shared_ptr<Operation> submit_join(const std::string& note);
+  // How many of them this rank has begun: between them the same number on all ranks.
+  size_t joins() const { return joins_.load(std::memory_order_relaxed); }
   // For a caller that is about to wait: finishes the collective on its thread, if the peers are there and nothing is
   // queued, and returns null (which allocates nothing) or, from a Request but for all-reduce, the operation, done.
   // Otherwise as submit(kByWaiter). Null of an all-gather or all-to-all: the result is as large as out_bytes.
@@ -132,6 +135,7 @@ class Communicator final {
   OnTheSpot on_the_spot_{setup_, progress_, turns_};
   const std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
   std::shared_ptr<Operation> leaving_;
+  std::atomic<size_t> joins_{0};
 };
 
 }  // namespace dcoll

@@ -1,0 +1,150 @@
+"""Where schedules of compression are, on ranks that have not had the same rounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from checks_optimizer_options import same_everywhere
+
+import dcoll as hvd
+
+ROWS, COLUMNS = 60, 100
+START = 3
+
+
+def top_k(**options: Any) -> Any:
+    return hvd.Compression.topk(0.05, **options)
+
+
+def power_sgd(**options: Any) -> Any:
+    return hvd.Compression.powersgd(1, **options)
+
+
+KINDS: list[Callable[[], Any]] = [
+    lambda: top_k(start_step=START),
+    lambda: top_k(start_step=START, warmup_steps=2),
+    lambda: power_sgd(start_step=START),
+]
+
+
+def model_and_optimizer(compression: Any) -> tuple[torch.nn.Linear, Any]:
+    model = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression, op=hvd.Sum)
+
+
+def gradient() -> torch.Tensor:
+    """Whole numbers: sums in full are exact, and of no few directions."""
+    return torch.randint(-50, 51, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(hvd.rank())).float()
+
+
+def step(model: torch.nn.Linear, optimizer: Any, mine: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    (model.weight * mine).sum().backward()
+    optimizer.step()
+    assert model.weight.grad is not None
+    return model.weight.grad.clone()
+
+
+def in_full(model: torch.nn.Linear, optimizer: Any) -> bool:
+    """Whether a step's gradients arrive so, which all ranks take; and all get the same."""
+    mine = gradient()
+    got = step(model, optimizer, mine)
+    assert same_everywhere(got)
+    return torch.equal(got, hvd.allreduce(mine, op=hvd.Sum))
+
+
+def rounds_everywhere(optimizer: Any) -> set[int]:
+    return set(hvd.allgather_object(optimizer._dcoll._reducer.rounds()))
+
+
+def check_ranks_go_on_alike_after_a_join() -> None:
+    """Those that were in it had fewer rounds, rank 0 in the second epoch none; the others have passed the start."""
+    for kind in KINDS:
+        model, optimizer = model_and_optimizer(kind())
+        for steps in ((1, 2), (0, 2)):
+            for _ in range(steps[hvd.rank() > 0]):
+                step(model, optimizer, gradient())
+            hvd.join()
+        assert rounds_everywhere(optimizer) == {1, 4}
+        assert not in_full(model, optimizer)
+        assert rounds_everywhere(optimizer) == {5}
+
+
+def check_ranks_go_on_alike_before_the_start() -> None:
+    for kind in KINDS:
+        model, optimizer = model_and_optimizer(kind())
+        for _ in range(1 + (hvd.rank() == hvd.size() - 1)):
+            step(model, optimizer, gradient())
+        hvd.join()
+        assert in_full(model, optimizer)
+        assert not in_full(model, optimizer)
+
+
+def check_a_first_round_after_a_join_may_fail() -> None:
+    """On one rank: nobody knows yet how many calls the round has; all are in step afterwards."""
+    for kind in KINDS:
+        model, optimizer = model_and_optimizer(kind())
+        for _ in range(1 + START * (hvd.rank() > 0)):
+            step(model, optimizer, gradient())
+        hvd.join()
+
+        def fail(_: torch.Tensor) -> None:
+            raise ValueError("not today")
+
+        hook = model.weight.register_hook(fail) if hvd.rank() == 0 else None
+        optimizer.zero_grad()
+        with pytest.raises(ValueError if hook else hvd.DcollError, match="not today"):
+            (model.weight * gradient()).sum().backward()
+        if hook:
+            hook.remove()
+        assert not in_full(model, optimizer)
+        assert rounds_everywhere(optimizer) == {START + 3}
+
+
+def check_a_rank_without_backward_agrees_too() -> None:
+    for kind in KINDS:
+        model, optimizer = model_and_optimizer(kind())
+        for _ in range(1 + START * (hvd.rank() > 0)):
+            step(model, optimizer, gradient())
+        hvd.join()
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            (model.weight * gradient()).sum().backward()
+        optimizer.step()
+        assert same_everywhere(model.weight.grad)
+        assert rounds_everywhere(optimizer) == {START + 2}
+
+
+def check_two_optimizers_agree_each_for_itself() -> None:
+    (first, one), (second, two) = both = [model_and_optimizer(top_k(start_step=START)) for _ in range(2)]
+    for _ in range(1 + START * (hvd.rank() > 0)):
+        step(first, one, gradient())
+    hvd.join()
+    for _, optimizer in both:
+        optimizer.zero_grad()
+    ((first.weight + second.weight) * gradient()).sum().backward()
+    for _, optimizer in both:
+        optimizer.step()
+    assert [rounds_everywhere(optimizer) for _, optimizer in both] == [{START + 2}, {1}]
+    assert second.weight.grad is not None
+    assert torch.equal(second.weight.grad, hvd.allreduce(gradient(), op=hvd.Sum))
+    assert not in_full(first, one)
+    assert in_full(second, two)
+
+
+def check_a_new_job_goes_on() -> None:
+    """As dcoll.elastic makes one; a rank that is new in it has had no rounds."""
+    for new_ranks in (False, True):
+        for kind in KINDS:
+            model, optimizer = model_and_optimizer(kind())
+            assert all(in_full(model, optimizer) for _ in range(START))
+            hvd.shutdown()
+            hvd.init()
+            optimizer._dcoll._follow_job()
+            if new_ranks and hvd.rank() == 0:
+                optimizer._dcoll._reducer.set_rounds(0)
+            assert not in_full(model, optimizer)
+            assert rounds_everywhere(optimizer) == {START + 1}
