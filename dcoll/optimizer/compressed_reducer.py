@@ -72,8 +72,11 @@ class PythonReducer:
         """Start what reduces these gradients; where they are not ready, they are zeros."""
         raise NotImplementedError
 
+    _receives_alone = False
+    """_receive() may fail on this rank alone. The others are told so by the last collective, which comes after it."""
+
     def _receive(self) -> None:
-        """All units were sent, and a last collective was started: wait for theirs."""
+        """All units were sent: wait for them."""
         raise NotImplementedError
 
     def _store(self, unused: Sequence[int]) -> None:
@@ -161,10 +164,13 @@ class PythonReducer:
                 self._send_next()
             self._send_last()
             missing = self.missing()
+            if self._receives_alone:
+                self._receive()
             used = torch.ones(len(self.gradients), dtype=torch.uint8, device="cpu")
             used[missing] = 0
             handle = self._note(on_communicator.allreduce_(self._comm, used, Max, "which gradients there are"))
-            self._receive()
+            if not self._receives_alone:
+                self._receive()
             self._wait(handle)
             unused = [i for i in missing if not used[i]]
             self._store(unused)
@@ -229,6 +235,8 @@ class PythonReducer:
 
 class CompressedReducer(PythonReducer):
     """For classes with compress() and decompress(), and instances of StatefulCompressor."""
+
+    _receives_alone = True  # it calls decompress(), or decode()
 
     def __init__(self, options: ReducerOptions, compression: Any, keys: Sequence[str]) -> None:
         """keys: what a StatefulCompressor is told of the parameters."""

@@ -10,6 +10,7 @@ from torch import nn
 
 import dcoll as hvd
 from dcoll import _C
+from dcoll.compression import Compressor, StatefulCompressor
 from dcoll.optimizer.gradients import GradientSync
 
 WIDTHS = (4, 600)  # gradients that are taken at the end of backward, and gradients that have hooks
@@ -346,3 +347,56 @@ def check_an_optimizer_whose_process_set_was_removed() -> None:
     if hvd.rank() == 0:
         with pytest.raises(hvd.DcollError, match=r"remove_process_set\(\)"):
             loss_of(model, 1.0).backward()
+
+
+class Plain(StatefulCompressor):
+    """Sends gradients as they are; fails as it is told."""
+
+    fails = ""
+
+    def encode(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def decode(self, name: str, tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        if self.fails == "raises":
+            raise ValueError("not today")
+        return tensors[0][:1] if self.fails else tensors[0]
+
+
+class PlainClass(Compressor):
+    """Likewise."""
+
+    fails = ""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor.clone(), None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+        if PlainClass.fails == "raises":
+            raise ValueError("not today")
+        return tensor[:, :-1] if PlainClass.fails else tensor
+
+
+def check_a_result_that_one_rank_cannot_decode() -> None:
+    """Its round comes to nothing on all, who are in step afterwards."""
+    last = hvd.size() - 1
+    for compression in (Plain(), PlainClass):
+        model = layer(5, 3)
+        optimizer = distributed(model, compression=compression)
+        for step, fails in enumerate(("", "raises", "", "shape", "")):
+            optimizer.zero_grad()
+            compression.fails = fails if hvd.rank() == last else ""
+            before = model.weight.detach().clone()
+            if fails:
+                with pytest.raises(Exception if hvd.rank() == last else hvd.DcollError) as told:
+                    loss_of(model, float(hvd.rank() + step)).backward()
+                assert hvd.rank() == last or "reducing its gradients raised" in str(told.value)
+                assert fails == "shape" or "not today" in str(told.value)
+                assert model.weight.grad is None
+                assert torch.equal(before, model.weight)
+                continue
+            loss_of(model, float(hvd.rank() + step)).backward()
+            assert value_of(model.weight.grad) == mean([float(r + step) for r in range(hvd.size())])
+            optimizer.step()
