@@ -38,19 +38,27 @@ class Residuals:
         self._keep(kept)
 
     def _kept(self) -> dict[int, dict[str, Any]]:
-        """By the parameter's id."""
+        """By the parameter's id. The core has it flat, as the gradient lies in memory; here it has its shape."""
         if self._reducer is None:
             return {}
-        return {id(p): kept for i, p in enumerate(self._params) if (kept := self._reducer.kept(i))}
+        found = {id(p): kept for i, p in enumerate(self._params) if (kept := self._reducer.kept(i))}
+        if not self._in_core():
+            return found
+        params = {id(p): p for p in self._params}
+        return {
+            key: {name: shaped_like(torch.as_tensor(values), params[key]) for name, values in kept.items()}
+            for key, kept in found.items()
+        }
 
     def _keep(self, kept: dict[int, dict[str, Any]]) -> None:
-        in_core = isinstance(_core_of(self._reducer), _C.Reducer)
+        in_core = self._in_core()
         for i, p in enumerate(self._params):
             if (values := kept.get(id(p))) is None:
                 continue
-            if in_core:  # which reads the CPU's memory; torch.load(map_location=...) may have put it elsewhere
-                values = {name: torch.as_tensor(one).detach().to("cpu", torch.float32) for name, one in values.items()}
-            self._reducer.keep(i, values)
+            self._reducer.keep(i, {name: _flat(one, p) for name, one in values.items()} if in_core else values)
+
+    def _in_core(self) -> bool:
+        return isinstance(_core_of(self._reducer), _C.Reducer)
 
     def save(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
         """Add what this rank's compression has lost to an optimizer's state_dict(); nothing where nothing is kept."""
@@ -96,6 +104,25 @@ class Residuals:
 def _core_of(reducer: Any) -> Any:
     """What keeps what is lost: of a HostReducer the core's."""
     return getattr(reducer, "core", reducer)
+
+
+def shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """The flat tensor with the parameter's shape, and its strides (channels_last) if they fit its memory."""
+    probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
+    return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)
+
+
+def _flat(values: Any, p: torch.Tensor) -> torch.Tensor:
+    """In the CPU's memory, as the core's Reducer has it: in the order in which the parameter's gradient lies there.
+
+    What has no more than one dimension is in that order: checkpoints once had it so.
+    """
+    given = torch.as_tensor(values).detach().to("cpu", torch.float32)
+    if given.dim() < 2 or given.numel() != p.numel():
+        return given
+    flat = torch.empty(p.numel(), device="cpu")
+    shaped_like(flat, p).copy_(given.reshape(p.shape))
+    return flat
 
 
 _all: weakref.WeakSet[Residuals] = weakref.WeakSet()

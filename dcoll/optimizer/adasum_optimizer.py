@@ -20,10 +20,10 @@ from dcoll import _C
 from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, code_of, library
 from dcoll.compression.codecs import NoneCompressor, wire_dtype_of
+from dcoll.compression.residuals import shaped_like
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.ops import Adasum
 from dcoll.optimizer.backward import Failure, watch
-from dcoll.optimizer.buckets import shaped_like
 from dcoll.optimizer.check_sync import check_tensors
 
 

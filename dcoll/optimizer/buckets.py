@@ -10,7 +10,7 @@ from dcoll import _C
 from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, library
 from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
-from dcoll.compression.residuals import Residuals
+from dcoll.compression.residuals import Residuals, shaped_like
 from dcoll.errors import JoinedError
 from dcoll.job import objects
 from dcoll.ops import ReduceOp
@@ -156,12 +156,6 @@ def first_lacking(reducer: AnyReducer, params: Sequence[torch.Tensor]) -> torch.
     missing = set(reducer.missing())
     listed = [params[i] for b in range(reducer.num_buckets()) for i in reducer.bucket_params(b) if i in missing]
     return next((p for p in listed if p.grad is None), listed[0] if listed else None)
-
-
-def shaped_like(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """The flat tensor with the parameter's shape, and its strides (channels_last) if they fit its memory."""
-    probe = torch.empty_like(p, device="meta")  # keeps the strides of a dense tensor, and only of one
-    return flat.as_strided(p.shape, p.stride()) if probe.stride() == p.stride() else flat.view(p.shape)
 
 
 _storage_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)

@@ -35,7 +35,7 @@ def reduced(model: Any, optimizer: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 def kept(optimizer: Any) -> torch.Tensor:
     error: torch.Tensor = optimizer.state_dict()[KEY]["lost"][0]["error"].double()
-    return error
+    return error.flatten()
 
 
 def assert_all_there(arrived: torch.Tensor, optimizer: Any, given: torch.Tensor, **options: Any) -> None:

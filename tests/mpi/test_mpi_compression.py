@@ -4,6 +4,7 @@ import re
 
 import checks_auto_compression
 import checks_compression
+import checks_residuals
 import checks_schedules
 import checks_top_k
 import pytest
@@ -30,6 +31,12 @@ def test_compression(n: int, settings: tuple[tuple[str, str], ...], check: str) 
 @pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
 def test_top_k(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_top_k", n, settings), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_residuals))
+@pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
+def test_residuals(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_residuals", n, settings), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_schedules))
