@@ -168,8 +168,8 @@ class TopKCompressor(NoneCompressor):
         momentum: momentum correction of Deep Gradient Compression (Lin et al., 2018): what is not sent gathers momentum
             before it is. In place of the optimizer's own, which is to have none then.
         warmup_steps: in so many steps more is sent at first: a quarter, then less at each step, geometrically.
-        start_step: in so many first steps gradients travel as they are, and warmup_steps come after them. After a
-            re-start they are counted anew: what a checkpoint has of lost gradients travels with the first.
+        start_step: in so many first steps gradients travel as they are, and warmup_steps come after them. Checkpoints
+            have how many there were.
         exchange: "gather": every node's selection goes to every other one, and up to ratio times nodes of the elements
             arrive. "owners": to the nodes who own the elements, who add up, select again and pass on, so that ratio of
             them arrive (Ok-Topk; Li and Hoefler, 2022); the bytes do not grow with the number of nodes. What an owner

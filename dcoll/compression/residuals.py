@@ -14,16 +14,20 @@ KEY = "dcoll_residuals"
 """Of an optimizer's state_dict(), where something is kept."""
 
 _SHARED = ("q",)
-"""What is the same on all ranks: the directions of PowerSGD."""
+"""What is kept alike on all ranks: the directions of PowerSGD."""
 
 _PROCESS = secrets.token_hex(8)
 
 
 class Residuals:
-    """Moves them from a Reducer to the one that takes its place, and in and out of state dicts."""
+    """Moves them from a Reducer to the one that takes its place, and in and out of state dicts.
 
-    def __init__(self) -> None:
+    So it does with the number of rounds, where the compression has a schedule.
+    """
+
+    def __init__(self, scheduled: bool) -> None:
         _all.add(self)
+        self._scheduled = scheduled
         self._reducer: Any = None  # with rounds(), set_rounds(), kept() and keep()
         self._params: list[torch.Tensor] = []
 
@@ -61,29 +65,33 @@ class Residuals:
         return isinstance(_core_of(self._reducer), _C.Reducer)
 
     def save(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
-        """Add what this rank's compression has lost to an optimizer's state_dict(); nothing where nothing is kept."""
+        """Add what this rank's compression has lost, and where its schedule is, to an optimizer's state_dict(); nothing
+        where nothing is kept.
+        """
         kept = self._kept()
         numbers = {id(p): i for i, p in enumerate(p for group in groups for p in group["params"])}
         lost = {
             numbers[key]: {name: torch.as_tensor(values) for name, values in one.items()} for key, one in kept.items()
         }
-        if lost:
-            state[KEY] = {"rank": rank, "process": _PROCESS, "lost": lost}
+        rounds = self._reducer.rounds() if self._scheduled else 0
+        if lost or rounds:
+            state[KEY] = {"rank": rank, "process": _PROCESS, "lost": lost, "rounds": rounds}
 
     def load(self, state: dict[str, Any], groups: Iterable[dict[str, Any]], rank: int) -> None:
         """What save() added on this rank, or in this process. Of another rank's, what is the same on all.
 
-        What is missing begins anew: the parameters go back too. Of shared(): this rank keeps its own.
+        What is missing begins anew, the schedule too: the parameters go back as well. Of shared(): of what is not the
+        same on all this rank keeps its own.
         """
         saved = state.get(KEY, {"rank": rank, "lost": {}})
+        self._reducer.set_rounds(saved.get("rounds", 0))
         own = saved["rank"] == rank or saved.get("process") == _PROCESS
         lost = saved["lost"] if own else shared(state)[KEY]["lost"]
         kept = self._kept()
         for i, p in enumerate(p for group in groups for p in group["params"]):
-            before = kept.get(id(p), {})
+            before = {name: values for name, values in kept.get(id(p), {}).items() if name not in _SHARED}
             if saved["rank"] is not None:
-                alone = {name: torch.as_tensor(values) for name, values in before.items() if name not in _SHARED}
-                before = {name: torch.zeros_like(values) for name, values in alone.items()}
+                before = {name: torch.zeros_like(values) for name, values in before.items()}
             kept[id(p)] = before | lost.get(i, {})
         self._keep(kept)
 
@@ -137,4 +145,5 @@ def shared(state: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state_dict() without what is its rank's alone."""
     all_lost = state[KEY]["lost"] if KEY in state else {}
     lost = {i: {name: one[name] for name in _SHARED if name in one} for i, one in all_lost.items()}
-    return state | {KEY: {"rank": None, "process": "", "lost": lost}}
+    rounds = state.get(KEY, {}).get("rounds", 0)
+    return state | {KEY: {"rank": None, "process": "", "lost": lost, "rounds": rounds}}

@@ -67,6 +67,11 @@ class Layout:
             WeakIdKeyDictionary()
         )  # of parameters, for PowerSGD: Reducers come and go
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether what is sent depends on how many rounds there were."""
+        return any(getattr(self._compression, steps, 0) for steps in ("start_step", "warmup_steps"))
+
     def reducer(self, comm: _C.Communicator, params: list[torch.Tensor], names: list[str]) -> AnyReducer:
         """A Reducer for the parameters. Collective: the same ones on every rank."""
         groups = self._group_of(params)
@@ -176,10 +181,11 @@ class Views:
     Before that is written to again, those that the program still has are left to it: they keep their values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scheduled: bool) -> None:
+        """scheduled: as Layout tells."""
         self.tensors: list[torch.Tensor] = []
         """By the Reducer's numbers. Always the same list: the hooks have it, and nobody else keeps what is in it."""
-        self.residuals = Residuals()
+        self.residuals = Residuals(scheduled)
         self.left = False
         """leave_kept() was called in this round."""
         self._storages: list[int] = []

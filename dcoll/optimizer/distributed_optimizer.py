@@ -98,7 +98,7 @@ class _Distributed:
         self._dcoll.extend(groups[-1]["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, and what compression has lost on this rank, which is this rank's alone."""
+        """As in torch, with where compression's schedule is, and what it has lost on this rank, which is this one's."""
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         self._dcoll.residuals.save(state, self.param_groups, self._dcoll.comm.rank)  # type: ignore[attr-defined]
         return state

@@ -67,7 +67,7 @@ class GradientSync(FailedRounds):
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
         self.sparse = SparseGradients()  # those that are gathered
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
-        self._gradients = Views()
+        self._gradients = Views(self._layout.scheduled)
         self._views, self.residuals = self._gradients.tensors, self._gradients.residuals
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._late = self._told = LateGradients()  # _told: those that were late when the backward began

@@ -1,5 +1,6 @@
-"""Where schedules of compression are, on ranks that have not had the same rounds."""
+"""Where schedules of compression are: with checkpoints, and on ranks that have not had the same rounds."""
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from checks_optimizer_options import same_everywhere
 
 import dcoll as hvd
+from dcoll.compression.residuals import KEY
 
 ROWS, COLUMNS = 60, 100
 START = 3
@@ -148,3 +150,67 @@ def check_a_new_job_goes_on() -> None:
                 optimizer._dcoll._reducer.set_rounds(0)
             assert not in_full(model, optimizer)
             assert rounds_everywhere(optimizer) == {START + 1}
+
+
+def loaded(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def check_a_checkpoint_has_where_a_schedule_is() -> None:
+    """Also one of before the start, when nothing was lost."""
+    for kind in KINDS:
+        model, optimizer = model_and_optimizer(kind())
+        for _ in range(START - 1):
+            assert in_full(model, optimizer)
+        state = loaded(optimizer.state_dict())
+        assert state[KEY]["rounds"] == START - 1
+        again = model_and_optimizer(kind())
+        again[1].load_state_dict(state)
+        assert in_full(*again)
+        assert not in_full(*again)
+
+
+def check_a_checkpoint_without_it_begins_anew() -> None:
+    """As those of before dcoll saved it; what was lost goes with the first gradients."""
+    model, optimizer = model_and_optimizer(top_k())
+    step(model, optimizer, gradient())
+    old = loaded(optimizer.state_dict())
+    lost = old[KEY]["lost"][0]["error"].reshape(ROWS, COLUMNS)
+    assert old[KEY].pop("rounds") == 0
+    for state in (old, old | {KEY: old[KEY] | {"rank": hvd.rank() + 1, "process": "another"}}):
+        model, optimizer = model_and_optimizer(top_k(start_step=START))
+        for _ in range(START + 1):
+            step(model, optimizer, gradient())
+        optimizer.load_state_dict(state)
+        with_lost = gradient() + lost if state is old else gradient()
+        assert torch.equal(step(model, optimizer, gradient()), hvd.allreduce(with_lost, op=hvd.Sum))
+        assert in_full(model, optimizer)
+
+
+def check_nothing_of_a_schedule_is_saved_where_there_is_none() -> None:
+    model, optimizer = model_and_optimizer(top_k(feedback=False))
+    step(model, optimizer, gradient())
+    assert KEY not in optimizer.state_dict()
+
+
+def check_a_checkpoint_of_one_rank_alone_is_shared() -> None:
+    """By broadcast_optimizer_state(), also that it has no directions."""
+    for kind in KINDS:
+        model, optimizer = model_and_optimizer(kind())
+        before = loaded(optimizer.state_dict())
+        assert [in_full(model, optimizer) for _ in range(START + 2)] == [True] * START + [False] * 2
+        after = loaded(optimizer.state_dict())
+        for state, at_once in ((before, True), (after, False)):
+            if hvd.rank() == 0:
+                optimizer.load_state_dict(state)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            assert rounds_everywhere(optimizer) == {state[KEY]["rounds"] if KEY in state else 0}
+            arrives = gradient()
+            if isinstance(kind(), hvd.Compression.topk):  # with which what each rank has kept goes at once
+                arrives = arrives + optimizer.state_dict()[KEY]["lost"][0]["error"].reshape(ROWS, COLUMNS)
+            got = step(model, optimizer, gradient())
+            assert same_everywhere(got)
+            assert torch.equal(got, hvd.allreduce(arrives, op=hvd.Sum)) == at_once
