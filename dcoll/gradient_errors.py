@@ -33,7 +33,7 @@ def strange_layout(name: str, layout: torch.layout) -> ArgumentError:
 
 def converted(name: str, before: torch.Tensor, now: torch.Tensor) -> DcollError:
     return DcollError(
-        f"parameter {name} was {before.dtype} {list(before.shape)} on cpu when DistributedOptimizer was made; its "
-        f"gradient is now {now.dtype} {list(now.shape)} on {now.device}: convert or move the model first, then make "
-        "the optimizer"
+        f"parameter {name} was {before.dtype} {list(before.shape)} on {before.device} when DistributedOptimizer was "
+        f"made; its gradient is now {now.dtype} {list(now.shape)} on {now.device}: convert or move the model first, "
+        "then make the optimizer"
     )

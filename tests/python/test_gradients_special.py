@@ -11,7 +11,7 @@ from local_ranks import run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum
+from dcoll import _C, ArgumentError, Average, DcollError, Min, MismatchError, ReduceOp, Sum, gradient_errors
 from dcoll.optimizer import buckets
 from dcoll.optimizer.gradients import GradientSync
 
@@ -80,6 +80,12 @@ def test_sparse_as_dense_leaves_gradients_sparse(op: ReduceOp) -> None:
         assert tables[0].weight.data[3].lt(-2.9).all()
 
     run_ranks(2, body)
+
+
+def test_a_conversion_is_told_with_both_devices() -> None:
+    error = gradient_errors.converted("w", torch.zeros(2, device="meta"), torch.zeros(3))
+    assert "w was torch.float32 [2] on meta when" in str(error)
+    assert "is now torch.float32 [3] on cpu" in str(error)
 
 
 def test_sparse_on_some_ranks_only() -> None:
