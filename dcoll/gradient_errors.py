@@ -2,6 +2,7 @@
 
 import torch
 
+from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
 
 
@@ -20,10 +21,18 @@ def summed_twice(name: str) -> DcollError:
     )
 
 
-def sparse_and_dense(name: str, where: str) -> DcollError:
+def sparse_and_dense(name: str) -> DcollError:
     return DcollError(
-        f"parameter {name} has a sparse gradient on {where} and a dense one on another: pass sparse_as_dense=True to "
+        f"parameter {name} has a sparse gradient on one rank and a dense one on another: pass sparse_as_dense=True to "
         "DistributedOptimizer"
+    )
+
+
+def of_another_kind(name: str, grad: torch.Tensor, comm: _C.Communicator) -> DcollError:
+    now, before = ("sparse", "dense") if grad.is_sparse else ("dense", "sparse")
+    return DcollError(
+        f"parameter {name} has a {now} gradient on rank {comm.job_ranks[comm.rank]}, but had a {before} one before: "
+        "pass sparse_as_dense=True to DistributedOptimizer"
     )
 
 

@@ -1,6 +1,7 @@
 """Sparse gradients (torch.nn.Embedding(sparse=True)): which parameters have them, and their sums."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -8,20 +9,29 @@ from dcoll import _C
 from dcoll.collectives import on_communicator, sparse_exchange
 from dcoll.collectives.sparse_exchange import Rows
 from dcoll.errors import ArgumentError
-from dcoll.gradient_errors import summed_twice
+from dcoll.gradient_errors import of_another_kind, sparse_and_dense, summed_twice
 from dcoll.ops import Average, Max, ReduceOp, Sum, wrong_op
+
+NameOf: TypeAlias = Callable[[torch.Tensor], str]
 
 
 def agree_on_kinds(
-    comm: _C.Communicator, grads: Sequence[torch.Tensor | None], sparse_as_dense: bool
+    comm: _C.Communicator, params: Sequence[torch.Tensor], name_of: NameOf, sparse_as_dense: bool = False
 ) -> list[tuple[int, int]]:
-    """For every gradient whether it is dense on any rank, and its number of sparse dimensions on any."""
+    """Of every parameter's gradient whether it is dense on any rank, and its number of sparse dimensions on any. An
+    error on all ranks where it is both.
+    """
+    grads = [p.grad for p in params]
     kinds = [
         (0, 0) if g is None else (0, g.sparse_dim()) if g.is_sparse and not sparse_as_dense else (1, 0) for g in grads
     ]
     found = torch.tensor(kinds, dtype=torch.int32, device="cpu")
     on_communicator.allreduce_sync_(comm, found, Max, "new gradients")
-    return [(dense, dim) for dense, dim in found.tolist()]
+    agreed = [(dense, dim) for dense, dim in found.tolist()]
+    for p, (dense, dim) in zip(params, agreed, strict=True):
+        if dense and dim:
+            raise sparse_and_dense(name_of(p))
+    return agreed
 
 
 class _Way:
@@ -58,9 +68,9 @@ class SparseGradients:
         self._dims += [dim for _, dim in found]
         self._ways += [_Way(p.shape[:dim].numel(), 8 + p.shape[dim:].numel() * p.itemsize) for p, dim in found]
 
-    def find(self, comm: _C.Communicator, params: Sequence[torch.Tensor]) -> bool:
+    def find(self, comm: _C.Communicator, params: Sequence[torch.Tensor], name_of: NameOf) -> bool:
         """Take those that have a sparse gradient on any rank. False: there are none."""
-        kinds = agree_on_kinds(comm, [p.grad for p in params], sparse_as_dense=False)
+        kinds = agree_on_kinds(comm, params, name_of)
         found = [(p, dim) for p, (_, dim) in zip(params, kinds, strict=True) if dim]
         self.add(found)
         return bool(found)
@@ -69,7 +79,7 @@ class SparseGradients:
         self,
         comm: _C.Communicator,
         op: ReduceOp,
-        name_of: Callable[[torch.Tensor], str],
+        name_of: NameOf,
         among: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """Give each of them that any rank used its reduced gradient. among: only some, the others having theirs."""
@@ -123,7 +133,13 @@ class SparseGradients:
         """Whether this is a sum over the ranks, perhaps with something added by a backward."""
         return any(grad is one for one in self._sums)
 
-    def refuse_sums(self, name_of: Callable[[torch.Tensor], str]) -> None:
+    def refuse_dense(self, comm: _C.Communicator, name_of: NameOf) -> None:
+        """The other ranks know these as sparse."""
+        for p in self.params:
+            if p.grad is not None and not p.grad.is_sparse:
+                raise of_another_kind(name_of(p), p.grad, comm)
+
+    def refuse_sums(self, name_of: NameOf) -> None:
         """Nothing may be summed that is a sum already."""
         for p in self.params:
             if self.is_sum(p.grad):

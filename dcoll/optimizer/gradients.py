@@ -141,6 +141,7 @@ class GradientSync(FailedRounds):
     def _make_reducer(self) -> None:
         self._reducer = self._layout.reducer(self.comm, self.params, [self.name_of(p) for p in self.params])
         self._ordered = self.comm.size == 1  # nothing travels, so no order is better than another
+        self._dense: set[int] = set()  # whose gradients all ranks know to be dense
         self._state.reducer = self._reducer if isinstance(self._reducer, _C.Reducer) else None
         self._gradients.make(self._reducer, self.params)
 
@@ -173,10 +174,7 @@ class GradientSync(FailedRounds):
 
     def _reduce_now(self, new: Sequence[torch.Tensor]) -> None:
         """Gradients that came before their parameters had hooks, one by one, this once; here or on other ranks."""
-        kinds = agree_on_kinds(self.comm, [p.grad for p in new], self._as_dense is not None)
-        for p, (dense, dim) in zip(new, kinds, strict=True):
-            if dense and dim:
-                raise gradient_errors.sparse_and_dense(self.name_of(p), "one rank")
+        kinds = agree_on_kinds(self.comm, new, self.name_of, self._as_dense is not None)
         if any(dim for _, dim in kinds):
             self.sparse.add([(p, dim) for p, (_, dim) in zip(new, kinds, strict=True) if dim])
             self._attach([*self.params, *self._frozen])
@@ -329,8 +327,7 @@ class GradientSync(FailedRounds):
         unused = self._reducer.finish()
         without = set(unused)
         for i in missing:
-            if i not in without:
-                self._expect_dense(i)
+            if i not in without and self.params[i].grad is None:  # a sparse one is told by _finish_sparse()
                 self.params[i].grad = self._views[i]
         self._reduced = True
         self._state.sums_again = self.op is Sum and self.comm.size > 1
@@ -343,8 +340,12 @@ class GradientSync(FailedRounds):
         missing = self._reducer.missing()
         for i in missing:
             # An earlier backward left a gradient, which counts: ranks that have one now must not average with zeros.
-            if self.params[i].grad is not None and self._in_bucket(i):
-                self._reducer.mark_ready(i)
+            if (grad := self.params[i].grad) is not None:
+                if self._in_bucket(i):
+                    self._reducer.mark_ready(i)
+                elif i in self._dense:  # the others do not ask again, but wait for the last bucket, and hear of this
+                    raise gradient_errors.of_another_kind(self.name_of(self.params[i]), grad, self.comm)
+        self.sparse.refuse_dense(self.comm, self.name_of)
         if self._state.sums_again:
             self.sparse.refuse_sums(self.name_of)
         return missing
@@ -362,17 +363,16 @@ class GradientSync(FailedRounds):
 
     # --- sparse gradients ------------------------------------------------------------------------------------------
 
-    def _expect_dense(self, index: int) -> None:
-        p = self.params[index]
-        if p.grad is not None and p.grad is not self._views[index]:
-            rank = f"rank {self.comm.job_ranks[self.comm.rank]}"
-            raise gradient_errors.sparse_and_dense(self.name_of(p), rank)
-
     def _finish_sparse(self, unused: Sequence[int]) -> bool:
-        """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without."""
+        """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without.
+        Of every parameter that has its first gradient, and of those without one, the ranks tell each other the kind.
+        """
         found = False
-        if unused and self._as_dense is None:
-            found = self.sparse.find(self.comm, [self.params[i] for i in unused])
+        if self._as_dense is None and (unused or len(self._dense) < len(self.params)):
+            without = set(unused)
+            asked = [i for i in range(len(self.params)) if i in without or i not in self._dense]
+            found = self.sparse.find(self.comm, [self.params[i] for i in asked], self.name_of)
+            self._dense.update(i for i in asked if i not in without)
         if found:
             self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
         self.sparse.gather(self.comm, self.op, self._called)

@@ -108,6 +108,51 @@ def test_sparse_on_some_ranks_only() -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("before", ["nothing", "dense", "sparse"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_gradient_sparse_here_and_dense_there_is_an_error_on_all_ranks(before: str, alone: bool) -> None:
+    """Whatever the ranks have seen of it; and they go on in step."""
+
+    def body(comm: _C.Communicator) -> None:
+        weight = nn.Parameter(torch.zeros(4, 2))
+        model = nn.ParameterList([weight] if alone else [weight, nn.Parameter(torch.zeros(3))])
+        sync = sync_of(comm, model)
+
+        def backward(sparse: bool) -> None:
+            clear(model, sync)
+            rows = nn.functional.embedding(torch.tensor([comm.rank]), weight, sparse=sparse)
+            (rows.sum() + sum(p.sum() for p in model if p is not weight)).backward()
+
+        def check(sparse: bool) -> None:
+            backward(sparse)
+            assert weight.grad is not None
+            assert weight.grad.is_sparse == sparse
+            assert weight.grad.to_dense().tolist() == [[0.25, 0.25]] * 4
+            assert alone or model[1].grad.eq(1).all()
+            sync.after_step()
+
+        if before == "nothing":
+            if not alone:
+                model[1].sum().backward()  # all know that one as dense, and nothing of the other
+                sync.after_step()
+            expected = r"0 has a sparse gradient on one rank and a dense one on another: pass sparse_as_dense=True"
+            errors: list[type[DcollError]] = [DcollError] * comm.size
+        else:
+            check(before == "sparse")
+            check(before == "sparse")
+            now = "dense" if before == "sparse" else "sparse"
+            expected = rf"0 has a {now} gradient on rank 1, but had a {before} one before: pass sparse_as_dense=True"
+            errors = [DcollError if rank == 1 else MismatchError for rank in range(comm.size)]
+        for _ in range(2):
+            with pytest.raises(errors[comm.rank], match=expected):
+                backward(comm.rank == 1 if before != "sparse" else comm.rank != 1)
+            assert all(p.grad is None for p in model)
+        check(before == "sparse")
+        check(before == "sparse")
+
+    run_ranks(4, body)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_modules(reentrant: bool) -> None:
     initial = nn.ModuleList([nn.Linear(3, 3).double() for _ in range(4)])
