@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,9 +14,14 @@ from types import FrameType
 from dcoll.runner import command_lines, config, hosts, options
 from dcoll.runner.hosts import UsageError
 
-# Passed on to every rank beside what the launcher passes on by itself.
-_EXPORTED_PREFIXES = ("DCOLL_", "HOROVOD_", "OMP_", "KMP_", "MKL_", "TORCH", "PYTHON", "CUDA_VISIBLE_DEVICES")
-_EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+# Variables that are not passed on to the ranks of other hosts.
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_|OLDPWD|.*_SECRET_KEY"  # as in horovodrun
+    # Of this host, or of a login here.
+    r"|(_|PWD|SHLVL|HOST|HOSTNAME|DISPLAY|XAUTHORITY|XDG_RUNTIME_DIR)$|SSH_|XDG_SESSION_|DBUS_"
+    # Of a launcher, which passes on what its ranks need. Those of another one are not about this job.
+    r"|OMPI_|PMIX_|PRTE_|PMI_|SLURM|HYDI_|HYDRA_|MPI_LOCAL|MV2_COMM_|TORCHELASTIC_"
+)
 
 
 def physical_cores() -> int:
@@ -62,10 +68,8 @@ def job_from(args: argparse.Namespace) -> command_lines.Job:
 
 
 def exported(env: dict[str, str]) -> dict[str, str]:
-    """The variables that ranks on other hosts must see too."""
-    return {
-        name: value for name, value in env.items() if name in _EXPORTED_NAMES or name.startswith(_EXPORTED_PREFIXES)
-    }
+    """The variables that ranks on other hosts see too."""
+    return {name: value for name, value in env.items() if not _NOT_EXPORTED.match(name)}
 
 
 def start(job: command_lines.Job, mpirun: command_lines.Mpirun, verbose: bool) -> int:

@@ -142,10 +142,7 @@ def _hydra(mpirun: Mpirun, job: Job) -> list[str]:
         words += ["-iface", job.interfaces[0]]
     if job.ssh_options():
         words += ["-launcher", "ssh", "-launcher-exec", "ssh"]  # the options travel in the environment()
-    for name, value in sorted(job.exported.items()):
-        # What begins with _ is secret: the environment, which is passed on too, is not in the process list.
-        words += [] if name.startswith("_") else ["-genv", name, value]
-    return words
+    return [*words, "-genvall"]  # all of the environment(): values do not belong into the process list
 
 
 def environment(mpirun: Mpirun, job: Job) -> dict[str, str]:

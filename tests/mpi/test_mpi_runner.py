@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from mpirun import HERE, find_mpirun
+from mpirun import HERE, find_mpirun, is_open_mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -37,6 +38,25 @@ def test_the_exit_status_is_the_jobs() -> None:
 def test_slots_of_this_host_are_filled() -> None:
     done = dcollrun("-H", "localhost:3", "--no-prefix", sys.executable, "-c", SUM)
     assert done.stdout.split() == ["sum", "3"] * 3, done.stderr
+
+
+def test_other_hosts_have_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a host that is reached by an ssh which brings nothing along."""
+    ssh = tmp_path / "ssh"
+    forgets = 'while [ "$1" != there ]; do shift; done; shift; exec env -i HOME=/ HOSTNAME=there PATH=/bin sh -c "$*"'
+    ssh.write_text(f"#!/bin/sh\n{forgets}\n")
+    ssh.chmod(0o755)
+    if not is_open_mpi():
+        pytest.skip("needs Open MPI: MPICH and Intel MPI choose what they pass on themselves")
+    for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"):
+        monkeypatch.setenv(name, str(ssh))
+    variables = {"DATA_DIR": "/data/a b", "WANDB_API_KEY": "", "LS_COLORS": "a=1;2:b=3", "HOSTNAME": "here"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    says = f"import os; print('found', [os.environ.get(name) for name in {[*variables]}])"
+    done = dcollrun("-H", "there:1", "--no-prefix", "--log-level", "error", sys.executable, "-c", says)
+    found = ["/data/a b", "", "a=1;2:b=3", "there"]
+    assert f"found {found}" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
 def test_check_build_tells_what_is_there() -> None:
