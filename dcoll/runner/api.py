@@ -73,7 +73,7 @@ def run(
         if value is not None:
             raise ArgumentError(f"run() got {name}={value!r}, but {_FIXED_RANKS}; leave {name} out")
     if use_gloo:
-        raise ArgumentError("run() got use_gloo=True, but dcoll runs on MPI; leave it out")
+        raise ArgumentError("run() got use_gloo=True, but it starts ranks with MPI's mpirun; leave it out")
     if hosts is not None and hostfile is not None:
         raise ArgumentError("run() got hosts= and hostfile=, which say the same thing: pass one of them")
     if start_timeout is not None or disable_cache is not None:

@@ -22,7 +22,7 @@ NOT_NEEDED = {
     "--autotune-steps-per-sample": "there is no autotuning",
     "--autotune-bayes-opt-max-samples": "there is no autotuning",
     "--autotune-gaussian-process-noise": "there is no autotuning",
-    "--mpi": "MPI is what dcoll always runs on",
+    "--mpi": "dcollrun always starts ranks with MPI's mpirun",
     "--mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
     "--no-mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
     "--num-nccl-streams": "NCCL chooses its own streams",
@@ -48,7 +48,7 @@ WITH_VALUE = frozenset(
 # horovodrun's options that cannot be had: the error says what to do instead.
 _FIXED_RANKS = "the ranks of a job are those that mpirun starts; use -np, -H and --hostfile"
 REFUSED = {
-    "--gloo": "dcoll runs on MPI; leave the option out",
+    "--gloo": "dcollrun starts ranks with MPI's mpirun; without MPI start the script with torchrun",
     "--jsrun": "start the script with jsrun itself; dcoll finds its ranks through MPI",
     "--host-discovery-script": _FIXED_RANKS,
     **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--elastic-timeout"), _FIXED_RANKS),

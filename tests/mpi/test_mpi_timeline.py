@@ -121,7 +121,7 @@ def test_run_returns_results_and_names_the_rank_that_failed(tmp_path: Path) -> N
     [
         ({"min_num_proc": 2}, "leave min_num_proc out"),
         ({"host_discovery_script": "x"}, "leave host_discovery_script out"),
-        ({"use_gloo": True}, "dcoll runs on MPI"),
+        ({"use_gloo": True}, "starts ranks with MPI's mpirun"),
         ({"num_proc": 0}, "at least 1 rank"),
         ({"hosts": "a:1", "hostfile": "b"}, "pass one of them"),
         ({"hosts": "a:", "num_proc": 1}, "write host:slots"),
