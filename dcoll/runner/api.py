@@ -121,7 +121,7 @@ class _Job:
         self._broken: str | None = None
 
     def run(self, task: bytes) -> list[Any]:
-        from dcoll.runner import cli, command_lines, options
+        from dcoll.runner import cli, options
 
         command = [self._executable, "-m", "dcoll.runner.task"]
         try:

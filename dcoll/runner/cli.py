@@ -201,7 +201,3 @@ def main(argv: list[str] | None = None) -> int:
         print(shlex.join(command), file=sys.stderr if args.verbose else sys.stdout, flush=True)
         return 0
     return start(job, mpirun, args.verbose)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

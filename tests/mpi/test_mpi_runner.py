@@ -16,7 +16,7 @@ SUM = "import dcoll as hvd, numpy as np; hvd.init(); print('sum', int(hvd.allred
 def dcollrun(*words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([os.path.dirname(find_mpirun()), os.environ.get("PATH", "")])
     env = os.environ | {"PATH": path, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
-    command = [sys.executable, "-m", "dcoll.runner.cli", *words]
+    command = [sys.executable, "-m", "dcoll.runner", *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
