@@ -21,10 +21,11 @@ from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, code_of, library
 from dcoll.compression.codecs import NoneCompressor, wire_dtype_of
 from dcoll.compression.residuals import shaped_like
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import DcollError
 from dcoll.ops import Adasum
 from dcoll.optimizer.backward import Failure, watch
-from dcoll.optimizer.check_sync import check_tensors
+from dcoll.optimizer.optimizer_arguments import check_passes
+from dcoll.optimizer.wrapper import Wrapper
 
 
 class _Flat:
@@ -109,8 +110,7 @@ class DeltaSync:
 
     def set_passes(self, passes: int) -> None:
         """Gradients add up on this rank until step(), however many backward passes that takes."""
-        if passes < 1:
-            raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
+        check_passes(passes)
         self.passes = passes
 
     def _arrange(self, params: list[torch.Tensor]) -> None:
@@ -175,13 +175,10 @@ class DeltaSync:
             flat.delta_buffer.copy_(self._compression.decompress(wire, ctx))
 
 
-class DistributedAdasum:
+class DistributedAdasum(Wrapper):
     """What DistributedOptimizer(op=Adasum) adds to the wrapped optimizer's class, of which the result is a subclass."""
 
     _dcoll: DeltaSync
-    _dcoll_wrapped: torch.optim.Optimizer
-    _dcoll_check: int
-    _dcoll_steps: int
 
     def synchronize(self) -> None:
         """Nothing: gradients stay this rank's own, and step() combines what is made of them."""
@@ -211,16 +208,6 @@ class DistributedAdasum:
             with torch.enable_grad():
                 return step(closure) if closure is not None else step()
 
-        params = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
-        result = self._dcoll.step(params, local_step)
-        self._dcoll_steps += 1
-        if self._dcoll_check and self._dcoll_steps % self._dcoll_check == 0:
-            names = [self._dcoll.name_of(p) for p in params]
-            check_tensors(self._dcoll.comm, names, params, f"after step {self._dcoll_steps}")
+        result = self._dcoll.step(self._dcoll_params(), local_step)
+        self._dcoll_stepped()
         return result
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch. The wrapped optimizer sees the new state too."""
-        super().load_state_dict(state_dict)  # type: ignore[misc]
-        wrapped = self._dcoll_wrapped
-        wrapped.state, wrapped.param_groups = self.state, self.param_groups  # type: ignore[attr-defined]

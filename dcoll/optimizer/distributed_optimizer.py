@@ -1,6 +1,5 @@
 """DistributedOptimizer: any torch optimizer, stepping on gradients that are averaged over all ranks."""
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,24 +11,20 @@ from dcoll import _C
 from dcoll.collectives import on_communicator
 from dcoll.compression.codecs import Compression, OptimizersCompressor, check_adasum, check_compression
 from dcoll.errors import ArgumentError
-from dcoll.job import world
 from dcoll.job.process_sets import communicator_if_included, global_process_set
 from dcoll.ops import Adasum, Average, ReduceOp, Sum, wrong_op
 from dcoll.optimizer.adasum_optimizer import DeltaSync, DistributedAdasum
 from dcoll.optimizer.buckets import new_label
-from dcoll.optimizer.check_sync import check_tensors
 from dcoll.optimizer.gradients import GradientSync
-from dcoll.optimizer.optimizer_arguments import Names, bucket_settings, find_duplicates, groups_of
+from dcoll.optimizer.optimizer_arguments import Names, bucket_settings, groups_of
+from dcoll.optimizer.wrapper import Wrapper
 
 
-class _Distributed:
+class _Distributed(Wrapper):
     """What DistributedOptimizer adds to the wrapped optimizer's class, of which the result is a subclass."""
 
     _dcoll: GradientSync
-    _dcoll_wrapped: torch.optim.Optimizer
-    _dcoll_skip: bool
-    _dcoll_check: int
-    _dcoll_steps: int
+    _dcoll_skip = False
 
     def synchronize(self) -> None:
         """Reduce gradients that are not reduced yet. After backward() they are, and this does nothing."""
@@ -66,11 +61,7 @@ class _Distributed:
             self._dcoll.before_step(closure_follows=closure is not None)
         result = super().step(self._synced(closure) if closure is not None else None)  # type: ignore[misc]
         self._dcoll.after_step()
-        self._dcoll_steps += 1
-        if self._dcoll_check and self._dcoll_steps % self._dcoll_check == 0:
-            params = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
-            names = [self._dcoll.name_of(p) for p in params]
-            check_tensors(self._dcoll.comm, names, params, f"after step {self._dcoll_steps}")
+        self._dcoll_stepped()
         return result
 
     def _synced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -94,26 +85,18 @@ class _Distributed:
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; the same group on every rank. Gradients that are there after backward() are reduced at once."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
-        self._dcoll.extend(groups[-1]["params"])
+        self._dcoll.extend(self.param_groups[-1]["params"])
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with where compression's schedule is, and what it has lost on this rank, which is this one's."""
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        self._dcoll.residuals.save(state, self.param_groups, self._dcoll.comm.rank)  # type: ignore[attr-defined]
+        self._dcoll.residuals.save(state, self.param_groups, self._dcoll.comm.rank)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch. The wrapped optimizer sees the new state too."""
-        super().load_state_dict(state_dict)  # type: ignore[misc]
-        groups = self.param_groups  # type: ignore[attr-defined]
-        self._dcoll.residuals.load(state_dict, groups, self._dcoll.comm.rank)
-        wrapped = self._dcoll_wrapped
-        wrapped.state, wrapped.param_groups = self.state, self.param_groups  # type: ignore[attr-defined]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled or copied, it becomes the plain optimizer it wraps: hooks and buckets belong to this process."""
-        return _plain, (type(self._dcoll_wrapped),), self.__getstate__()
+        """As in torch. The wrapped optimizer sees the new state too, and compression what it had lost."""
+        super().load_state_dict(state_dict)
+        self._dcoll.residuals.load(state_dict, self.param_groups, self._dcoll.comm.rank)
 
 
 # The wrapped optimizer's step, which theirs calls, calls hooks. Without this torch would make theirs call them too as
@@ -133,27 +116,12 @@ def _mean_loss(comm: _C.Communicator, loss: Any) -> Any:
     return mean if isinstance(loss, torch.Tensor) else float(total / ranks)
 
 
-def _plain(cls: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    return cls.__new__(cls)
-
-
-def _parameter_names(self: Any) -> dict[torch.Tensor, str]:
-    return {p: self._dcoll.name_of(p) for group in self.param_groups for p in group["params"]}
-
-
 _classes: dict[tuple[type, type], type] = {}
 
 
 def _distributed_class(adds: type, base: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     if (adds, base) not in _classes:
-        attributes = {
-            "__doc__": base.__doc__,
-            "__module__": base.__module__,
-            "__reduce__": _Distributed.__reduce__,
-            "find_duplicates": staticmethod(find_duplicates),
-            "backward_passes_per_step": property(lambda self: self._dcoll.passes),
-            "_parameter_names": property(_parameter_names),
-        }
+        attributes = {"__doc__": base.__doc__, "__module__": base.__module__}
         _classes[adds, base] = type(base.__name__, (adds, base), attributes)
     return _classes[adds, base]
 
@@ -207,8 +175,9 @@ def DistributedOptimizer(
         "gradient_predivide_factor": gradient_predivide_factor,
         "sparse_as_dense": sparse_as_dense,
     }
-    comm = communicator_if_included(process_set)
-    present = functools.partial(_present, process_set) if comm is not None else _nobody
+    ranks = global_process_set if process_set is None else process_set
+    comm = communicator_if_included(ranks)
+    present = (lambda: ranks.comm) if comm is not None else (lambda: None)  # after shutdown() and init() another one
     if comm is None:  # no member
         comm = _C.connect_local(1)[0]
     if op is Adasum and comm.size > 1:
@@ -237,17 +206,6 @@ def DistributedOptimizer(
     return wrapper
 
 
-def _present(process_set: Any) -> _C.Communicator | None:
-    """The communicator now: another one after shutdown() and init()."""
-    whole = process_set is None or process_set is global_process_set
-    comm: _C.Communicator | None = world.WORLD.comm if whole else process_set.comm
-    return comm
-
-
-def _nobody() -> _C.Communicator | None:
-    return None
-
-
 def _wrap(optimizer: torch.optim.Optimizer, adds: type, sync: Any, check_sync: int, options: dict[str, Any]) -> Any:
     """options: what other libraries look at."""
     cls = _distributed_class(adds, type(optimizer))
@@ -257,14 +215,13 @@ def _wrap(optimizer: torch.optim.Optimizer, adds: type, sync: Any, check_sync: i
     wrapper.__dict__.update(options)
     wrapper._dcoll = sync
     wrapper._dcoll_wrapped = optimizer
-    wrapper._dcoll_skip = False
     wrapper._dcoll_check = check_sync
     wrapper._dcoll_steps = 0
     return wrapper
 
 
 def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float, check_sync: int) -> None:
-    if isinstance(optimizer, _Distributed | DistributedAdasum):
+    if isinstance(optimizer, Wrapper):
         raise ArgumentError("the optimizer is a DistributedOptimizer already: pass the plain one, once")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"got a {type(optimizer).__name__}, but optimizer must be a torch.optim.Optimizer")
