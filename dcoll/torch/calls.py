@@ -147,6 +147,17 @@ class Calls:
                 _c10d._register_work(tensor, work)
         return work
 
+    def _run(
+        self, call: str, on: Any, args: Any, opts: Any, memory: Any, tensors: Sequence[torch.Tensor], finish: Finish
+    ) -> Work:
+        """The core's call of that name, at once or started."""
+        if not self._at_once(opts):
+            return self._start(getattr(on, call)(*args), memory, tensors, finish)
+        done = getattr(on, f"{call}_sync")(*args)
+        if finish is not None:
+            finish(done)
+        return DONE
+
     def _together(self, works: Sequence[Work], tensors: Sequence[torch.Tensor]) -> Work:
         """Several operations as one."""
         begun = [work for work in works if not isinstance(work, Done)]

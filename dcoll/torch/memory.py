@@ -9,7 +9,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from dcoll.errors import ArgumentError
 
 Finish = Callable[[Any], object] | None
-"""What is left to do once the core is done; it gets the core's handle, or the counts of a synchronous call."""
+"""What is left to do once the core is done; it gets the core's handle, or what its synchronous call returned."""
 
 
 def dense(what: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -69,6 +69,11 @@ def spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
         if tensor.numel():
             tensor.detach().copy_(part.view(tensor.shape))
+
+
+def copy_back(tensor: torch.Tensor, target: torch.Tensor) -> Finish:
+    """How what the core writes into `target`, which is what dense() made of the tensor, comes into the tensor."""
+    return None if target is tensor else lambda _: tensor.detach().copy_(target)
 
 
 def room_for(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish]:

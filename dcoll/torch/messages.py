@@ -6,7 +6,7 @@ import torch
 
 from dcoll.errors import ArgumentError
 from dcoll.torch.calls import Calls
-from dcoll.torch.memory import dense, one
+from dcoll.torch.memory import copy_back, dense, one
 from dcoll.torch.work import Work
 
 ANY = -1
@@ -30,9 +30,8 @@ class Messages(Calls):
         tensor = one("recv", tensors)
         target = dense("recv", tensor)
         _check_tag("recv", tag)
-        back = None if target is tensor else lambda _: tensor.detach().copy_(target)
         core = self._on(target).irecv(target.data_ptr(), target.nbytes, srcRank, tag)
-        return self._start(core, target, [tensor], back, messages=True)
+        return self._start(core, target, [tensor], copy_back(tensor, target), messages=True)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work:
         return self.recv(tensors, ANY, tag)

@@ -8,9 +8,9 @@ import torch
 from dcoll.errors import ArgumentError, MismatchError
 from dcoll.torch.calls import Calls
 from dcoll.torch.dtypes import moved
-from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, one_per_rank, room_for, same_kind
+from dcoll.torch.memory import Finish, copy_back, dense, one, one_behind_the_other, one_per_rank, room_for, same_kind
 from dcoll.torch.reductions import Tensors
-from dcoll.torch.work import DONE, Work
+from dcoll.torch.work import Work
 
 
 class Movement(Calls):
@@ -18,15 +18,9 @@ class Movement(Calls):
         tensor = one("broadcast", tensors)
         target = dense("broadcast", tensor)
         root = self._root("broadcast", opts)
-        back = target is not tensor and self._comm.rank != root
+        back = None if self._comm.rank == root else copy_back(tensor, target)
         args = (target.data_ptr(), target.nbytes, root, moved(tensor.dtype))
-        if self._at_once(opts):
-            self._on(target).broadcast_sync(*args)
-            if back:
-                tensor.detach().copy_(target)
-            return DONE
-        finish = (lambda _: tensor.detach().copy_(target)) if back else None
-        return self._start(self._on(target).broadcast(*args), target, [tensor], finish)
+        return self._run("broadcast", self._on(target), args, opts, target, [tensor], back)
 
     # --- all_gather
 
@@ -41,7 +35,7 @@ class Movement(Calls):
         same_kind(what, input, [output])
         source = dense(what, input)
         target = dense(what, output)
-        back = None if target is output else lambda _: output.detach().copy_(target)
+        back = copy_back(output, target)
         return self._exchange(what, source, count, target, [count] * size, [output], back, opts)
 
     def allgather(self, outputs: Any, inputs: Tensors, opts: Any = None) -> Work:
@@ -105,7 +99,7 @@ class Movement(Calls):
         output = one(what, outputs)
         target = dense(what, output)
         count, size = target.numel(), self._comm.size
-        back = None if target is output else lambda _: output.detach().copy_(target)
+        back = copy_back(output, target)
         expected = [count if rank == root else 0 for rank in range(size)]
         if self._comm.rank != root:
             return self._exchange(what, target, [0] * size, target, expected, [output], back, opts)
@@ -129,7 +123,7 @@ class Movement(Calls):
         send = self._rows(what, "input", input, input_splits)
         receive = self._rows(what, "output", output, output_splits)
         source, target = dense(what, input), dense(what, output)
-        back = None if target is output else lambda _: output.detach().copy_(target)
+        back = copy_back(output, target)
         return self._exchange(what, source, send, target, receive, [output], back, opts)
 
     def _rows(self, what: str, which: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
@@ -178,19 +172,14 @@ class Movement(Calls):
         gathers = isinstance(send, int)
         name = "" if gathers else what
         args = (source.data_ptr(), send, width, moved(source.dtype), name, target.data_ptr(), sum(receive) * width)
-        if self._at_once(opts):
-            _check(what, (on.allgather_sync if gathers else on.alltoall_sync)(*args)[1], receive)
-            if back is not None:
-                back(None)
-            return DONE
 
         def finish(done: Any) -> None:
-            _check(what, done.counts(), receive)
+            _check(what, done[1] if isinstance(done, tuple) else done.counts(), receive)
             if back is not None:
                 back(done)
 
-        core = (on.allgather if gathers else on.alltoall)(*args)
-        return self._start(core, (source, target), tensors, finish)
+        call = "allgather" if gathers else "alltoall"
+        return self._run(call, on, args, opts, (source, target), tensors, finish)
 
 
 def _check(what: str, counts: list[int], expected: list[int]) -> None:

@@ -11,7 +11,7 @@ from dcoll.errors import ArgumentError
 from dcoll.torch.calls import Calls
 from dcoll.torch.ddp_buckets import LEAST_ELEMENTS, called_by_backward, place_of
 from dcoll.torch.dtypes import PLAIN_DTYPES, PLAIN_OPERATORS, reduction
-from dcoll.torch.memory import Finish, dense, one, one_behind_the_other, one_per_rank, same_kind
+from dcoll.torch.memory import Finish, copy_back, dense, one, one_behind_the_other, one_per_rank, same_kind
 from dcoll.torch.work import DONE, Work
 
 Tensors = Sequence[torch.Tensor] | torch.Tensor
@@ -53,8 +53,7 @@ class Reductions(Calls):
                 tensor.detach().copy_(target)
             return DONE
         core = self._on(target).allreduce(place, place, count, code, operator, "", factor)
-        back = None if target is tensor else lambda _: tensor.detach().copy_(target)
-        return self._start(core, target, [tensor], back)
+        return self._start(core, target, [tensor], copy_back(tensor, target))
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: Any, opts: Any) -> Work:
         """The sum of tensors in COO form, by gathering their entries."""
@@ -91,7 +90,7 @@ class Reductions(Calls):
         count, name = source.numel() * per_element, f"reduce to {root}"
         places = source.data_ptr(), into.data_ptr()
         core = self._on(source).allreduce(*places, count, code, operator, name, factor)
-        back = None if into is not source or source is tensor else lambda _: tensor.detach().copy_(source)
+        back = copy_back(tensor, source) if into is source else None
         return self._start(core, (source, into), [tensor], back)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -103,8 +102,7 @@ class Reductions(Calls):
             )
         same_kind(what, input, [output])
         source, target = dense(what, input), dense(what, output)
-        back = None if target is output else lambda _: output.detach().copy_(target)
-        return self._reduce_rows(source, target, output, back, opts)
+        return self._reduce_rows(source, target, output, copy_back(output, target), opts)
 
     def _reduce_rows(
         self, source: torch.Tensor, target: torch.Tensor, output: torch.Tensor, back: Finish, opts: Any, name: str = ""
@@ -117,12 +115,7 @@ class Reductions(Calls):
             code, per_element, operator, factor = reduction("reduce_scatter", source, op)
         row = target.numel() * per_element
         places = (source.data_ptr(), target.data_ptr(), self._comm.size, row, code, operator, name, factor)
-        if self._at_once(opts):
-            self._on(source).reducescatter_sync(*places)
-            if back is not None:
-                back(None)
-            return DONE
-        return self._start(self._on(source).reducescatter(*places), (source, target), [output], back)
+        return self._run("reducescatter", self._on(source), places, opts, (source, target), [output], back)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
         what = "reduce_scatter"
