@@ -217,11 +217,9 @@ def explain_job(
 
 def slice_bytes_of_job(several_nodes: bool) -> int:
     """The longest message of a job."""
-    return int(_setting("DCOLL_SLICE_KB")) << 10 or (_C.plan.DEFAULT_SLICE_BYTES if several_nodes else 64 << 10)
-
-
-def _setting(name: str) -> str:
-    return os.environ.get(name) or next(row[1] for row in _C.settings() if row[0] == name)
+    name = "DCOLL_SLICE_KB"
+    given = os.environ.get(name) or next(row[1] for row in _C.settings() if row[0] == name)
+    return int(given) << 10 or (_C.plan.DEFAULT_SLICE_BYTES if several_nodes else 64 << 10)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dcoll import _C
 from dcoll.collectives import grouped, on_communicator
 from dcoll.job.process_sets import ProcessSet, communicator_of
 from dcoll.ops import Average, Sum
@@ -51,10 +50,11 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         comm = communicator_of(ctx.process_set)
-        rows = _rows_of_all(comm, ctx.rows)
-        first = sum(rows[: comm.rank])
+        everyones = on_communicator.allgather_sync(
+            comm, torch.tensor([ctx.rows], device="cpu"), "gradient of allgather: rows"
+        )
         average = _average(ctx.process_set, grads[0])
-        return average.narrow(0, first, ctx.rows), None, None
+        return average.narrow(0, int(everyones[: comm.rank].sum()), ctx.rows), None, None
 
 
 class _GroupedAllGather(torch.autograd.Function):
@@ -142,13 +142,6 @@ def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[ProcessSet, list
 def _average(process_set: ProcessSet, grad: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = allreduce(grad, process_set, Average, "gradient", 1.0, 1.0, "", "")
     return out
-
-
-def _rows_of_all(comm: _C.Communicator, rows: int) -> list[int]:
-    found: list[int] = on_communicator.allgather_sync(
-        comm, torch.tensor([rows], device="cpu"), "gradient of allgather: rows"
-    ).tolist()
-    return found
 
 
 # *options: those of on_communicator.allreduce_sync() and the like, behind the tensor.

@@ -30,14 +30,13 @@ class State:
     """State that is in sync over all ranks, can be saved and be gone back to.
 
     Subclasses give save(), restore(), sync() and reset(). `bcast_object` broadcasts a Python object from rank 0 and
-    returns it; `get_rank` returns this process's rank.
+    returns it; `get_rank` is accepted because Horovod's has it.
     """
 
     _commits_made = 0  # run() looks whether a failure let any happen
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
-        self._rank = get_rank
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], Any]] = []
