@@ -1,9 +1,7 @@
-// The executor with several slices of a channel under way at once, in every all-reduce; and who is to blame for a
-// stall.
+// The executor with several slices of a channel under way at once, in every all-reduce.
 #include <thread>
 
 #include "engine/schedule/executor.h"
-#include "engine/watch/stall.h"
 #include "plan/algorithms.h"
 #include "support/check.h"
 #include "support/threads.h"
@@ -69,19 +67,6 @@ TEST(lanes_share_nothing) {
       }
     }
   }
-}
-
-TEST(who_only_waits_is_not_to_blame) {
-  const auto now = Clock::now(), before = now - std::chrono::seconds(1);
-  using Ranks = std::vector<int>;
-  CHECK(culprits(0, {2, 1, 2}, {}, now) == (Ranks{1, 2}));
-  // 1 waits for 2, which says nothing.
-  CHECK(culprits(0, {1}, {{1, {2}, now}}, now) == Ranks{2});
-  CHECK(culprits(1, {0, 2}, {{0, {2, 1}, now}}, now) == Ranks{2});
-  // What was said long ago does not count.
-  CHECK(culprits(0, {1}, {{1, {2}, before}}, now) == Ranks{1});
-  // Everybody says to wait: those this rank sees nothing of.
-  CHECK(culprits(0, {1}, {{1, {0}, now}}, now) == Ranks{1});
 }
 
 TEST_MAIN

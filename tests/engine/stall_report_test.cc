@@ -1,4 +1,5 @@
-// What ranks ask and answer about a stall, the line that is made of it, and what ranks know of their last operation.
+// What ranks ask and answer about a stall, the line that is made of it, who is to blame, and what ranks know of their
+// last operation.
 #include "engine/watch/stall_report.h"
 
 #include "engine/core/call.h"
@@ -98,6 +99,19 @@ TEST(the_last_operation_is_told_as_it_was_called) {
   CHECK_EQ(last.request().describe(), std::string("allgather 'y' (2 tensors)"));
   last.note(Request{.kind = Kind::kBarrier});
   CHECK_EQ(last.request().describe(), std::string("barrier"));
+}
+
+TEST(who_only_waits_is_not_to_blame) {
+  const auto now = Clock::now(), before = now - std::chrono::seconds(1);
+  using Ranks = std::vector<int>;
+  CHECK(culprits(0, {2, 1, 2}, {}, now) == (Ranks{1, 2}));
+  // 1 waits for 2, which says nothing.
+  CHECK(culprits(0, {1}, {{1, {2}, now}}, now) == Ranks{2});
+  CHECK(culprits(1, {0, 2}, {{0, {2, 1}, now}}, now) == Ranks{2});
+  // What was said long ago does not count.
+  CHECK(culprits(0, {1}, {{1, {2}, before}}, now) == Ranks{1});
+  // Everybody says to wait: those this rank sees nothing of.
+  CHECK(culprits(0, {1}, {{1, {0}, now}}, now) == Ranks{1});
 }
 
 }  // namespace dcoll

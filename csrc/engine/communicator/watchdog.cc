@@ -2,7 +2,6 @@
 #include "engine/communicator/watchdog.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/number.h"
@@ -10,7 +9,7 @@
 #include "device/device.h"
 #include "engine/core/point.h"
 #include "engine/core/staging.h"
-#include "engine/watch/stall.h"
+#include "engine/watch/stall_report.h"
 
 namespace dcoll {
 namespace {
@@ -79,10 +78,7 @@ bool Watchdog::waits_for_work(Operation& running, Clock::time_point now, const s
   if (idle <= timeout_s()) return false;
   std::vector<int> waited_for = missing;
   if (running.task.waits_indirectly()) {  // for any that has not said that it waits itself
-    waited_for.resize(static_cast<size_t>(members.size));
-    std::iota(waited_for.begin(), waited_for.end(), 0);
-    std::erase(waited_for, members.rank);
-    waited_for = culprits_of(waited_for, timeout_s() + patience(running));
+    waited_for = culprits_of(others(), timeout_s() + patience(running));
   }
   std::vector<int> at_work = work_.among(waited_for);
   if (at_work.empty()) return false;
@@ -133,13 +129,16 @@ void Watchdog::watch_points(Clock::time_point now) {
   for (const int rank : asked) all().points->ask_to_be_told(rank);
 }
 
-std::vector<int> Watchdog::sources_of(const Request& request) const {
-  if (request.root != kAnySource) return {request.root};
+std::vector<int> Watchdog::others() const {
   std::vector<int> others;
   for (int rank = 0; rank < setup_.members.size; ++rank) {
     if (rank != setup_.members.rank) others.push_back(rank);
   }
   return others;
+}
+
+std::vector<int> Watchdog::sources_of(const Request& request) const {
+  return request.root == kAnySource ? others() : std::vector{request.root};
 }
 
 // Beyond the limit, so that those speak first that see who is missing.

@@ -48,10 +48,7 @@ class Watchdog final : public Watched, public Notes {
                     const std::vector<int>& silent) override;
   bool take_notes(std::vector<Note>& notes) override;
   void post_note(int peer, const std::string& text) override;
-  bool hears_of_notes() const override { return setup_.transport().announces_notes(); }
-  uint32_t prepare_listen() override { return setup_.transport().prepare_listen(); }
-  void listen(uint32_t ticket, std::chrono::microseconds limit) override { setup_.transport().listen(ticket, limit); }
-  void wake_listener() override { setup_.transport().wake_listener(); }
+  Transport& listens_on() override { return setup_.transport(); }
 
  private:
   const UnderWay& all() const DCOLL_REQUIRES(progress_.drive_mutex) { return progress_.under_way; }
@@ -71,6 +68,7 @@ class Watchdog final : public Watched, public Notes {
   std::vector<std::shared_ptr<Operation>> untold_names() const DCOLL_REQUIRES(progress_.drive_mutex);
   std::string last_operation() const DCOLL_REQUIRES(progress_.drive_mutex);
   double patience(const Operation& operation) const;
+  std::vector<int> others() const;
   std::vector<int> sources_of(const Request& request) const;
   std::string wait_text(const Operation& operation, double seconds, const std::vector<int>& waited_for) const
       DCOLL_REQUIRES(progress_.drive_mutex);

@@ -29,7 +29,7 @@ Diagnosis::~Diagnosis() { stop(); }
 void Diagnosis::stop() {
   if (!thread_.joinable()) return;
   stop_.store(true);
-  job_.wake_listener();
+  job_.listens_on().wake_listener();
   thread_.join();
 }
 
@@ -51,19 +51,20 @@ void Diagnosis::set_program(Program program) {
 
 void Diagnosis::stalls() {
   stalls_.store(true);
-  if (!stop_.load()) job_.wake_listener();
+  if (!stop_.load()) job_.listens_on().wake_listener();
 }
 
 void Diagnosis::run() {
+  Transport& transport = job_.listens_on();
   while (!stop_) {
-    const uint32_t ticket = job_.prepare_listen();
+    const uint32_t ticket = transport.prepare_listen();
     bool busy = false;
     try {
       busy = look();
     } catch (const std::bad_alloc&) {  // no memory for a report: the operation's error says what it waits for
     }
-    const std::chrono::microseconds sleep = busy ? kBusyLook : job_.hears_of_notes() ? kSleep : kFarLook;
-    if (!stop_) job_.listen(ticket, sleep);
+    const std::chrono::microseconds sleep = busy ? kBusyLook : transport.announces_notes() ? kSleep : kFarLook;
+    if (!stop_) transport.listen(ticket, sleep);
   }
 }
 

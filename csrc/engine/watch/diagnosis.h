@@ -4,8 +4,8 @@
 //
 //   1. Once an operation has waited for DCOLL_STALL_CHECK_TIME (the driver's watchdog sees that), the lowest of the
 //      waiting ranks asks all others what they do. Which is the lowest nobody knows, so rank r waits r times
-//      kStagger, and whoever is asked meanwhile leaves it to the asker, unless the asker is told that somebody makes
-//      the report already. So there is one report per stall.
+//      kStaggerSeconds, and whoever is asked meanwhile leaves it to the asker, unless the asker is told that somebody
+//      makes the report already. So there is one report per stall.
 //   2. Each answers at once: whether it waits in the operation too, what it finished last, and where its program is.
 //      For that it needs Python's lock, and waits for it only so long.
 //   3. When all have answered, or its patience is at an end, the asker writes the report. Of a silent rank it knows
@@ -67,10 +67,7 @@ class Notes {
   // False when it would have to wait for the driver.
   virtual bool take_notes(std::vector<Note>& notes) = 0;
   virtual void post_note(int peer, const std::string& text) = 0;
-  virtual bool hears_of_notes() const = 0;
-  virtual uint32_t prepare_listen() = 0;
-  virtual void listen(uint32_t ticket, std::chrono::microseconds limit) = 0;
-  virtual void wake_listener() = 0;
+  virtual Transport& listens_on() = 0;
 };
 
 class Diagnosis {

@@ -1,5 +1,6 @@
 #include "engine/watch/stall_report.h"
 
+#include <algorithm>
 #include <charconv>
 #include <locale>
 #include <sstream>
@@ -118,6 +119,20 @@ std::string stall_report(const std::string& operation, double seconds, const std
   text += absent.empty() ? "All ranks wait in it, or have done their part: a link between them may be down"
                          : "Missing: " + ranks_text(absent) + ". " + joined(missing, ". ");
   return text + ". Waiting: " + places(answers) + ".";
+}
+
+std::vector<int> culprits(int own, std::vector<int> waits_for, const std::vector<StallNote>& notes,
+                          Clock::time_point since) {
+  std::vector<int> blamed = waits_for, waiting{own};
+  for (const StallNote& note : notes) {
+    if (note.heard < since) continue;
+    waiting.push_back(note.rank);
+    blamed.insert(blamed.end(), note.waits_for.begin(), note.waits_for.end());
+  }
+  std::erase_if(blamed, [&](int rank) { return std::find(waiting.begin(), waiting.end(), rank) != waiting.end(); });
+  if (blamed.empty()) blamed = std::move(waits_for);
+  sort_once(blamed);
+  return blamed;
 }
 
 }  // namespace dcoll

@@ -1,5 +1,5 @@
 // The report of a stall: what ranks ask each other about an operation that does not go on, what they answer, and the
-// one line that is made of it. Text alone; who asks whom and when is diagnosis.h.
+// one line that is made of it; and who is to blame for it. Who asks whom and when is diagnosis.h.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,9 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/clock.h"
+#include "transport/transport.h"
 
 namespace dcoll {
 
@@ -49,6 +52,12 @@ void take_stack(Answer& answer, std::string_view lines);
 // what all ranks took part in before; empty: nothing.
 std::string stall_report(const std::string& operation, double seconds, const std::map<int, Answer>& answers,
                          const std::vector<int>& silent, const std::string& before);
+
+// A rank waits for its neighbours, which may themselves only wait for another. Of all ranks that rank `own` or anybody
+// else waits for, those that did not say themselves, since `since`, that they wait. When everybody said so (a link
+// between two of them is down, not a rank), those this rank waits for. In ascending order, each once.
+std::vector<int> culprits(int own, std::vector<int> waits_for, const std::vector<StallNote>& notes,
+                          Clock::time_point since);
 
 // At most `most` bytes, in whole characters, ending in "..." where something was cut off.
 std::string shortened(const std::string& text, size_t most);
