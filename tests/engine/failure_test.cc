@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/core/point.h"
+#include "faulty_transport.h"
 #include "rank_threads.h"
 #include "support/check.h"
 #include "transport/mapped/local.h"
@@ -14,6 +16,8 @@ using namespace dcoll;
 using namespace dcoll::test;
 
 namespace {
+
+const uint64_t kKey = point_key(PointSpace::kUser, 0);
 
 void expect_working(Communicator& comm) {
   float x = 1;
@@ -281,6 +285,23 @@ TEST(a_death_is_told_and_not_the_closing_that_it_caused) {
   endpoints[2] = {};
   CHECK_THROWS(run(*comm, {.kind = Kind::kBarrier}), PeerError, "rank 1 died");
   waitpid(dead, nullptr, 0);
+}
+
+// Two receives that fall due one after the other: the word that counts, the last one, is of both.
+TEST(whoever_is_waited_for_is_told_of) {
+  Fault fault;
+  Settings settings = test_settings().on_nodes(false);
+  settings.timeout_s = 2;
+  const World world = faulty_world(fault, settings);
+  std::byte data[2];
+  std::vector<std::shared_ptr<Operation>> received;
+  for (const int peer : {0, 2}) {
+    received.push_back(world[kCulprit]->submit(message(Kind::kReceive, &data[received.size()], 1, peer, kKey)));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  CHECK_THROWS(world[kCulprit]->wait(*received[0]), TimeoutError, "waiting for rank 0 of 3. ");
+  CHECK(fault.told.size() <= 2);
+  CHECK(fault.told.back() == (std::vector{0, 2}));
 }
 
 TEST_MAIN

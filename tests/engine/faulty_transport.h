@@ -26,6 +26,7 @@ struct Fault {
   std::atomic<int> connecting{0};                    // a first message needs so many looks
   std::function<void(std::byte*, size_t)> damage{};  // of every message that leaves
   std::vector<StallNote> notes{};                    // what the peers seem to have said
+  std::vector<std::vector<int>> told{};              // whom this rank said to wait for
   bool fired() const { return at > 0 && calls.load() >= at; }
 };
 
@@ -93,7 +94,10 @@ class FaultyTransport final : public Transport {
   bool let_go(std::chrono::milliseconds limit) override { return real_->let_go(limit); }
   std::string poll_failure() override { return real_->poll_failure(); }
   const std::atomic<uint32_t>* failure_flag() const override { return real_->failure_flag(); }
-  void post_stall(const std::vector<int>& waits_for) override { real_->post_stall(waits_for); }
+  void post_stall(const std::vector<int>& waits_for) override {
+    fault_.told.push_back(waits_for);
+    real_->post_stall(waits_for);
+  }
   std::vector<StallNote> stall_notes() const override {
     return fault_.notes.empty() ? real_->stall_notes() : fault_.notes;
   }

@@ -30,6 +30,8 @@ void Watchdog::watch(Clock::time_point now) {
   const bool idle = all().ordered.empty() && all().names_idle();
   if ((idle || setup_.members.size == 1) && !progress_.has_messages()) return;
   if (progress_.has_failed()) return;
+  overdue_.clear();
+  overdue_untold_ = false;
   try {
     if (seconds_between(last_peer_check_, now) >= kPeerCheckSeconds) {
       last_peer_check_ = now;
@@ -39,6 +41,7 @@ void Watchdog::watch(Clock::time_point now) {
     if (!all().named.empty()) watch_operation(*all().named.front(), now);
     if (all().names != nullptr) watch_names(now);
     if (all().points != nullptr) watch_points(now);
+    tell_of_overdue();
   } catch (...) {
     // A peer that left may have done its part first: one more look decides.
     const std::exception_ptr error = std::current_exception();
@@ -62,9 +65,9 @@ void Watchdog::watch_operation(Operation& running, Clock::time_point now) {
   running.missing = missing.size();
   const double idle = seconds_between(running.last_moved, now);
   watch_stall(running, idle, missing);
-  tell_of_waiting(running, now, missing);
+  note_overdue(running, now, missing);
   const bool for_work = running.request.kind == Kind::kShutdown && waits_for_work(running, now, missing);
-  if (idle > timeout_s() + patience(running) && !for_work) throw TimeoutError(timeout_text(running, idle, missing));
+  if (idle > timeout_s() + patience(running) && !for_work) time_out(running, idle, missing);
 }
 
 // A rank whose program has ended waits for others as long as they compute: rank 0 may evaluate for an hour what all
@@ -96,16 +99,30 @@ void Watchdog::watch_names(Clock::time_point now) {
   for (const auto& [id, operation] : names.waiting()) {
     const double idle = seconds_between(operation->last_moved, now);
     watch_stall(*operation, idle, names.waits_for(id));
-    if (idle > limit) throw TimeoutError(timeout_text(*operation, idle, names.waits_for(id)));
+    if (idle > limit) time_out(*operation, idle, names.waits_for(id));
   }
 }
 
 // Shortly before it gives up.
-void Watchdog::tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing) {
-  const double idle = seconds_between(operation.last_moved, now);
-  if (idle <= timeout_s() - grace(timeout_s()) || stall_told_ >= operation.last_moved) return;
-  stall_told_ = now;
-  setup_.transport().post_stall(missing);
+void Watchdog::note_overdue(const Operation& operation, Clock::time_point now, const std::vector<int>& missing) {
+  const double overdue = seconds_between(operation.last_moved, now) - (timeout_s() - grace(timeout_s()));
+  if (overdue <= 0) return;
+  overdue_untold_ |= seconds_between(overdue_told_, now) > overdue;
+  overdue_.insert(overdue_.end(), missing.begin(), missing.end());
+}
+
+// The latest word counts: so it is of all that are overdue.
+void Watchdog::tell_of_overdue() {
+  if (!overdue_untold_) return;
+  overdue_untold_ = false;
+  overdue_told_ = Clock::now();
+  sort_once(overdue_);
+  setup_.transport().post_stall(overdue_);
+}
+
+void Watchdog::time_out(const Operation& operation, double idle, const std::vector<int>& missing) {
+  tell_of_overdue();
+  throw TimeoutError(timeout_text(operation, idle, missing));
 }
 
 // Each message has a deadline of its own. That it waits is told here: the other rank has nothing in common with it that
@@ -120,8 +137,8 @@ void Watchdog::watch_points(Clock::time_point now) {
       if (!operation.stalled.exchange(true)) setup_.log(LogLevel::kWarning, wait_text(operation, idle, missing));
       if (limit > 0 && idle > limit) throw_stall(wait_text(operation, idle, missing));
     }
-    tell_of_waiting(operation, now, missing);
-    if (idle > timeout_s() + patience(operation)) throw TimeoutError(timeout_text(operation, idle, missing));
+    note_overdue(operation, now, missing);
+    if (idle > timeout_s() + patience(operation)) time_out(operation, idle, missing);
   };
   all().points->for_each([&](Operation& operation)
                              DCOLL_REQUIRES(progress_.drive_mutex) { look(operation, sources_of(operation.request)); });

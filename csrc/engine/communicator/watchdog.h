@@ -58,7 +58,10 @@ class Watchdog final : public Watched, public Notes {
   void watch_points(Clock::time_point now) DCOLL_REQUIRES(progress_.drive_mutex);
   void watch_stall(Operation& operation, double idle, const std::vector<int>& missing) const
       DCOLL_REQUIRES(progress_.drive_mutex);
-  void tell_of_waiting(const Operation& operation, Clock::time_point now, const std::vector<int>& missing)
+  void note_overdue(const Operation& operation, Clock::time_point now, const std::vector<int>& missing)
+      DCOLL_REQUIRES(progress_.drive_mutex);
+  void tell_of_overdue() DCOLL_REQUIRES(progress_.drive_mutex);
+  [[noreturn]] void time_out(const Operation& operation, double idle, const std::vector<int>& missing)
       DCOLL_REQUIRES(progress_.drive_mutex);
   bool waits_for_work(Operation& running, Clock::time_point now, const std::vector<int>& missing)
       DCOLL_REQUIRES(progress_.drive_mutex);
@@ -81,7 +84,10 @@ class Watchdog final : public Watched, public Notes {
   AtWork work_ DCOLL_GUARDED_BY(progress_.drive_mutex);  // of the others, at the end of this rank's program
   Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   // When the others were last told that this rank waits in vain.
-  Clock::time_point stall_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);
+  Clock::time_point overdue_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);
+  // In this look: whom overdue operations wait for, and whether any is overdue of which that was not told.
+  std::vector<int> overdue_ DCOLL_GUARDED_BY(progress_.drive_mutex);
+  bool overdue_untold_ DCOLL_GUARDED_BY(progress_.drive_mutex) = false;
 };
 
 }  // namespace dcoll
