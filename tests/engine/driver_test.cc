@@ -29,9 +29,9 @@ class Client final : public Driven {
   bool take_turn(bool, bool in_any_case) override {
     if (transport_.take_nudge()) asked.fetch_add(1);
     const bool wants = looked.load() < asked.load();
-    if (wants && in_any_case) ++late_;
+    if (wants && in_any_case && !shy.load()) ++late_;
     for (int i = 0; i < 10; ++i) std::this_thread::yield();  // somebody asks now, before the round is over
-    return wants || lingers.load();
+    return (wants && (in_any_case || !shy.load())) || lingers.load();
   }
   Look look() override {
     CHECK(!gone.load());
@@ -49,6 +49,7 @@ class Client final : public Driven {
 
   std::atomic<int> asked{0}, looked{0};
   std::atomic<bool> lingers{false};  // it stays in turn, so the driver sleeps in a wait()
+  std::atomic<bool> shy{false};      // it has a turn in any case alone
   std::atomic<bool> gone{false};
 
  private:
@@ -99,10 +100,27 @@ TEST(whoever_asks_has_a_turn) {
       });
       for (Client* client : {&first, &second}) {
         driver.detach(*client);
-        client->check_not_forgotten();
+        if (!lingers) client->check_not_forgotten();
       }
     }
   }
+}
+
+// However long another one stays in turn.
+TEST(what_nobody_asks_for_is_looked_at_now_and_then) {
+  const auto ends = some_ranks(1);
+  const auto other = once_more(ends);
+  Client first(*ends[0].transport), second(*other[0].transport);
+  first.shy = true;
+  second.lingers = true;
+  Driver driver(-1, Log{});
+  driver.attach(first);
+  driver.attach(second);
+  CHECK(driver.start());
+  first.asked = 1;
+  first.await(1);
+  driver.detach(first);
+  driver.detach(second);
 }
 
 // A peer nudges one of several transports; the thread dozes, or waits, on another one.
@@ -124,7 +142,7 @@ TEST(a_nudge_is_heard_through_every_transport) {
     }
     for (Client* client : {&of_whole, &of_group, &of_other}) {
       driver.detach(*client);
-      client->check_not_forgotten();
+      if (!lingers) client->check_not_forgotten();
     }
   }
 }

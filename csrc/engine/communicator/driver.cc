@@ -91,9 +91,11 @@ void Driver::bind() const {
 void Driver::run() {
   bind();
   bool in_any_case = false;
+  auto all_looked_at = Clock::now();
   while (!stop_.load()) {
     const Rest next = round(in_any_case);
-    in_any_case = next.limit.count() > 0 && rest(next) && next.dozes;
+    in_any_case = next.limit.count() > 0 && rest(next) && Clock::now() - all_looked_at >= kIdleSleep;
+    if (in_any_case) all_looked_at = Clock::now();
   }
 }
 
