@@ -304,4 +304,37 @@ TEST(whoever_is_waited_for_is_told_of) {
   CHECK(fault.told.back() == (std::vector{0, 2}));
 }
 
+// Frozen for longer than the timeout, with its peers, a rank that goes on first finds nothing of theirs.
+TEST(who_did_not_run_has_not_waited) {
+  constexpr int kFrozenMs = 2500;
+  Fault fault;
+  Settings settings = test_settings().on_nodes(false);
+  settings.timeout_s = 2;
+  const World world = faulty_world(fault, settings);
+  float sums[kRanks] = {1, 1, 1};
+  const auto by_name = [&](int rank) {
+    float* x = &sums[rank];
+    return world[rank]->submit_by_name({.kind = Kind::kAllReduce, .in = x, .out = x, .count = 1, .name = "late"});
+  };
+  std::byte sent{7}, received{};
+  const auto ordered = world[kCulprit]->submit({.kind = Kind::kBarrier}, Communicator::Start::kInBackground);
+  const auto named = by_name(kCulprit);
+  const auto point = world[kCulprit]->submit(message(Kind::kReceive, &received, 1, 0, kKey));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  fault.frozen_ms = kFrozenMs;
+  std::this_thread::sleep_for(std::chrono::milliseconds(kFrozenMs + 200));  // it has looked in vain since
+  on_threads(kRanks, [&](int rank) {
+    Communicator& comm = *world[rank];
+    if (rank == kCulprit) {
+      for (const auto& operation : {ordered, named, point}) comm.wait(*operation);
+    } else {
+      if (rank == 0) comm.wait(*comm.submit(message(Kind::kSend, &sent, 1, kCulprit, kKey)));
+      comm.wait(*by_name(rank));
+      run(comm, {.kind = Kind::kBarrier});
+    }
+    CHECK_EQ(sums[rank], 3.0f);
+  });
+  CHECK(received == sent);
+}
+
 TEST_MAIN

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct Fault {
   std::function<void(std::byte*, size_t)> damage{};  // of every message that leaves
   std::vector<StallNote> notes{};                    // what the peers seem to have said
   std::vector<std::vector<int>> told{};              // whom this rank said to wait for
+  std::atomic<int> frozen_ms{0};                     // the next look takes so long, as if the process did not run
   bool fired() const { return at > 0 && calls.load() >= at; }
 };
 
@@ -73,6 +75,7 @@ class FaultyTransport final : public Transport {
     real_->pop(peer, channel);
   }
   void progress() override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(fault_.frozen_ms.exchange(0)));
     if (fault_.connecting > 0) --fault_.connecting;
     // Media throw here too. Once after each call that had an effect: looks in vain are as many as time has it.
     if (fault_.at > 0 && !fault_.refuses && fault_.calls != looked_) strikes("progress");

@@ -125,6 +125,28 @@ def wait_for_survivors() -> None:
     time.sleep(0.5)  # mpirun passes on what was printed
 
 
+def frozen() -> None:
+    """All ranks are stopped for longer than the timeout, as in a container that is frozen, and go on one by one."""
+    seconds = 5
+    world.communicator().timeout_s = seconds  # from now on: the start may be slow
+    processes = hvd.allgather(np.array([os.getpid()])).tolist()
+    if hvd.rank() == 1 and os.fork() == 0:
+        time.sleep(0.3)  # the others wait by then
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        time.sleep(seconds + 2)
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.5)
+        os._exit(0)
+    if hvd.rank() == 1:
+        os.wait()
+    named = hvd.allreduce_async(np.ones(3), name="by name", op=hvd.Sum)
+    hvd.barrier()
+    assert hvd.synchronize(named).tolist() == [hvd.size()] * 3
+    say("works")
+
+
 def late_on_two_levels() -> None:
     """A rank that others waited for before is not the one that is late now: rank 1 is, which leads the second node."""
     large = np.ones(1 << 20, dtype=np.float32)

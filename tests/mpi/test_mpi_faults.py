@@ -61,6 +61,13 @@ def test_a_killed_rank_is_named_by_the_others(kind: str, env: dict[str, str], tm
         assert f"[{rank}] again: True" in done.stdout, done.text
 
 
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_ranks_that_were_frozen_together_go_on(transport: str) -> None:
+    done = fault("frozen", 3, DCOLL_TRANSPORT=transport)
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("works") == 3, done.text
+
+
 # kind: what the job says, and its exit status. Others than Open MPI's mpirun may return another one.
 EXITS: dict[str, tuple[str, int]] = {
     "exits": ("PeerError: rank 1: SystemExit: 3", 3),

@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr microseconds kIdleSleep = std::chrono::seconds(1);  // after this, what is pending is looked at in any case
+constexpr microseconds kIdleSleep = kMostBetweenLooks;  // after this, what is pending is looked at in any case
 // Between looks at what the sleep does not hear of; the nap doubles while nothing moves.
 constexpr microseconds kShortestNap{50}, kLongestNap{1000};
 

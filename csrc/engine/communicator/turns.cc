@@ -68,7 +68,7 @@ double Turns::longest_spin_s(Spin spin) const {
 // Polls until `done` is set or the deadline passes; sleeps when spinning brought nothing.
 void Turns::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point deadline) {
   double spin_s = longest_spin_s(spin);
-  Clock::time_point idle_since = Clock::now();
+  Clock::time_point idle_since = Clock::now();  // while it is not idle: when the clock was read last
   double next_nudge_s = 0, next_watch_s = 0;
   bool idle = false;
   while (!done.load(std::memory_order_acquire)) {
@@ -92,6 +92,7 @@ void Turns::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point de
     {
       const MutexLock lock(progress_.drive_mutex);
       progress_.step(moved);
+      watchdog_.looked(now);
       copying = sleepy && progress_.under_way.awaits_copies();
       if (idle && watches && !moved) {
         watchdog_.watch(now);
@@ -100,6 +101,7 @@ void Turns::drive(const std::atomic<bool>& done, Spin spin, Clock::time_point de
     }
     if (moved || done.load(std::memory_order_acquire)) {
       idle = false;
+      idle_since = now;
       continue;
     }
     if (!idle) {
@@ -193,11 +195,13 @@ Driven::Look Turns::look() {
   if (driver_is_idle_ && !patient) setup_.transport().nudge();
   const bool was_idle = driver_is_idle_;
   bool moved = false, copying = false;
+  const auto now = Clock::now();
   {
     const MutexLock lock(progress_.drive_mutex);
     progress_.step(moved);
+    watchdog_.looked(now);
     copying = was_idle && progress_.under_way.awaits_copies();
-    if (was_idle && !moved) watchdog_.watch(Clock::now());
+    if (was_idle && !moved) watchdog_.watch(now);
   }
   driver_is_idle_ = !moved;
   return {.again = moved || !was_idle, .copying = copying, .patient = patient};

@@ -25,6 +25,21 @@ double grace(double timeout_s) { return std::min(0.1 * timeout_s, 2.0); }
 
 }  // namespace
 
+// Nothing that waits here has waited while this process did not run.
+void Watchdog::forgive(Clock::time_point now, Clock::duration lost) {
+  const auto shift = [&](Operation& operation) {
+    const Clock::time_point later = std::min(now, operation.last_moved + lost);
+    operation.last_moved = std::max(operation.last_moved, later);  // it may just have moved
+  };
+  for (const OperationQueue* queue : {&all().ordered, &all().named, &all().messages}) {
+    for (const auto& operation : *queue) shift(*operation);
+  }
+  if (all().names != nullptr) {
+    for (const auto& [id, operation] : all().names->waiting()) shift(*operation);
+  }
+  if (all().points != nullptr) all().points->for_each(shift);
+}
+
 void Watchdog::watch(Clock::time_point now) {
   progress_.drive_mutex.is_held();
   const bool idle = all().ordered.empty() && all().names_idle();

@@ -2,6 +2,7 @@
 // with the other ranks (diagnosis.h).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -32,7 +33,15 @@ class Watchdog final : public Watched, public Notes {
   // Answers the questions of other ranks from now on. of_the_process: what does so; made where it is null.
   void begin_listening(std::shared_ptr<Diagnosis>& of_the_process);
   void stop_listening();
-  // Of who drives, with the drive lock held: when a look brought nothing, and before it sleeps.
+  // Of who drives, with the drive lock held: after every look, `now` being when the clock was read last before it.
+  void looked(Clock::time_point now) {
+    progress_.drive_mutex.is_held();
+    const Clock::duration away = now - last_look_;
+    last_look_ = std::max(last_look_, now);
+    if (away > kMostBetweenLooks) [[unlikely]]
+      forgive(now, away - kMostBetweenLooks);
+  }
+  // The same, when a look brought nothing, and before it sleeps.
   void watch(Clock::time_point now);
   // What a wait says when its limit of so many seconds has passed, naming who is missing.
   std::string unfinished_text(const Operation& operation, double timeout_s);
@@ -52,6 +61,7 @@ class Watchdog final : public Watched, public Notes {
 
  private:
   const UnderWay& all() const DCOLL_REQUIRES(progress_.drive_mutex) { return progress_.under_way; }
+  void forgive(Clock::time_point now, Clock::duration lost) DCOLL_REQUIRES(progress_.drive_mutex);
   void check_peers() const DCOLL_REQUIRES(progress_.drive_mutex);
   void watch_operation(Operation& running, Clock::time_point now) DCOLL_REQUIRES(progress_.drive_mutex);
   void watch_names(Clock::time_point now) DCOLL_REQUIRES(progress_.drive_mutex);
@@ -82,6 +92,7 @@ class Watchdog final : public Watched, public Notes {
   Progress& progress_;
   std::atomic<double> timeout_s_;
   AtWork work_ DCOLL_GUARDED_BY(progress_.drive_mutex);  // of the others, at the end of this rank's program
+  Clock::time_point last_look_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   Clock::time_point last_peer_check_ DCOLL_GUARDED_BY(progress_.drive_mutex);
   // When the others were last told that this rank waits in vain.
   Clock::time_point overdue_told_ DCOLL_GUARDED_BY(progress_.drive_mutex);
