@@ -29,22 +29,23 @@ StartWait::StartWait(const StartUp& start, double patience_s) : start_(start), l
 
 bool StartWait::goes_on(const std::function<std::string()>& missing) {
   const auto now = Clock::now();
-  const double waited = seconds_between(begin_, now);
-  thorough_ = seconds_between(looked_, now) >= kLookSeconds;
+  waited_s_ += std::min(seconds_between(called_, now), std::chrono::duration<double>(kMostBetweenLooks).count());
+  called_ = now;
+  thorough_ = waited_s_ - looked_s_ >= kLookSeconds;
   if (thorough_) {
-    looked_ = now;
+    looked_s_ = waited_s_;
     if (start_.look_around) start_.look_around();
-    if (!reported_ && waited >= start_.report_s && start_.report) {
+    if (!reported_ && waited_s_ >= start_.report_s && start_.report) {
       reported_ = true;
       start_.report("dcoll.init() has waited " + seconds_text(start_.report_s) + ": " + missing() +
                     ". It fails after " + seconds_text(start_.timeout_s) + " (DCOLL_TIMEOUT).");
     }
   }
-  if (waited >= limit_s_) return false;
-  if (waited < kSpinSeconds) {
+  if (waited_s_ >= limit_s_) return false;
+  if (waited_s_ < kSpinSeconds) {
     std::this_thread::yield();
   } else {
-    std::this_thread::sleep_for(waited < kLookSeconds ? kShortNap : kLongNap);
+    std::this_thread::sleep_for(waited_s_ < kLookSeconds ? kShortNap : kLongNap);
   }
   return true;
 }

@@ -27,13 +27,14 @@ class StartWait {
   bool goes_on(const std::function<std::string()>& missing);
   // Whether this is one of the looks, some ten a second, that may cost more.
   bool thorough() const { return thorough_; }
-  double seconds() const { return seconds_between(begin_, Clock::now()); }
+  // Waited so far. While the process was stopped it has not (kMostBetweenLooks).
+  double seconds() const { return waited_s_; }
 
  private:
   const StartUp& start_;
   const double limit_s_;
-  const Clock::time_point begin_ = Clock::now();
-  Clock::time_point looked_ = begin_;
+  Clock::time_point called_ = Clock::now();
+  double waited_s_ = 0, looked_s_ = 0;
   bool thorough_ = false;
   bool reported_ = false;
 };

@@ -152,4 +152,16 @@ TEST(a_rank_that_does_not_exist_is_refused) {
   CHECK_THROWS(make_store_bootstrap(0, 0, map.store()), ArgumentError, "does not exist");
 }
 
+// A rank that was stopped for longer than the limit, its peers perhaps with it, waits for them all the same.
+TEST(who_did_not_run_has_not_waited) {
+  StartUp start;
+  start.timeout_s = 1.2;
+  StartWait wait(start);
+  const auto nobody = [] { return std::string(); };
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  CHECK(wait.goes_on(nobody));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(!wait.goes_on(nobody));
+}
+
 TEST_MAIN
