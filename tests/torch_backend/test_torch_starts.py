@@ -218,6 +218,7 @@ for _ in range(2):
     assert os.environ["MASTER_ADDR"] == address, os.environ["MASTER_ADDR"]
     assert os.environ["MASTER_PORT"] == port, os.environ["MASTER_PORT"]
     dist.TCPStore(address, int(port), wait_for_workers=False).check([""])
+    dist.barrier()  # rank 0's store ends with its group
     dist.destroy_process_group()
 print("ended")
 """
