@@ -37,7 +37,7 @@ GRADIENTS = "gpt"
 PIECE = 512 << 10
 """Elements that top-k chooses from at once; the engine's pieces are about as long."""
 JOB = "job"
-AUTO_TRIES = 9  # after so many calls of a size Compression.auto has decided
+AUTO_TRIES = 33  # after so many calls of a size Compression.auto has decided (Trial::calls_each_way)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

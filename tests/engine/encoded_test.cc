@@ -184,6 +184,21 @@ TEST(a_trial_takes_turns_and_compares_medians) {
   CHECK_EQ(trial.median_us_per_byte(true), 17.5);
 }
 
+TEST(a_trial_ends_early_where_one_way_is_much_slower) {
+  for (const double slower : {1.4, 1.6}) {
+    Trial trial(16);
+    size_t weighed = 0, calls = 0;
+    for (; !trial.is_done(); ++calls) {
+      trial.note(trial.second_next() ? slower : 1.0, 1);
+      if (!trial.is_to_weigh()) continue;
+      ++weighed;
+      trial.weigh(trial.median_us_per_byte(false), trial.median_us_per_byte(true));
+    }
+    CHECK_EQ(calls, slower > 1.5 ? 8u : 32u);
+    CHECK_EQ(weighed, slower > 1.5 ? 1u : 2u);
+  }
+}
+
 // As the buckets of one step: each size goes both ways, and their times, which grow with them, do not decide.
 TEST(a_trial_is_fair_to_sizes_that_come_round) {
   constexpr size_t kSizes[] = {17 << 20, 25 << 20, 30 << 20, 19 << 20};

@@ -105,13 +105,14 @@ Task learn_slots(Fabric& f) {
 
 Task note_call(Fabric& f, Trial& trial, size_t bytes, int64_t begin_ns, std::array<double, 2>& medians) {
   trial.note(1e-3 * static_cast<double>(now_ns() - begin_ns), bytes);
-  if (!trial.is_done()) co_return;
+  if (!trial.is_to_weigh()) co_return;
   RecordExchange all(f, std::array{trial.median_us_per_byte(false), trial.median_us_per_byte(true)});
   co_await all.executor;
   medians = {};
   for (const auto& one : all.all) {
     for (size_t way = 0; way < medians.size(); ++way) medians[way] += one[way] / f.size;
   }
+  trial.weigh(medians[0], medians[1]);
 }
 
 Task run_collective(Fabric& f, Operation& op, Entry entry) {

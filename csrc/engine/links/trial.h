@@ -22,7 +22,11 @@ class Trial {
   explicit Trial(size_t each = 4) : each_(each) {}
 
   bool second_next() const { return ((kSecond >> noted_ % 8) ^ (noted_ / 8)) % 2 == 1; }
-  bool is_done() const { return noted_ == 2 * each_; }
+  bool is_done() const { return is_clear_ || noted_ == 2 * each_; }
+  // Now the ranks tell each other their medians: at the end, and once before it.
+  bool is_to_weigh() const { return noted_ == kFirstLook || is_done(); }
+  // By the medians of all ranks: done, where one way is so much slower that it need not be gone again.
+  void weigh(double first, double second) { is_clear_ = std::max(first, second) > kClear * std::min(first, second); }
   void note(double us, size_t bytes) {
     us_per_byte_[second_next()].push_back(us / static_cast<double>(std::max<size_t>(bytes, 1)));
     ++noted_;
@@ -39,8 +43,11 @@ class Trial {
   // By bits which of 8 calls go the second way; the next 8 go the other way round. Half of them, and also some, but not
   // all, of every second, third or fourth call, as the buckets of one step may be that many of different sizes.
   static constexpr unsigned kSecond = 0b0001'1110;
+  static constexpr size_t kFirstLook = 8;
+  static constexpr double kClear = 1.5;  // by chance two medians of four calls hardly differ that much
   const size_t each_;
   size_t noted_ = 0;
+  bool is_clear_ = false;
   std::array<std::vector<double>, 2> us_per_byte_;
 };
 
