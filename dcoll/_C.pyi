@@ -196,6 +196,8 @@ class Communicator(_Starts):
     encodes: bool
     """Whether float32 may be encoded among these ranks, if it is large enough: where messages carry it, and
     everywhere if DCOLL_COMPRESS_LOCAL says so."""
+    joins: int
+    """How many this rank has begun: between them the same number on all ranks."""
     def tell_uncompressed(self) -> None:
         """Compression was asked for: a line on standard error where there is none, once, on rank 0."""
     num_nodes: int

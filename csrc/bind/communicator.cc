@@ -350,6 +350,7 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("local_size", [](const Communicator& self) { return self.members().local_size(); })
       .def_property_readonly("node", [](const Communicator& self) { return self.members().node(); })
       .def_property_readonly("encodes", [](const Communicator& self) { return self.as_made().may_encode(SIZE_MAX); })
+      .def_property_readonly("joins", &Communicator::joins)
       .def("tell_uncompressed", [](const Communicator& self) { self.as_made().tell_uncompressed(); })
       .def_property_readonly("num_nodes", [](const Communicator& self) { return self.members().num_nodes(); })
       .def_property_readonly("nodes", [](const Communicator& self) { return self.members().node_of_rank; })

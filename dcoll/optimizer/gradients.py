@@ -85,7 +85,7 @@ class GradientSync(FailedRounds):
         self._begun = False  # a backward ran since the last finish()
         self._began_in = self._ended_in = 0  # the backward, as running() numbers them, that a hook noticed; that ended
         self._reduced = False  # finish() ran since the last step() or zero_grad()
-        self._ordered = False
+        self._ordered, self._joins = False, 0
         self._waited_before = 0.0  # by Reducers that were replaced
         self._attach(list(params))
 
@@ -337,6 +337,8 @@ class GradientSync(FailedRounds):
     def _bring_in_all(self) -> list[int]:
         """Have the Reducer take what is there, and tell what was not in this backward."""
         self._late.take()
+        if self._joins != self.comm.joins:
+            self._joins, self._dense = self.comm.joins, set()  # who was in join() has missed some
         missing = self._reducer.missing()
         for i in missing:
             # An earlier backward left a gradient, which counts: ranks that have one now must not average with zeros.
@@ -364,15 +366,12 @@ class GradientSync(FailedRounds):
     # --- sparse gradients ------------------------------------------------------------------------------------------
 
     def _finish_sparse(self, unused: Sequence[int]) -> bool:
-        """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without.
-        Of every parameter that has its first gradient, and of those without one, the ranks tell each other the kind.
-        """
-        found = False
+        """Gather the gradients known to be sparse. True when some newly are, and the buckets were made anew without."""
+        found = False  # the ranks tell each other the kind of each first gradient, and of what had none
         if self._as_dense is None and (unused or len(self._dense) < len(self.params)):
-            without = set(unused)
-            asked = [i for i in range(len(self.params)) if i in without or i not in self._dense]
+            asked = sorted(set(range(len(self.params))) - self._dense | set(unused))
             found = self.sparse.find(self.comm, [self.params[i] for i in asked], self.name_of)
-            self._dense.update(i for i in asked if i not in without)
+            self._dense.update(set(asked).difference(unused))
         if found:
             self._attach([*self.params, *self._frozen])  # a bucket would carry their zeros
         self.sparse.gather(self.comm, self.op, self._called)
