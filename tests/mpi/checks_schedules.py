@@ -50,6 +50,12 @@ def step(model: torch.nn.Linear, optimizer: Any, mine: torch.Tensor) -> torch.Te
     return model.weight.grad.clone()
 
 
+def join_after(steps: int, model: torch.nn.Linear, optimizer: Any) -> None:
+    for _ in range(steps):
+        step(model, optimizer, gradient())
+    hvd.join()
+
+
 def in_full(model: torch.nn.Linear, optimizer: Any) -> bool:
     """Whether a step's gradients arrive so, which all ranks take; and all get the same."""
     mine = gradient()
@@ -67,9 +73,7 @@ def check_ranks_go_on_alike_after_a_join() -> None:
     for kind in KINDS:
         model, optimizer = model_and_optimizer(kind())
         for steps in ((1, 2), (0, 2)):
-            for _ in range(steps[hvd.rank() > 0]):
-                step(model, optimizer, gradient())
-            hvd.join()
+            join_after(steps[hvd.rank() > 0], model, optimizer)
         assert rounds_everywhere(optimizer) == {1, 4}
         assert not in_full(model, optimizer)
         assert rounds_everywhere(optimizer) == {5}
@@ -78,9 +82,7 @@ def check_ranks_go_on_alike_after_a_join() -> None:
 def check_ranks_go_on_alike_before_the_start() -> None:
     for kind in KINDS:
         model, optimizer = model_and_optimizer(kind())
-        for _ in range(1 + (hvd.rank() == hvd.size() - 1)):
-            step(model, optimizer, gradient())
-        hvd.join()
+        join_after(1 + (hvd.rank() == hvd.size() - 1), model, optimizer)
         assert in_full(model, optimizer)
         assert not in_full(model, optimizer)
 
@@ -89,9 +91,7 @@ def check_a_first_round_after_a_join_may_fail() -> None:
     """On one rank: nobody knows yet how many calls the round has; all are in step afterwards."""
     for kind in KINDS:
         model, optimizer = model_and_optimizer(kind())
-        for _ in range(1 + START * (hvd.rank() > 0)):
-            step(model, optimizer, gradient())
-        hvd.join()
+        join_after(1 + START * (hvd.rank() > 0), model, optimizer)
 
         def fail(_: torch.Tensor) -> None:
             raise ValueError("not today")
@@ -109,9 +109,7 @@ def check_a_first_round_after_a_join_may_fail() -> None:
 def check_a_rank_without_backward_agrees_too() -> None:
     for kind in KINDS:
         model, optimizer = model_and_optimizer(kind())
-        for _ in range(1 + START * (hvd.rank() > 0)):
-            step(model, optimizer, gradient())
-        hvd.join()
+        join_after(1 + START * (hvd.rank() > 0), model, optimizer)
         optimizer.zero_grad()
         if hvd.rank() == 0:
             (model.weight * gradient()).sum().backward()
@@ -122,9 +120,7 @@ def check_a_rank_without_backward_agrees_too() -> None:
 
 def check_two_optimizers_agree_each_for_itself() -> None:
     (first, one), (second, two) = both = [model_and_optimizer(top_k(start_step=START)) for _ in range(2)]
-    for _ in range(1 + START * (hvd.rank() > 0)):
-        step(first, one, gradient())
-    hvd.join()
+    join_after(1 + START * (hvd.rank() > 0), first, one)
     for _, optimizer in both:
         optimizer.zero_grad()
     ((first.weight + second.weight) * gradient()).sum().backward()

@@ -21,28 +21,13 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize("check", names_of_checks(checks_compression))
+MODULES = (checks_compression, checks_top_k, checks_residuals, checks_schedules)
+
+
+@pytest.mark.parametrize(("module", "check"), [(m.__name__, check) for m in MODULES for check in names_of_checks(m)])
 @pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
-def test_compression(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
-    expect(run_checks("checks_compression", n, settings), check)
-
-
-@pytest.mark.parametrize("check", names_of_checks(checks_top_k))
-@pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
-def test_top_k(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
-    expect(run_checks("checks_top_k", n, settings), check)
-
-
-@pytest.mark.parametrize("check", names_of_checks(checks_residuals))
-@pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
-def test_residuals(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
-    expect(run_checks("checks_residuals", n, settings), check)
-
-
-@pytest.mark.parametrize("check", names_of_checks(checks_schedules))
-@pytest.mark.parametrize(("n", "settings"), JOBS, ids=str)
-def test_schedules(n: int, settings: tuple[tuple[str, str], ...], check: str) -> None:
-    expect(run_checks("checks_schedules", n, settings), check)
+def test_compression(n: int, settings: tuple[tuple[str, str], ...], module: str, check: str) -> None:
+    expect(run_checks(module, n, settings), check)
 
 
 UNFORCED = [
