@@ -690,12 +690,14 @@ def gradient_marks(params: list[Any]) -> int:
 def kept_gradients(
     views: list[Any],
     params: list[Any],
+    addresses: list[int],
     storages: list[int],
     usual: list[int],
     tensor_uses: Callable[[Any], int] | None,
     storage_uses: Callable[[int], int] | None,
 ) -> list[int]:
-    """The numbers of the views that somebody has beside their list, and are not the .grad of their parameter.
+    """The numbers of the views that somebody has beside their list, and are not the .grad of their parameter; and of
+    those that do not lie at their address any more.
 
     storages: what storage_uses takes; usual: what it returns of each while nobody has it.
     """

@@ -51,6 +51,7 @@ PyObject* kGrad = nullptr;
 PyObject* kBegin = nullptr;
 PyObject* kBringIn = nullptr;
 PyObject* kVersion = nullptr;
+PyObject* kDataPtr = nullptr;
 PyObject* kHookType = nullptr;
 
 // False: a Python error is set.
@@ -160,16 +161,27 @@ long count_by(const py::object& function, PyObject* object) {
   return count;
 }
 
+// Whether a tensor does not lie where it did: somebody has set its .data.
+bool has_left(PyObject* view, PyObject* address) {
+  Operand operand;
+  if (read_operand(view, Access::kRead, operand)) return operand.data != PyLong_AsVoidPtr(address);
+  return !py::getattr(view, kDataPtr)().equal(py::handle(address));
+}
+
 // The gradients that somebody else has, of those that are no parameter's .grad now: the tensor, here or in C++ (which
-// saved it for a backward, say), or another one of the same storage. No call that can be left out is made: this is
-// asked for every parameter in every step.
-std::vector<size_t> kept_gradients(const py::list& views, const py::list& params, const py::list& storages,
-                                   const py::list& usual, const py::object& tensor_uses,
+// saved it for a backward, say), or another one of the same storage; and those that have left their place. No call that
+// can be left out is made: this is asked for every parameter in every step.
+std::vector<size_t> kept_gradients(const py::list& views, const py::list& params, const py::list& addresses,
+                                   const py::list& storages, const py::list& usual, const py::object& tensor_uses,
                                    const py::object& storage_uses) {
   std::vector<size_t> kept;
-  for (size_t i = 0; i < views.size() && i < params.size(); ++i) {
+  for (size_t i = 0; i < views.size() && i < params.size() && i < addresses.size(); ++i) {
     const auto at = static_cast<Py_ssize_t>(i);
     PyObject* const view = PyList_GET_ITEM(views.ptr(), at);  // the list has the only reference
+    if (has_left(view, PyList_GET_ITEM(addresses.ptr(), at))) {
+      kept.push_back(i);  // its storage may be gone
+      continue;
+    }
     bool only_ours = Py_REFCNT(view) == 1;
     if (only_ours && !tensor_uses.is_none()) only_ours = count_by(tensor_uses, view) == 1;
     if (only_ours && !storage_uses.is_none() && i < storages.size() && i < usual.size()) {
@@ -259,7 +271,8 @@ void bind_gradient_hook(py::module_& m) {
   kBegin = PyUnicode_InternFromString("begin_backward");
   kBringIn = PyUnicode_InternFromString("bring_in");
   kVersion = PyUnicode_InternFromString("_version");
-  if (kGrad == nullptr || kVersion == nullptr || kBegin == nullptr || kBringIn == nullptr)
+  kDataPtr = PyUnicode_InternFromString("data_ptr");
+  if (kGrad == nullptr || kVersion == nullptr || kDataPtr == nullptr || kBegin == nullptr || kBringIn == nullptr)
     throw py::error_already_set();
   py::class_<HookState, std::shared_ptr<HookState>>(m, "HookState", py::is_final())
       .def(py::init<>())
@@ -273,8 +286,8 @@ void bind_gradient_hook(py::module_& m) {
   m.add_object("GradientHook", py::reinterpret_borrow<py::object>(type));  // and one reference for good
   m.def("take_gradients", &take_gradients, py::arg("hooks"), py::arg("params"));
   m.def("gradient_marks", &gradient_marks, py::arg("params"));
-  m.def("kept_gradients", &kept_gradients, py::arg("views"), py::arg("params"), py::arg("storages"), py::arg("usual"),
-        py::arg("tensor_uses"), py::arg("storage_uses"));
+  m.def("kept_gradients", &kept_gradients, py::arg("views"), py::arg("params"), py::arg("addresses"),
+        py::arg("storages"), py::arg("usual"), py::arg("tensor_uses"), py::arg("storage_uses"));
 }
 
 }  // namespace dcoll::bind

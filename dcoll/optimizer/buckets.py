@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll import _C
+from dcoll import _C, gradient_errors
 from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, library
 from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
@@ -178,16 +178,20 @@ def copy_in(view: torch.Tensor, grad: torch.Tensor) -> None:
 class Views:
     """The gradients of a GradientSync's parameters, each a tensor over the memory in which it is reduced.
 
-    Before that is written to again, those that the program still has are left to it: they keep their values.
+    Before that is written to again, those that the program still has are left to it: they keep their values. One whose
+    .data the program has set lies elsewhere, and is replaced.
     """
 
-    def __init__(self, scheduled: bool) -> None:
+    def __init__(self, scheduled: bool, name_of: Callable[[torch.Tensor], str]) -> None:
         """scheduled: as Layout tells."""
         self.tensors: list[torch.Tensor] = []
         """By the Reducer's numbers. Always the same list: the hooks have it, and nobody else keeps what is in it."""
         self.residuals = Residuals(scheduled)
         self.left = False
         """leave_kept() was called in this round."""
+        self._name_of = name_of
+        self._made: list[torch.Tensor] = []  # where and what each was when it was made
+        self._addresses: list[int] = []
         self._storages: list[int] = []
         self._usual_uses: list[int] = []
 
@@ -198,7 +202,8 @@ class Views:
             if p.grad is not None and id(p.grad) in before:
                 p.grad = view.copy_(p.grad)
         self.tensors[:] = views
-        self._storages[:] = self._usual_uses[:] = [0] * len(views)
+        self._made[:] = views
+        self._addresses[:] = self._storages[:] = self._usual_uses[:] = [0] * len(views)
         for i in range(len(views)):
             self._note_uses(i)
         self.residuals.move(reducer, params)
@@ -209,6 +214,8 @@ class Views:
             copy_in(self.tensors[i], gradient)
 
     def _note_uses(self, i: int) -> None:
+        self._made[i] = self.tensors[i].detach()
+        self._addresses[i] = self.tensors[i].data_ptr()
         self._storages[i] = self.tensors[i].untyped_storage()._cdata
         self._usual_uses[i] = 0 if _storage_uses is None else _storage_uses(self._storages[i])
 
@@ -218,11 +225,17 @@ class Views:
             return
         self.left = True
         reducer.settle()
-        kept = _C.kept_gradients(self.tensors, params, self._storages, self._usual_uses, _tensor_uses, _storage_uses)
+        kept = _C.kept_gradients(
+            self.tensors, params, self._addresses, self._storages, self._usual_uses, _tensor_uses, _storage_uses
+        )
         if not kept:
             return
+        for i in kept:
+            made, now = self._made[i], self.tensors[i]
+            if (made.dtype, made.shape, made.device) != (now.dtype, now.shape, now.device):
+                raise gradient_errors.converted(self._name_of(params[i]), made, now)
         moved = reducer.move(kept)
-        for i, view in zip(moved, views_of(reducer, params, moved), strict=True):
+        for i, view in zip(moved, views_of(reducer, self._made, moved), strict=True):
             p = params[i]
             if p.grad is self.tensors[i]:
                 p.grad = view.copy_(p.grad)

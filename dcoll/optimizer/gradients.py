@@ -67,7 +67,7 @@ class GradientSync(FailedRounds):
         self.params: list[torch.Tensor] = []  # whose gradients go through the buckets, by the Reducer's numbers
         self.sparse = SparseGradients()  # those that are gathered
         self._frozen: list[torch.Tensor] = []  # need no gradient now, but may later
-        self._gradients = Views(self._layout.scheduled)
+        self._gradients = Views(self._layout.scheduled, name_of)
         self._views, self.residuals = self._gradients.tensors, self._gradients.residuals
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._late = self._told = LateGradients()  # _told: those that were late when the backward began
@@ -307,9 +307,9 @@ class GradientSync(FailedRounds):
 
     def finish(self) -> None:
         """Send what has not been sent, wait for all, and give every parameter its reduced gradient. Collective."""
-        self._gradients.leave_kept(self._reducer, self.params)
-        self._end_round()
         try:
+            self._gradients.leave_kept(self._reducer, self.params)
+            self._end_round()
             missing = self._bring_in_all()
             began_empty = not self._ordered and len(self._reducer.missing()) == len(self.params)
         except BaseException as error:

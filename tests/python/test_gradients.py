@@ -366,6 +366,66 @@ def test_gradients_that_nobody_keeps_stay_where_they_are() -> None:
         assert places == {p.grad.data_ptr() for p in model.w if p.grad is not None}
 
 
+def _of_another_storage(grad: torch.Tensor, way: str) -> None:
+    """Halve it, by all the ways that give the same tensor other memory."""
+    if way == "data":
+        grad.data = grad.data * 0.5
+    elif way == "set":
+        grad.data.mul_(0.5)
+        grad.set_(grad.clone())
+    else:
+        grad.mul_(0.5)
+        grad.share_memory_()
+
+
+@pytest.mark.parametrize("way", ["data", "set", "shared"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("options", [{}, {"compression": Compression.bf16}, {"compression": Halved}], ids=str)
+@pytest.mark.parametrize("n", [1, 2])
+def test_gradients_that_were_given_other_memory(
+    n: int, options: dict[str, object], set_to_none: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCOLL_COMPRESS_LOCAL", "1")
+
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model, **options)
+        for step in range(4):
+            clear(model, sync, set_to_none)
+            for backward in range(2):  # the second one adds to what was halved
+                model(2.0 * comm.rank + step, [0, 1, 2, 3]).backward()
+                got = n - 1.0 + step
+                assert model.grads() == [(got + i) * (1.5 if backward else 1.0) for i in range(4)]
+                kept = [p.grad.data for p in model.w if p.grad is not None]
+                for p in model.w:
+                    _of_another_storage(p.grad, way)
+                if way == "data":
+                    assert [one[0] for one in kept] == [(got + i) * (1.5 if backward else 1.0) for i in range(4)]
+            sync.after_step()
+
+    run_ranks(n, body)
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["by hand", "in backward"])
+def test_a_model_converted_with_its_gradients_is_told(finish: bool) -> None:
+    """To every rank, though one alone has converted its model."""
+
+    def body(comm: _C.Communicator) -> None:
+        model = Toy()
+        sync = sync_of(comm, model)
+        model(1.0, [0, 1, 2, 3]).backward()
+        sync.after_step()
+        if comm.rank == 0:
+            model.double()
+        with pytest.raises(DcollError, match="convert or move"):
+            if finish:
+                sync.before_step()
+            else:
+                model(1.0, [0, 1, 2, 3]).backward()
+
+    run_ranks(2, body)
+
+
 def test_a_gradient_is_saved_alone() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3, bias=False))
     sync = GradientSync(_C.connect_local(1)[0], model.parameters(), lambda _: "p")
