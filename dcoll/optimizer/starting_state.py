@@ -60,6 +60,11 @@ def broadcast_tensors(comm: _C.Communicator, tensors: Sequence[tuple[str, torch.
             raise ArgumentError(
                 f"broadcast_parameters: {name} is {t.layout} on {t.device}, but must be dense, on the CPU or CUDA"
             )
+        if t.is_quantized:
+            raise ArgumentError(
+                f"broadcast_parameters: {name} is quantized ({t.dtype}), and its scale would stay each rank's own: send "
+                "it by broadcast_object()"
+            )
     if comm.size > 1:
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for _, t in tensors:

@@ -36,6 +36,8 @@ class Wrapper:
     def _dcoll_stepped(self) -> None:
         """After every step: check_sync."""
         self._dcoll_steps += 1
+        # Of whether there was a step a scheduler asks the optimizer it was made for, which may be the wrapped one.
+        self._dcoll_wrapped._opt_called = True  # type: ignore[attr-defined]
         if self._dcoll_check and self._dcoll_steps % self._dcoll_check == 0:
             params = self._dcoll_params()
             names = [self._dcoll.name_of(p) for p in params]

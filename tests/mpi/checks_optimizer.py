@@ -193,6 +193,16 @@ def check_schedulers() -> None:
     assert_same_everywhere(model)
     torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(1.0)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10).step()
+    for op in (hvd.Average, hvd.Adasum)[: 1 if hvd.size() == 3 else 2]:
+        plain = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(plain, lambda epoch: 0.5**epoch)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=op)
+        loss_of(model, *batch_of(hvd.rank(), 0)).backward()
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # that there was no step
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def check_state_dict_round_trip() -> None:
@@ -358,6 +368,11 @@ def check_broadcast_parameters() -> None:
     assert many["flag"].item() is True
     assert many["complex"].eq(complex(root, 1)).all()
     assert all(t.eq(root).all() for name, t in many.items() if name not in ("flag", "complex"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, that quantized tensors are deprecated
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    with pytest.raises(hvd.ArgumentError, match="bits is quantized .torch.qint8., and its scale"):
+        hvd.broadcast_parameters({"bits": quantized}, root_rank=root)
     hvd.broadcast_parameters(nn.ReLU().state_dict(), 0)  # there is nothing to send
     with pytest.raises(ValueError, match=r"2 entries of which none is a tensor: .* broadcast_optimizer_state\(\)"):
         hvd.broadcast_parameters(torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), 0)
