@@ -21,6 +21,19 @@ _OTHER_SIZE_VARIABLES = (
 _PRESENCE_VARIABLES = (("PMIX_RANK", "a PMIx launcher"), ("MPI_LOCALNRANKS", "an MPICH-style mpiexec"))
 # All that torch.distributed needs to begin without MPI: its users set them where torchrun does not.
 STORE_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Who tells a rank its place, or where the ranks of its job meet.
+_PLACE_VARIABLES = (
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "SLURM_PROCID",
+    "HOROVOD_RANK",
+    "RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,11 @@ def find_launcher(env: Mapping[str, str]) -> Launcher | None:
         if variable in env:
             return Launcher(name, f"{variable}={env[variable]}", None)
     return None
+
+
+def place_in(env: Mapping[str, str]) -> str:
+    """What tells the ranks that launchers have started apart."""
+    return " ".join(f"{name}={env[name]}" for name in _PLACE_VARIABLES if name in env)
 
 
 def _of_size(env: Mapping[str, str], variables: tuple[tuple[str, str], ...]) -> Launcher | None:

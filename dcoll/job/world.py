@@ -1,6 +1,7 @@
 """The job: who is in it, and which of them this process is."""
 
 import contextlib
+import multiprocessing
 import operator
 import os
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.job import environment, mpi_startup, store_startup
-from dcoll.job.find_launcher import find_launcher
+from dcoll.job.find_launcher import find_launcher, place_in
 from dcoll.job.lifecycle import Lifecycle
 from dcoll.job.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
 
@@ -59,14 +60,34 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if WORLD.lifecycle is not None and WORLD.lifecycle.belongs_to_parent():
         raise DcollError(
             "init() was called in a process that was forked from one of the job's ranks and cannot take its place: "
-            'start such processes by multiprocessing.get_context("spawn")'
+            "leave dcoll to the rank"
         )
     if WORLD.lifecycle is None:
+        if _runs_a_ranks_script_again():
+            raise DcollError(
+                "init() was called in a process that multiprocessing started from one of the job's ranks, such as a "
+                "data loader's worker: it runs the rank's script again, but for what is below "
+                '`if __name__ == "__main__":`. Call init() there'
+            )
         WORLD.lifecycle = Lifecycle(_begin())
+    if WORLD.lifecycle.job is not None:
+        os.environ[_TAKEN] = place_in(os.environ)
     _enter(WORLD.lifecycle, _part_of(WORLD.lifecycle.job, ranks))
     global_process_set.mpi_comm = _mpi_comm(comm)
     for process_set in sets:
         REGISTRY.add(process_set, may_exist=True)
+
+
+_TAKEN = "_DCOLL_TAKEN"
+"""The variable that tells the processes a rank starts in which place the rank is."""
+
+
+def _runs_a_ranks_script_again() -> bool:
+    """In a process that multiprocessing has spawned: it has the variables of the rank, whose place would be its own."""
+    # Of a process that is about to run the script multiprocessing tells in private only that it is one of its own.
+    spawned = getattr(multiprocessing.current_process(), "_inheriting", False)
+    ours = spawned or multiprocessing.parent_process() is not None
+    return ours and os.environ.get(_TAKEN, "") == place_in(os.environ) != ""
 
 
 def init_through(job: _C.Bootstrap | None) -> None:
@@ -153,6 +174,7 @@ def _part_of(all_started: _C.Bootstrap | None, ranks: list[int] | None) -> _C.Bo
 def shutdown() -> None:
     """Leave the job after finishing what is queued. init() joins it again; MPI itself ends when the process does."""
     WORLD.comm = None
+    os.environ.pop(_TAKEN, None)
     _C.set_job(None)
     sets = REGISTRY.communicators()
     REGISTRY.close()
