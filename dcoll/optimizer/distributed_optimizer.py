@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dcoll.optimizer.adasum_optimizer import DeltaSync, DistributedAdasum
 from dcoll.optimizer.buckets import new_label
 from dcoll.optimizer.gradients import GradientSync
 from dcoll.optimizer.optimizer_arguments import Names, bucket_settings, groups_of
+from dcoll.optimizer.owners import is_nobodys, leave, now_of, shared_with, use
 from dcoll.optimizer.wrapper import Wrapper
 
 
@@ -24,11 +25,18 @@ class _Distributed(Wrapper):
     """What DistributedOptimizer adds to the wrapped optimizer's class, of which the result is a subclass."""
 
     _dcoll: GradientSync
+    _dcoll_others: list[GradientSync]  # of other optimizers that have some of the parameters too
     _dcoll_skip = False
+    _dcoll_known: list[int]  # ids of the parameters at the last step
+
+    @property
+    def _dcoll_all(self) -> list[GradientSync]:
+        return [now_of(one) for one in (self._dcoll, *self._dcoll_others)]
 
     def synchronize(self) -> None:
         """Reduce gradients that are not reduced yet. After backward() they are, and this does nothing."""
-        self._dcoll.before_step()
+        for sync in self._dcoll_all:
+            sync.before_step()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -42,36 +50,47 @@ class _Distributed(Wrapper):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add up gradients on this rank alone; the next one outside reduces the sums."""
-        with self._dcoll.no_sync():
+        with ExitStack() as stack:
+            for sync in self._dcoll_all:
+                stack.enter_context(sync.no_sync())
             yield
 
     def communication_seconds(self) -> float:
         """Seconds spent so far waiting for communication that backward() did not hide."""
-        return self._dcoll.wait_seconds()
+        return sum(sync.wait_seconds() for sync in self._dcoll_all)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes are added up locally before the gradients are reduced."""
-        self._dcoll.set_passes(passes)
+        for sync in self._dcoll_all:
+            sync.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step. The closure's loss is averaged over the ranks whose closure returns one
         number, so all take the same decisions.
         """
-        if not self._dcoll_skip:
-            self._dcoll.before_step(closure_follows=closure is not None)
+        self._dcoll_notice()
+        for sync in [] if self._dcoll_skip else self._dcoll_all:
+            sync.before_step(closure_follows=closure is not None)
         result = super().step(self._synced(closure) if closure is not None else None)  # type: ignore[misc]
         self._dcoll.after_step()
         self._dcoll_stepped()
         return result
 
-    def _synced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        sync = self._dcoll
+    def _dcoll_notice(self) -> None:
+        """Parameters that somebody put into a group otherwise than by add_param_group()."""
+        params = self._dcoll_params()
+        if (now := [id(p) for p in params]) != self._dcoll_known:
+            self._dcoll_known = now
+            if new := [p for p in params if is_nobodys(p)]:
+                self._dcoll.extend(new)
 
+    def _synced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def synced() -> Any:
             loss = closure()
             if not self._dcoll_skip:
-                sync.before_step()
-            return loss if sync.comm.size == 1 else _mean_loss(sync.comm, loss)
+                self.synchronize()
+            comm = self._dcoll.comm
+            return loss if comm.size == 1 else _mean_loss(comm, loss)
 
         return synced
 
@@ -79,7 +98,8 @@ class _Distributed(Wrapper):
         """As in the wrapped optimizer, which may take no argument or have another default."""
         given = () if set_to_none is None else (set_to_none,)
         torchs = type(self._dcoll_wrapped).zero_grad is torch.optim.Optimizer.zero_grad
-        self._dcoll.before_zero_grad(torchs if set_to_none is None else set_to_none)
+        for sync in self._dcoll_all:
+            sync.before_zero_grad(torchs if set_to_none is None else set_to_none)
         super().zero_grad(*given)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -186,9 +206,12 @@ def DistributedOptimizer(
         return _wrap(optimizer, DistributedAdasum, steps, check_sync, options)
     default_mb, first_mb = bucket_settings(comm)
     bucket_mb = default_mb if bucket_mb is None else bucket_mb
+    alike = [*options.values(), compression, backward_passes_per_step]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    others, own = shared_with(params, alike, names)
     sync = GradientSync(
         comm,
-        (p for group in optimizer.param_groups for p in group["params"]),
+        own,
         names,
         Average if op is Adasum else op,  # of one rank
         backward_passes_per_step,
@@ -201,8 +224,14 @@ def DistributedOptimizer(
         group_of or (lambda _: []),
         any_thread=True,
     )
-    wrapper = _wrap(optimizer, _Distributed, sync, check_sync, options)
-    weakref.finalize(wrapper, sync.release).atexit = False
+    use(sync, others, alike)
+    return _of_gradients(_wrap(optimizer, _Distributed, sync, check_sync, options), others)
+
+
+def _of_gradients(wrapper: _Distributed, others: list[GradientSync]) -> _Distributed:
+    wrapper._dcoll_others = others
+    wrapper._dcoll_known = [id(p) for p in wrapper._dcoll_params()]
+    weakref.finalize(wrapper, leave, [wrapper._dcoll, *others]).atexit = False
     return wrapper
 
 

@@ -62,8 +62,8 @@ def broadcast_tensors(comm: _C.Communicator, tensors: Sequence[tuple[str, torch.
             )
         if t.is_quantized:
             raise ArgumentError(
-                f"broadcast_parameters: {name} is quantized ({t.dtype}), and its scale would stay each rank's own: send "
-                "it by broadcast_object()"
+                f"broadcast_parameters: {name} is quantized ({t.dtype}), and its scale would stay each rank's own: "
+                "send it by broadcast_object()"
             )
     if comm.size > 1:
         by_device: dict[torch.device, list[torch.Tensor]] = {}

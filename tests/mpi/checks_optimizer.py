@@ -371,7 +371,7 @@ def check_broadcast_parameters() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, that quantized tensors are deprecated
         quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    with pytest.raises(hvd.ArgumentError, match="bits is quantized .torch.qint8., and its scale"):
+    with pytest.raises(hvd.ArgumentError, match="bits is quantized"):
         hvd.broadcast_parameters({"bits": quantized}, root_rank=root)
     hvd.broadcast_parameters(nn.ReLU().state_dict(), 0)  # there is nothing to send
     with pytest.raises(ValueError, match=r"2 entries of which none is a tensor: .* broadcast_optimizer_state\(\)"):

@@ -417,11 +417,9 @@ def test_a_model_converted_with_its_gradients_is_told(finish: bool) -> None:
         sync.after_step()
         if comm.rank == 0:
             model.double()
+        reduce = sync.before_step if finish else model(1.0, [0, 1, 2, 3]).backward
         with pytest.raises(DcollError, match="convert or move"):
-            if finish:
-                sync.before_step()
-            else:
-                model(1.0, [0, 1, 2, 3]).backward()
+            reduce()
 
     run_ranks(2, body)
 
