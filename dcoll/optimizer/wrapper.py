@@ -1,5 +1,7 @@
 """What DistributedOptimizer adds to the wrapped optimizer's class, whatever it reduces: gradients or steps."""
 
+import copy
+import warnings
 from typing import Any
 
 import torch
@@ -47,6 +49,18 @@ class Wrapper:
         """As in torch. The wrapped optimizer sees the new state too."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         self._dcoll_wrapped.state, self._dcoll_wrapped.param_groups = self.state, self.param_groups
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.optim.Optimizer:
+        kind = type(self._dcoll_wrapped)
+        warnings.warn(
+            f"a copy of a DistributedOptimizer is a plain {kind.__name__}, which steps on its own rank's gradients: "
+            "pass it to DistributedOptimizer",
+            stacklevel=3,
+        )
+        memo[id(self)] = plain = _plain(kind)
+        state: Any = self.__getstate__()
+        plain.__setstate__(copy.deepcopy(state, memo))
+        return plain
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled or copied, it becomes the plain optimizer it wraps: hooks and buckets belong to this process."""

@@ -172,7 +172,10 @@ def check_it_is_the_optimizer_it_wraps() -> None:
     assert repr(optimizer) == text
     assert optimizer.param_groups is plain.param_groups
     assert optimizer.state is plain.state
-    assert type(copy.deepcopy(optimizer)) is torch.optim.SGD
+    with pytest.warns(UserWarning, match="a copy of a DistributedOptimizer is a plain SGD"):
+        model_and_optimizer = copy.deepcopy((model, optimizer))
+    assert type(model_and_optimizer[1]) is torch.optim.SGD
+    assert model_and_optimizer[1].param_groups[0]["params"][0] is model_and_optimizer[0][0].weight
     assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(optimizer)
