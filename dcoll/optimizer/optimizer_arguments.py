@@ -28,6 +28,7 @@ class Names:
         pairs = [] if named_parameters is None else list(named_parameters)
         if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
             raise ArgumentError("named_parameters should be pairs of name and parameter: model.named_parameters()")
+        pairs = [(str(name), p) for name, p in pairs]  # enumerate(model.parameters()) will do
         duplicates = sorted(find_duplicates(name for name, _ in pairs))
         if duplicates:
             raise ArgumentError(

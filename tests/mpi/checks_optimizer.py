@@ -327,6 +327,8 @@ def check_names() -> None:
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named[1:])
     with pytest.raises(ValueError, match="named_parameters"):
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.parameters())  # type: ignore[arg-type]
+    numbered = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), enumerate(model.parameters()))
+    assert list(numbered._parameter_names.values()) == ["0", "1", "2", "3", "4", "5"]
 
 
 def check_different_models_are_told_apart() -> None:
