@@ -30,12 +30,17 @@ def broadcast_bytes(comm: _C.Communicator, data: bytearray, root: int, name: str
         comm.broadcast_sync(_address(data), len(data), root, _C.UINT8, name)
 
 
-def allgather_bytes(comm: _C.Communicator, data: bytearray, name: str) -> list[bytes]:
+def _allgather_views(comm: _C.Communicator, data: bytearray, name: str) -> list[memoryview]:
     """Every rank's bytes, whose lengths may differ."""
     output, counts = comm.allgather_sync(_address(data), len(data), 1, _C.UINT8, name)
-    received = bytes(output) if output else b""
+    received = memoryview(output or b"").cast("B")
     ends = [sum(counts[: rank + 1]) for rank in range(len(counts))]
     return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def allgather_bytes(comm: _C.Communicator, data: bytearray, name: str) -> list[bytes]:
+    """A copy of every rank's bytes, whose lengths may differ."""
+    return [bytes(view) for view in _allgather_views(comm, data, name)]
 
 
 def _pickled_or_why(obj: Any) -> tuple[bytes, Exception | None]:
@@ -86,13 +91,13 @@ def broadcast_object(comm: _C.Communicator, obj: Any, root: int, name: str) -> A
 def allgather_object(comm: _C.Communicator, obj: Any, name: str) -> list[Any]:
     """Every rank's object, in rank order."""
     packed, failure = _pickled_or_why(obj)
-    everybodys = allgather_bytes(comm, bytearray([failure is not None]) + packed, name)
+    everybodys = _allgather_views(comm, bytearray([failure is not None]) + packed, name)
     if failure is not None:
         raise failure
     for rank, data in zip(comm.job_ranks, everybodys, strict=True):
         if data[0]:
-            raise _could_not_pickle("allgather_object", rank, data[1:])
-    return [pickle.loads(memoryview(data)[1:]) for data in everybodys]
+            raise _could_not_pickle("allgather_object", rank, bytes(data[1:]))
+    return [pickle.loads(data[1:]) for data in everybodys]
 
 
 def agree(comm: _C.Communicator, lines: Sequence[str], what: str, remedy: str) -> None:
