@@ -1,12 +1,15 @@
 """`torch.distributed` learns the name "dcoll"."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from dcoll.errors import ArgumentError
 from dcoll.torch import start
@@ -16,6 +19,7 @@ from dcoll.torch.process_group import (
     DEVICE_TYPES,
     GIVE_WORK,
     NAME,
+    Collectives,
     DcollBackend,
     DcollProcessGroup,
     TorchBackend,
@@ -68,6 +72,36 @@ def monitored(call: Callable[..., None]) -> Callable[..., None]:
     return monitored_barrier
 
 
+def keeping_work(call: Callable[..., None]) -> Callable[..., None]:
+    """What DDP's join() hands to its reducer in C++, which waits for it in backward() but keeps no object of Python's
+    alive: of one that is gone it would call torch's own wait(), which never ends."""
+    kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(call)
+    def method(self: Any, work: Any, *args: Any, **kwargs: Any) -> None:
+        kept[self] = work
+        call(self, work, *args, **kwargs)
+
+    return method
+
+
+def halves_by_python(register_hook: Callable[..., None]) -> Callable[..., None]:
+    """DDP's _register_builtin_comm_hook(): its hook of float16 in C++ takes a future's value to be C++'s list of
+    tensors, which it is not where Python has made the future."""
+
+    @functools.wraps(register_hook)
+    def method(self: Any, comm_hook_type: Any) -> None:
+        own = isinstance(self.process_group._get_backend(self.device), Collectives)
+        if own and comm_hook_type == torch._C._distributed_c10d.BuiltinCommHookType.FP16_COMPRESS:
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            self.register_comm_hook(self.process_group, fp16_compress_hook)
+        else:
+            register_hook(self, comm_hook_type)
+
+    return method
+
+
 def replace(place: Any, name: str, change: Callable[..., Any]) -> None:
     if hasattr(place, name):
         setattr(place, name, change(getattr(place, name)))
@@ -88,4 +122,6 @@ def register() -> None:
         else:
             for place in (dist, distributed_c10d):
                 replace(place, "monitored_barrier", monitored)
+        replace(torch._C._distributed_c10d.Reducer, "_set_forward_pass_work_handle", keeping_work)
+        replace(DistributedDataParallel, "_register_builtin_comm_hook", halves_by_python)
         left_alone(DcollBackend, DcollProcessGroup, Work, Done)

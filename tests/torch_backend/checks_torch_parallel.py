@@ -150,16 +150,21 @@ def check_ddp_with_hooks_and_no_sync() -> None:
     ddp.register_comm_hook(None, default_hooks.allreduce_hook)
     train(ddp, share)
     near(whole_state(net), trained())
-    ddp = DDP(model().float())
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     x, y = next(iter(batches()))
-    with ddp.no_sync():
-        torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
-    torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
     alone = model().float()
     (2 * torch.nn.functional.mse_loss(alone(x.float()), y.float())).backward()
-    for got, expected in zip(ddp.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(got.grad, expected.grad, rtol=0.05, atol=0.05)
+    for register in (
+        lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+        lambda ddp: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
+        lambda ddp: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
+    ):
+        ddp = DDP(model().float())
+        register(ddp)
+        with ddp.no_sync():
+            torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
+        torch.nn.functional.mse_loss(ddp(share(x).float()), share(y).float()).backward()
+        for got, expected in zip(ddp.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, expected.grad, rtol=0.05, atol=0.05)
 
 
 def check_ddp_unused_and_uneven() -> None:
@@ -179,11 +184,13 @@ def check_ddp_unused_and_uneven() -> None:
     assert net["a"].weight.grad is not None
     torch.testing.assert_close(net["a"].weight.grad, torch.full((1, 2), 1 / n))
     r, ddp = dist.get_rank(), DDP(torch.nn.Linear(2, 1))
-    with ddp.join():
-        for _ in range(1 + r):
-            ddp.zero_grad()
-            ddp(torch.ones(1, 2)).sum().backward()
-    assert ddp.module.weight.grad.eq((n - r) / n).all()  # in its last step the ranks before it have joined
+    for divide_by_initial_world_size in (True, False):
+        with ddp.join(divide_by_initial_world_size=divide_by_initial_world_size):
+            for _ in range(1 + r):
+                ddp.zero_grad()
+                ddp(torch.ones(1, 2)).sum().backward()
+        left = n - r  # in its last step the ranks before it have joined
+        assert ddp.module.weight.grad.eq(left / n if divide_by_initial_world_size else 1).all()
     dist.barrier()
 
 
