@@ -297,6 +297,8 @@ print("ended")
 def test_a_group_that_is_bound_to_a_device() -> None:
     """torch tells the ranks that are not in a new group to take part in splitting it off."""
     needs_backends_in_python()
+    if torch.__version__.startswith("2.14."):
+        pytest.skip("PyTorch 2.14 itself refuses a device_id that is not an accelerator's")
     done = launch(2, "-c", BOUND, launcher=TORCHRUN, preloaded=True)
     assert done.returncode == 0, done.text
     assert done.stdout.count("ended") == 2
