@@ -357,6 +357,22 @@ def check_groups_timeout() -> None:
     dist.barrier()
 
 
+def check_an_abort_is_told_to_who_calls_later() -> None:
+    """Over UCX the notice waits for a connection, which takes both ranks; the one that aborts calls other things."""
+    r, n = dist.get_rank(), dist.get_world_size()
+    if n == 1:
+        return
+    group = dist.new_group(list(range(n)), timeout=timedelta(seconds=20))
+    if r == 0:
+        group.abort()
+    else:
+        time.sleep(0.5)
+        with pytest.raises(RuntimeError, match="aborted"):
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.distributed_c10d._abort_process_group(group)
+    dist.barrier()
+
+
 def check_what_torch_asks_the_backend_for() -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert backend.supports_tensor_alloc(torch.device("cpu"))

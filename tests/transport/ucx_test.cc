@@ -230,6 +230,33 @@ TEST(ranks_wind_up_by_and_by) {
   });
 }
 
+// The notice of a failure needs a connection, which its peer never makes: it may have failed too.
+TEST(a_failed_rank_winds_up_though_a_peer_looks_at_nothing) {
+  on_ranks(2, [](Transport& t, Bootstrap& job) {
+    if (job.rank() == 0) {
+      t.post_failure("out of data");
+      CHECK(t.connecting());
+      CHECK(!t.wind_up());
+      await(t, [&] { return t.wind_up(); });
+    }
+    job.barrier();
+  });
+}
+
+// Though it has begun to close.
+TEST(a_failure_is_told_to_a_peer_that_looks_later) {
+  on_ranks(2, [](Transport& t, Bootstrap& job) {
+    if (job.rank() == 0) {
+      t.post_failure("out of data");
+      CHECK(!t.wind_up());
+    }
+    job.barrier();
+    if (job.rank() == 0) await(t, [&] { return !t.connecting(); });
+    if (job.rank() == 1) await(t, [&] { return t.poll_failure() == "out of data"; });
+    job.barrier();
+  });
+}
+
 TEST(a_receive_is_let_go) {
   on_ranks(2, [](Transport& t, Bootstrap& job) {
     std::vector<std::byte> memory(1000);

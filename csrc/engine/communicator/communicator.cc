@@ -195,10 +195,13 @@ std::string Communicator::describe_path(const Call& call, bool mapped) {
 
 void Communicator::fail(const std::string& text) {
   if (in_forked_child()) return;
-  const MutexLock lock(progress_.drive_mutex);
-  progress_.take_inbox();
-  progress_.fail_with(std::make_exception_ptr(PeerError(text)), /*tell_peers=*/true);
-  setup_.transport().wake();
+  {
+    const MutexLock lock(progress_.drive_mutex);
+    progress_.take_inbox();
+    progress_.fail_with(std::make_exception_ptr(PeerError(text)), /*tell_peers=*/true);
+    setup_.transport().wake();
+  }
+  if (progress_.has_work()) turns_.begin_here();
 }
 
 std::string Communicator::failure() const { return in_forked_child() ? "" : progress_.failure(); }

@@ -99,7 +99,8 @@ void Progress::step(bool& moved) noexcept {
   const bool listens = setup_.members.size > 1 && !failed_.load(std::memory_order_relaxed);
   try {
     take_inbox();
-    if (listens) setup_.transport().progress();
+    // After a failure too: its notice may wait for a connection.
+    if (listens || setup_.transport().connecting()) setup_.transport().progress();
   } catch (...) {
     fail_with(std::current_exception(), /*tell_peers=*/true);
   }

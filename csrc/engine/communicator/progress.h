@@ -75,9 +75,7 @@ class Progress {
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
   std::string failure() const;
   // Whether a driver has anything to do.
-  bool has_work() const {
-    return pending_.load() || points_busy_.load() || (setup_.transport().connecting() && !failed_.load());
-  }
+  bool has_work() const { return pending_.load() || points_busy_.load() || setup_.transport().connecting(); }
   bool has_messages() const { return points_busy_.load(); }
   bool is_pending() const { return pending_.load(); }
   // Whether a collective, or a message, may go on the spot as far as failures and peers are concerned.

@@ -11,6 +11,8 @@ namespace dcoll::ucx_plugin {
 namespace {
 
 constexpr std::chrono::milliseconds kCloseLimit{500};
+// After a failure: what is under way, or an end, may wait for a peer that has failed too and looks at nothing any more.
+constexpr std::chrono::milliseconds kMostPatience{2000};
 
 }  // namespace
 
@@ -75,6 +77,7 @@ void UcxTransport::begin_to_close() noexcept {
     if (peer_of(rank).endpoint != nullptr) tell(rank, kFarewell, {});
   }
   closed_ = true;
+  closed_at_ = Clock::now();
   letting_go_ = true;
   cancel_receives(/*only_others_memory=*/false);
   if (listening_ != nullptr) ucp_request_cancel(worker_, listening_);
@@ -99,15 +102,18 @@ bool UcxTransport::wind_up() {
   begin_to_close();
   look();
   if (any_lost_) drop_lost_peers();
-  if (!nothing_is_under_way()) return false;
-  close_endpoints(/*clean=*/true);
+  const bool clean = nothing_is_under_way();
+  if (!clean && !(broken_ && Clock::now() - closed_at_ >= kMostPatience)) return false;
+  close_endpoints(clean);
   return endpoints_are_closed() || are_left_alone();
 }
 
 // Before a connection is closed its peer has to confirm what was sent. One that has closed its side meanwhile does not,
 // of which UCX 1.22 does not always tell over TCP: the close then never ends. A peer that leaves needs nothing more.
 bool UcxTransport::are_left_alone() {
-  if (Clock::now() - *parted_ < kCloseLimit) return false;
+  const auto waited = Clock::now() - *parted_;
+  if (waited < kCloseLimit) return false;
+  if (broken_ && waited >= kMostPatience) return true;
   for (int rank = 0; rank < size_; ++rank) {
     if (is_closing(peer_of(rank)) && !has_left(rank)) return false;
   }

@@ -200,9 +200,9 @@ void UcxTransport::look() {
 }
 
 void UcxTransport::progress() {
-  if (closed_) return;
   look();
   if (any_lost_) drop_lost_peers();
+  if (closed_) return;
   if (arms_.exchange(false, std::memory_order_relaxed)) arm();
   see_to_connections();
   if (error_.empty()) return;

@@ -124,6 +124,7 @@ class UcxTransport final : public MessageTransport {
   std::string error_;  // the first that a callback met, which cannot throw
   bool any_lost_ = false;
   bool letting_go_ = false;
+  Clock::time_point closed_at_;
   std::optional<Clock::time_point> parted_;  // when the endpoints began to be closed
   bool failure_posted_ = false;
   std::atomic<bool> over_sockets_ = true;
