@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "engine/collective/choose_path.h"
 #include "engine/core/staging.h"
+#include "held.h"
 #include "rank_threads.h"
 #include "support/check.h"
 
@@ -162,22 +163,6 @@ TEST(it_begins_after_what_is_in_the_callers_stream) {
     });
   }
 }
-
-// What a kernel in a stream waits for.
-struct Held {
-  device::Device& device = device::device_of(device::kEmulated);
-  const device::Stream stream = device.make_stream();
-  std::atomic<bool> held{true};
-  Held() {
-    device::put_into_emulated(stream, [this] {
-      while (held.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    });
-  }
-  ~Held() {
-    held.store(false);
-    device.destroy_stream(stream);
-  }
-};
 
 // The host does not wait for the device.
 TEST(a_rank_alone_goes_on_at_once) {

@@ -44,7 +44,10 @@ class DeviceAllReduce final : public DeviceWork {
   bool next() override {
     if (!in_place_) {
       auto* const to = static_cast<std::byte*>(request_.out) + at_;
-      staging_.put([&](device::Device& device, device::Stream stream) { device.copy(to, block_, slice_, stream); });
+      staging_.put([&](device::Device& device, device::Stream stream) {
+        device.copy(to, block_, slice_, stream);
+        if (at_ + slice_ == request_.bytes()) memory_.left_behind(device_, stream);
+      });
     }
     at_ += slice_;
     if (at_ == request_.bytes()) return false;

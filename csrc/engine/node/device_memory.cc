@@ -62,8 +62,8 @@ DeviceMemory::~DeviceMemory() {
   static auto* const kept = new std::vector<std::unique_ptr<device::Block>>;
   static auto* const mutex = new Mutex;
   for (auto& [device, blocks] : blocks_) {
-    try {  // the last results may still be copied out of the large one
-      if (!keeps_blocks_ && blocks.large != nullptr) device::device_of(device).wait_for_all();
+    try {
+      if (!keeps_blocks_ && blocks.left != nullptr) blocks.left->wait();
     } catch (const Error&) {
       keeps_blocks_ = true;
     }
@@ -123,6 +123,12 @@ std::byte* DeviceMemory::block(int device, size_t bytes) {
     large = device::arena_of(device).alloc(std::bit_ceil(bytes));
   }
   return large->data();
+}
+
+void DeviceMemory::left_behind(int device, device::Stream stream) {
+  std::unique_ptr<device::Event>& left = blocks_[device].left;
+  if (left == nullptr) left = device::device_of(device).make_event();
+  left->record(stream);
 }
 
 void DeviceMemory::publish() {

@@ -67,6 +67,8 @@ class DeviceMemory {
   // This rank's blocks on a device. DeviceError: no room.
   std::byte* next_half(int device);
   std::byte* block(int device, size_t bytes);
+  // What was put into the stream is the last that reads the longer block, and nobody waits for it.
+  void left_behind(int device, device::Stream stream);
 
   // For posts: where memory of this rank is, by what others find it, and how many segments they then need. kUnmapped:
   // it is not in what others can open of that device.
@@ -102,7 +104,8 @@ class DeviceMemory {
   };
   struct Blocks {
     std::unique_ptr<device::Block> small, large, trial;
-    bool second = false;  // half of the small one
+    std::unique_ptr<device::Event> left;  // of the large one: behind what nobody waits for
+    bool second = false;                  // half of the small one
   };
   // A segment of another rank's as a device of this one sees it.
   struct Opened {
