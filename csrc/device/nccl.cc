@@ -113,9 +113,15 @@ bool nccl_reduces(DType dtype, ReduceOp op) {
   return kTypes[static_cast<size_t>(dtype)] >= 0 && op_of(op) >= 0 && !loses_nan;
 }
 
+// One that is there although to begin failed has to be given back: a thread of the library may still use it.
 Nccl::Nccl(Device& device, const NcclId& id, int size, int rank) : device_(device) {
   Config config;
-  call("ncclCommInitRankConfig", [&] { return library().init(&comm_, size, Id{id}, rank, &config); });
+  try {
+    call("ncclCommInitRankConfig", [&] { return library().init(&comm_, size, Id{id}, rank, &config); });
+  } catch (const DeviceError&) {
+    abort();
+    throw;
+  }
 }
 
 void Nccl::check(int result, const char* what) {

@@ -2,11 +2,11 @@
 // machine. As NCCL's do, a kernel waits in its stream until all ranks have begun theirs, and a call returns before its
 // kernel is in the stream.
 //
-// CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "lost 1", the same, as a thread of the library
-// finds out; "never 1", it never meets the others; "call 1 3", the third call of rank 1; "late 1
-// 3", that call's kernel, as a thread of the library finds out; "hang 1 3", it waits for ever; "kill 1 3", the process
-// is killed in it; "break 1 3", it waits for ever, and the device does nothing else any more. CHECKS_NCCL_MS: how long
-// each kernel takes beside its work.
+// CHECKS_NCCL has it fail: "init 1", ncclCommInitRankConfig of rank 1; "begun 1", the same, but there is a
+// communicator, whose end standard error tells; "lost 1", the same, as a thread of the library finds out; "never 1", it
+// never meets the others; "call 1 3", the third call of rank 1; "late 1 3", that call's kernel, as a thread of the
+// library finds out; "hang 1 3", it waits for ever; "kill 1 3", the process is killed in it; "break 1 3", it waits for
+// ever, and the device does nothing else any more. CHECKS_NCCL_MS: how long each kernel takes beside its work.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -67,6 +67,7 @@ struct Comm {
   std::atomic<bool> aborted{false};
   std::function<void()> not_begun;
   int failed = kSuccess;
+  bool begun_in_vain = false;
 
   std::byte* chunk(int of) const { return data + static_cast<size_t>(of) * kChunk; }
   bool meet() {
@@ -247,13 +248,16 @@ int ncclCommInitRankConfig(void** comm, int size, Id id, int rank, void* /*confi
   made->shared = static_cast<Shared*>(at);
   made->data = static_cast<std::byte*>(at) + sizeof(Shared);
   const std::string fate = fails.rank == rank ? fails.what : "";
+  made->begun_in_vain = fate == "begun";
   if (fate == "lost") made->failed = kSystemError;
-  if (fate != "lost" && fate != "never" && made->shared->joined.fetch_add(1) + 1 == size) shm_unlink(name);
+  if (fate != "lost" && fate != "never" && fate != "begun" && made->shared->joined.fetch_add(1) + 1 == size)
+    shm_unlink(name);
   *comm = new Handle(std::move(made));
-  return kInProgress;
+  return fate == "begun" ? kSystemError : kInProgress;
 }
 
 int ncclCommAbort(void* comm) {
+  if (of(comm).begun_in_vain) std::fprintf(stderr, "what began in vain has been aborted\n");
   of(comm).aborted.store(true);
   shm_unlink(of(comm).name.c_str());  // not all have joined, or it is gone
   delete static_cast<Handle*>(comm);

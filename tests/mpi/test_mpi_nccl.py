@@ -107,6 +107,7 @@ print("went on", hvd.rank(), time.monotonic() - begin < 10)
         ("", {"DCOLL_NCCL": "/none/libnccl.so"}, "rank 0: no NCCL: /none/libnccl.so: cannot open shared object file"),
         ("_C.place_emulated('one')", {}, "ranks 0, 1 share a GPU, which NCCL refuses"),
         ("", {"CHECKS_NCCL": "init 2"}, "rank 2: emulated:0: ncclCommInitRankConfig failed: unhandled system error"),
+        ("", {"CHECKS_NCCL": "begun 2"}, "rank 2: emulated:0: ncclCommInitRankConfig failed: unhandled system error"),
         ("", {"CHECKS_NCCL": "lost 2"}, "rank 2: emulated:0: NCCL failed: unhandled system error"),
         (
             "",
@@ -121,6 +122,7 @@ def test_ranks_that_do_without_it(nccl: Path, before: str, env: dict[str, str], 
     text = job(nccl, before + REDUCES, **env)
     assert len(re.findall(f"collectives on GPUs do not use NCCL: {why}", text)) == 1, text
     assert len(re.findall(r"went on \d True", text)) == 3, text
+    assert text.count("what began in vain has been aborted") == ("begun 2" in env.values()), text
     demanding = f"try:{REDUCES}".replace("\n", "\n    ") + "\nexcept hvd.DcollError as e:\n    print('got', e)\n"
     text = job(nccl, f"{before}\n{demanding}", DCOLL_GPU_ENGINE="nccl", **env)
     assert len(re.findall(f"DCOLL_GPU_ENGINE=nccl, but {why}", text)) >= 3, text
