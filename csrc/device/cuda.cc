@@ -2,6 +2,7 @@
 // own libcudart, that one is used, so that no process has two.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -168,10 +169,10 @@ class Cuda final : public Device {
   }
   bool has_kernels() override {
 #if DCOLL_CUDA
+    if (has_kernels_.load(std::memory_order_relaxed)) return true;
     try {
-      bool has_code = false;
-      launch([&] { has_code = kernels::cuda::has_code(); });
-      return has_code;
+      launch([&] { has_kernels_.store(kernels::cuda::load_reductions(), std::memory_order_relaxed); });
+      return has_kernels_.load(std::memory_order_relaxed);
     } catch (const DeviceError&) {  // its driver is older than the runtime that the kernels are linked with
     }
 #endif
@@ -286,6 +287,9 @@ class Cuda final : public Device {
   }
 #endif
   int number_;
+#if DCOLL_CUDA
+  std::atomic<bool> has_kernels_{false};  // and has loaded them
+#endif
 };
 
 }  // namespace

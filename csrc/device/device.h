@@ -50,7 +50,8 @@ class Device {
   virtual std::string name() const = 0;  // "cuda:0"
   // Which of the machine it is, whatever numbers its processes give it.
   virtual std::string place() = 0;
-  // Whether it runs this build's kernels.
+  // Whether it runs this build's kernels. It has loaded them then, which it cannot while a kernel on it waits for
+  // something that this process has yet to do.
   virtual bool has_kernels() = 0;
   // Calls a library that works on the calling thread's current device, and on this one then.
   virtual void as_current(const std::function<void()>& call) = 0;

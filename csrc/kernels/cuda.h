@@ -28,6 +28,11 @@ void reduce_n_to_n(std::span<void* const> dsts, std::span<const void* const> src
                    ReduceOp op, double scale, void* stream);
 void scale(void* dst, const void* src, size_t count, DType dtype, double scale, void* stream);
 
+// Loads the kernels of the above into the current device. False: it does not run them, for the build has no code for it
+// or its driver is too old. Else the driver loads a kernel when it is first launched; for that it may wait for all that
+// the device is doing (CUDA_MODULE_LOADING=LAZY, CUDA's default), and keeps other threads waiting meanwhile.
+bool load_reductions();
+
 void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t count, void* stream);
 
 // The segments are read before the call returns.

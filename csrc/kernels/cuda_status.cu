@@ -65,17 +65,6 @@ int multiprocessors() {
   return count;
 }
 
-namespace {
-__global__ void nothing() {}
-}  // namespace
-
-bool has_code() {
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, nothing) == cudaSuccess) return true;
-  (void)cudaGetLastError();
-  return false;
-}
-
 int resident_blocks(const void* kernel, int threads) {
   int blocks = 0;
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0), "asking how many blocks fit");

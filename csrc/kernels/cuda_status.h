@@ -37,8 +37,6 @@ class CurrentDevice {
 
 // Streaming multiprocessors of the current device: grids are sized by it.
 int multiprocessors();
-// Whether the current device runs these kernels: the build has code for it, and its driver is new enough.
-bool has_code();
 // How many blocks of so many threads of a kernel (its address) one of them holds at once.
 int resident_blocks(const void* kernel, int threads);
 

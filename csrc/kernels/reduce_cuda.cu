@@ -258,7 +258,35 @@ void run(std::span<void* const> dsts, std::span<const void* const> srcs, size_t 
   launch_dtype(dtype, op, p, count, scale, cuda_stream);
 }
 
+template <class... Kernels>
+bool load(Kernels*... kernels) {
+  cudaFuncAttributes found;
+  return ((cudaFuncGetAttributes(&found, kernels) == cudaSuccess) && ...);
+}
+// All that launch() may choose for T.
+template <class T, class... Ops>
+bool load_all() {
+  return load(&reduce_kernel<T, Ops, 2>...) && load(&reduce_kernel<T, Ops, 0>...);
+}
+template <class... Ts>
+bool load_numbers() {
+  return (load_all<Ts, Sum, Min, Max, Product>() && ...);
+}
+template <class... Ts>
+bool load_bits() {
+  return (load_all<Ts, And, Or, Xor>() && ...);
+}
+
 }  // namespace
+
+bool load_reductions() {
+  if (load_numbers<__half, __nv_bfloat16, float, double, int8_t, int16_t, int32_t, int64_t>() &&
+      load_numbers<uint8_t, uint16_t, uint32_t, uint64_t>() && load_bits<uint8_t, uint16_t, uint32_t>()) {
+    return true;
+  }
+  (void)cudaGetLastError();
+  return false;
+}
 
 void reduce2(void* dst, const void* a, const void* b, size_t count, DType dtype, ReduceOp op, double scale,
              void* stream) {

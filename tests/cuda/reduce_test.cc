@@ -88,6 +88,27 @@ TEST(as_many_sources_as_a_launch_takes) {
                ArgumentError, "1 to 128 sources");
 }
 
+// By the first launch of one, for which the driver might wait for a kernel that itself waits for other ranks.
+TEST(no_kernel_is_loaded_later) {
+  cuda_shim::loaded.clear();
+  CHECK(kernels::cuda::load_reductions());
+  const size_t known = cuda_shim::loaded.size();
+  CHECK(known > 0);
+  for (const DType dtype : test::kDTypes) {
+    for (const ReduceOp op : test::kOps) {
+      if (!test::defined(dtype, op, 1.0)) continue;
+      for (const size_t p : {2, 3}) {
+        const Operands in(dtype, p, 100, 0, false);
+        kernels::cuda::reduce_n_to_n(in.dsts, in.srcs, 100, dtype, op, 1.0, nullptr);
+      }
+    }
+    const Operands in(dtype, 1, 100, 0, false);
+    if (dtype != DType::kBool) kernels::cuda::scale(in.dsts[0], in.srcs[0], 100, dtype, 2.0, nullptr);
+    CHECK_EQ(std::string(dtype_name(dtype)) + (cuda_shim::loaded.size() > known ? " has more" : ""),
+             std::string(dtype_name(dtype)));
+  }
+}
+
 }  // namespace
 }  // namespace dcoll
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "cuda_shim/block.h"
 
@@ -142,8 +143,13 @@ inline cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream
   std::memset(dst, byte, bytes);
   return cudaSuccess;
 }
+namespace cuda_shim {
+// A driver loads a kernel when it is first asked for or launched.
+inline std::set<const void*> loaded;
+}  // namespace cuda_shim
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... args) {
+  cuda_shim::loaded.insert(reinterpret_cast<const void*>(kernel));
   cuda_shim::run_grid(config->gridDim.x, config->blockDim.x, [&] { kernel(static_cast<Parameters>(args)...); });
   return cudaSuccess;
 }
@@ -162,9 +168,11 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 3, cudaSuccess; }
 struct cudaFuncAttributes {};
 template <typename Kernel>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel* kernel) {
+  cuda_shim::loaded.insert(reinterpret_cast<const void*>(kernel));
   return cudaSuccess;
 }
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int, size_t) {
+  cuda_shim::loaded.insert(kernel);
   return *blocks = 1, cudaSuccess;
 }
