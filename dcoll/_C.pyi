@@ -81,6 +81,12 @@ class DeviceBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
+def show_device_memory(device: int) -> bytes:
+    """What open_device_memory() takes in another process, while this one lives."""
+
+def open_device_memory(device: int, shown: bytes) -> None:
+    """Open that memory for a device, and read it; raise what keeps this process from it."""
+
 def hash_memory(blocks: Sequence[tuple[int, int]]) -> list[int]:
     """A 64-bit hash, as a signed number, of each (address, number of bytes)."""
 

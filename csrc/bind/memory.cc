@@ -1,6 +1,9 @@
 // Buffer: the core's memory through Python's buffer protocol.
 #include <pybind11/stl.h>
 
+#include <cstring>
+#include <string>
+
 #include "base/error.h"
 #include "base/memory_hash.h"
 #include "bind/bind.h"
@@ -49,6 +52,53 @@ struct DeviceBuffer {
   }
 };
 
+// What one process shows another to find out whether it can open a device's memory.
+constexpr uint64_t kShown = 0x0123456789abcdef;
+
+void copy_now(device::Device& device, void* to, const void* from) {
+  const device::Stream stream = device.make_stream();
+  try {
+    device.copy(to, from, sizeof(kShown), stream);
+  } catch (const device::DeviceError&) {
+    device.destroy_stream(stream);
+    throw;
+  }
+  device.drain(stream);
+  device.destroy_stream(stream);
+}
+
+// Shown until the process ends.
+py::bytes show_device_memory(int number) {
+  constexpr size_t kPage = size_t{2} << 20;  // smaller ones share one
+  device::Handle handle{};
+  {
+    const py::gil_scoped_release unlocked;
+    device::Device& device = device::device_of(number);
+    void* const data = device.allocate(kPage);
+    copy_now(device, data, &kShown);
+    handle = device.handle_of(data);
+  }
+  return {reinterpret_cast<const char*>(handle.data()), handle.size()};
+}
+
+void open_device_memory(int number, const std::string& shown) {
+  const py::gil_scoped_release unlocked;
+  device::Handle handle{};
+  if (shown.size() != handle.size()) throw ArgumentError("this is nothing that show_device_memory() has returned");
+  std::memcpy(handle.data(), shown.data(), shown.size());
+  device::Device& device = device::device_of(number);
+  void* const opened = device.open(handle);
+  uint64_t found = 0;
+  try {
+    copy_now(device, &found, opened);
+  } catch (const device::DeviceError&) {
+    device.close(opened);
+    throw;
+  }
+  device.close(opened);
+  if (found != kShown) throw device::DeviceError(device.name() + ": what the other process wrote is not there");
+}
+
 void bind_device_buffer(py::module_& m) {
   py::class_<DeviceBuffer>(m, "DeviceBuffer", py::buffer_protocol(), py::is_final())
       .def(py::init(&DeviceBuffer::make), py::arg("device"), py::arg("nbytes"))
@@ -56,6 +106,8 @@ void bind_device_buffer(py::module_& m) {
       .def_buffer(&DeviceBuffer::info)
       .def_property_readonly("__cuda_array_interface__", &DeviceBuffer::cuda_array)
       .def("__len__", [](const DeviceBuffer& buffer) { return buffer.bytes; });
+  m.def("show_device_memory", &show_device_memory, py::arg("device"));
+  m.def("open_device_memory", &open_device_memory, py::arg("device"), py::arg("shown"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """The machine: what one process can see by itself."""
 
 import importlib.util
+import json
 import os
 import re
 import resource
@@ -42,13 +43,14 @@ def examine() -> list[Finding]:
         core(),
         torch(),
         mpi(),
+        *filter(None, [cuda_in_mpi()]),
         launcher(),
         mpi4py(),
         shared_memory(),
         memory_limit(),
         peer_memory(),
         cuda(),
-        *filter(None, [between_gpus()]),
+        *gpus(),
         cores(),
     ]
 
@@ -141,6 +143,31 @@ def mpi() -> Finding:
         f"The MPI library that dcoll was built with does not start. See that it is installed and found "
         f"(LD_LIBRARY_PATH), or build for another: put its mpicc on PATH and {REINSTALL}.",
     )  # fmt: skip
+
+
+_ASK_MPI = """
+import ctypes
+from dcoll import _C
+mpi = _C.load_mpi({plugin!r})
+asked = getattr(ctypes.CDLL(mpi.library_path), "MPIX_Query_cuda_support", None)
+print("cannot tell" if asked is None else "yes" if asked() else "no")
+mpi.finalize()
+"""
+
+
+def cuda_in_mpi() -> Finding | None:
+    """Whether that MPI takes memory of GPUs: Open MPI, MPICH and MVAPICH have a function for that. None: no MPI."""
+    if not PLUGIN.exists():
+        return None
+    status, text = ask_python(_ASK_MPI.format(plugin=str(PLUGIN)))
+    says = {
+        "yes": "it says that it was built for CUDA and takes GPUs' memory",
+        "no": "it says that it does not take GPUs' memory",
+        "cannot tell": "it cannot tell whether it takes GPUs' memory (it has no MPIX_Query_cuda_support)",
+    }.get(last_line(text))
+    if status != 0 or says is None:
+        return None
+    return fine("MPI and CUDA", f"{says}; dcoll gives it the host's in any case")
 
 
 def launcher() -> Finding:
@@ -271,6 +298,11 @@ def peer_memory() -> Finding:
     )  # fmt: skip
 
 
+def gpus() -> list[Finding]:
+    found = between_gpus()
+    return [] if found is None else [found, *filter(None, [opened_memory()])]
+
+
 # How many GPUs torch sees, which pairs of them do not reach each other, and the NCCL that it brings.
 _ASK_TORCH = """
 import torch
@@ -296,6 +328,56 @@ def between_gpus() -> Finding | None:
             "(nvidia-smi topo -p2p r), by CUDA_VISIBLE_DEVICES and torch.cuda.set_device(dcoll.local_rank()).",
         )  # fmt: skip
     return fine("between GPUs", f"{found}; each reaches the others' memory" if count != "1" else found)
+
+
+# Two processes, of which one opens the memory that the other has on each GPU, on each GPU.
+_SHOW_MEMORY = """
+import sys
+from dcoll import _C
+print(*(_C.show_device_memory(int(one)).hex() for one in sys.argv[1:]), flush=True)
+sys.stdin.read()
+"""
+_OPEN_MEMORY = """
+import json, subprocess, sys
+import torch
+from dcoll import _C
+from dcoll.errors import DcollError
+devices = [_C.EMULATED_DEVICE] if _C.emulates_device() else [*range(torch.cuda.device_count())]
+command = [sys.executable, "-c", {show!r}, *map(str, devices)]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
+    shown = other.stdout.readline().split()
+    failed = [] if shown or not devices else other.communicate()[1].decode().splitlines()[-1:]
+    for handle in shown:
+        for device in devices:
+            try:
+                _C.open_device_memory(device, bytes.fromhex(handle.decode()))
+            except DcollError as error:
+                failed.append(str(error))
+print(json.dumps([len(devices), failed]))
+"""
+
+
+def opened_memory() -> Finding | None:
+    """CUDA IPC, which containers and virtual GPUs can lack: by doing it. None: no GPU, or nobody could be asked."""
+    status, text = ask_python(_OPEN_MEMORY.format(show=_SHOW_MEMORY))
+    if status == 124:
+        count, failed = 0, [text]
+    elif status != 0:
+        return None
+    else:
+        count, failed = json.loads(last_line(text))
+        if count == 0:
+            return None
+    what = "GPU memory between processes"
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        return note(
+            what, f"{failed[0]}{more}",
+            "Ranks of a node cannot open each other's memory (CUDA IPC): collectives of CUDA tensors go by NCCL where "
+            "each rank has a GPU of its own, else through host memory. Containers need their ranks in one IPC and one "
+            "process namespace; some virtual GPUs have no CUDA IPC.",
+        )  # fmt: skip
+    return fine(what, f"one process opens what another has on {'each GPU' if count > 1 else 'the GPU'} (CUDA IPC)")
 
 
 def cuda() -> Finding:

@@ -142,6 +142,80 @@ def test_gpus_that_do_not_reach_each_other_are_a_note(monkeypatch: pytest.Monkey
         assert machine.between_gpus() is None
 
 
+def test_memory_is_opened_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCOLL_DEVICE", "emulated")
+    assert machine.opened_memory() == finding.fine(
+        "GPU memory between processes", "one process opens what another has on the GPU (CUDA IPC)"
+    )
+
+
+@pytest.mark.parametrize("who", ["show", "open"])
+def test_why_memory_is_not_opened_is_told(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCOLL_DEVICE", "emulated")
+    program = f"_{who.upper()}_MEMORY"
+    refuses = getattr(machine, program).replace("import _C\n", "import _C; _C.share_emulated(False)\n", 1)
+    monkeypatch.setattr(machine, program, refuses)
+    found = machine.opened_memory()
+    assert found is not None
+    assert found.level is Level.NOTE
+    assert f"emulated:0: {who}s no memory, as a test has asked for" in found.found
+    assert "through host memory" in found.advice
+
+
+def test_what_is_told_of_memory_on_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = "cuda:0: cudaIpcOpenMemHandle failed: invalid device context (CUDA error 201)"
+    for answer, level, text in (
+        ((0, "[2, []]"), Level.FINE, "one process opens what another has on each GPU (CUDA IPC)"),
+        ((0, f'[2, ["{refused}", "another"]]'), Level.NOTE, f"{refused} (and 1 more)"),
+        ((124, "no answer within 60 s"), Level.NOTE, "no answer within 60 s"),
+    ):
+        fake_answers(monkeypatch, ("open_device_memory", *answer))
+        found = machine.opened_memory()
+        assert found is not None
+        assert (found.level, found.found) == (level, text)
+    for answer in ((0, "[0, []]"), (1, "Traceback\nModuleNotFoundError: No module named 'torch'")):
+        fake_answers(monkeypatch, ("open_device_memory", *answer))
+        assert machine.opened_memory() is None
+
+
+def test_memory_is_not_opened_where_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_answers(monkeypatch, ("open_device_memory", 0, "[2, []]"), ("can_device_access_peer", 0, "2;2.27.5;"))
+    assert [found.what for found in machine.gpus()] == ["between GPUs", "GPU memory between processes"]
+    fake_answers(monkeypatch, ("open_device_memory", 0, "[2, []]"), ("can_device_access_peer", 0, "0;none;"))
+    assert machine.gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("return 1;", "it says that it was built for CUDA"),
+        ("return 0;", "it says that it does not"),
+        ("", "it cannot tell"),
+    ],
+)
+def test_mpi_is_asked_whether_it_takes_memory_of_gpus(
+    answer: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, library = tmp_path / "mpi.c", tmp_path / "libmpi.so"
+    function = f"int MPIX_Query_cuda_support(void) {{ {answer} }}" if answer else "int MPI_Init(void) { return 0; }"
+    source.write_text(function + "\n")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    asks = machine._ASK_MPI.replace("mpi.library_path", repr(str(library)))
+    monkeypatch.setattr(machine, "_ASK_MPI", asks)
+    found = machine.cuda_in_mpi()
+    assert found is not None
+    assert found.level is Level.FINE
+    assert text in found.found
+
+
+def test_an_mpi_that_is_not_there_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_answers(monkeypatch, ("MPIX_Query_cuda_support", 1, "OSError: libmpi.so.40: cannot open shared object file"))
+    assert machine.cuda_in_mpi() is None
+    monkeypatch.setattr(machine, "PLUGIN", tmp_path / "missing")
+    fake_answers(monkeypatch, ("MPIX_Query_cuda_support", 0, "yes"))
+    assert machine.cuda_in_mpi() is None
+
+
 def seen(rank: int, node: int = 0, cpus: tuple[int, ...] = (0, 1), **interfaces: str) -> Seen:
     return Seen(rank, node, f"host{node}", frozenset(cpus), "dcoll 1, torch 2", interfaces)
 
