@@ -358,16 +358,11 @@ print(json.dumps([len(devices), failed]))
 
 
 def opened_memory() -> Finding | None:
-    """CUDA IPC, which containers and virtual GPUs can lack: by doing it. None: no GPU, or nobody could be asked."""
+    """CUDA IPC, which containers and virtual GPUs can lack: by doing it. None: torch sees no GPU."""
     status, text = ask_python(_OPEN_MEMORY.format(show=_SHOW_MEMORY))
-    if status == 124:
-        count, failed = 0, [text]
-    elif status != 0:
+    count, failed = json.loads(last_line(text)) if status == 0 else (1, [last_line(text)])
+    if count == 0:
         return None
-    else:
-        count, failed = json.loads(last_line(text))
-        if count == 0:
-            return None
     what = "GPU memory between processes"
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
