@@ -265,6 +265,13 @@ class Cuda final : public Device {
     refuse(to, from, count, dtype, factor, stream);
 #endif
   }
+  void cast(void* to, DType to_type, const void* from, DType from_type, size_t count, Stream stream) override {
+#if DCOLL_CUDA
+    launch([&] { kernels::cuda::cast(to, to_type, from, from_type, count, stream); });
+#else
+    refuse(to, to_type, from, from_type, count, stream);
+#endif
+  }
 
  private:
 #if DCOLL_CUDA

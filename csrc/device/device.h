@@ -72,10 +72,11 @@ class Device {
   virtual std::unique_ptr<Event> make_event() = 0;
   // Between memory of the host and of devices, in any direction.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
-  // kernels::reduce_n_to_n and kernels::scale, of its own memory and what it opened. A build without CUDA has none.
+  // kernels::reduce_n_to_n, scale and cast, of its own memory and what it opened. A build without CUDA has none.
   virtual void reduce_n_to_n(std::span<void* const> to, std::span<const void* const> from, size_t count, DType dtype,
                              ReduceOp op, double scale, Stream stream) = 0;
   virtual void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) = 0;
+  virtual void cast(void* to, DType to_type, const void* from, DType from_type, size_t count, Stream stream) = 0;
   // The calling thread waits for all that is in streams of this device.
   virtual void wait_for_all() = 0;
   // The calling thread waits until nothing in the stream touches memory any more, whether or not the device has failed.

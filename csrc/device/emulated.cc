@@ -19,6 +19,7 @@
 
 #include "base/thread_safety.h"
 #include "device/device.h"
+#include "kernels/cast.h"
 #include "kernels/reduce.h"
 #include "kernels/scale.h"
 
@@ -233,6 +234,10 @@ class Emulated final : public Device {
   void scale(void* to, const void* from, size_t count, DType dtype, double factor, Stream stream) override {
     check_kernels();
     put(stream, [=] { work_late([&] { kernels::scale(to, from, count, dtype, factor); }); });
+  }
+  void cast(void* to, DType to_type, const void* from, DType from_type, size_t count, Stream stream) override {
+    check_kernels();
+    put(stream, [=] { work_late([&] { kernels::cast(to, to_type, from, from_type, count); }); });
   }
   void wait_for_all() override {
     std::vector<std::unique_ptr<Event>> ends;

@@ -414,6 +414,16 @@ def codec_for_buckets(compression: Any) -> dict[str, Any]:
     return {name: getattr(compression, name) for name in options if hasattr(compression, name)}
 
 
+def codec_on_devices(compression: Any) -> str | None:
+    """The core's codec of float32 buckets that stay on a device; None: those lie in the CPU's memory, where codecs are
+    and what they keep. 16 bits to nearest are a cast, which a GPU makes.
+    """
+    if compression is NoneCompressor:
+        return ""
+    casts = ("", "fp16", "bf16", "auto fp16", "auto bf16")
+    return compression.codec if _is_ours(compression) and compression.codec in casts else None
+
+
 def check_adasum(compression: Any) -> None:
     """Raises ArgumentError for what encodes sums and averages alone, and would do nothing here."""
     ours = compression if isinstance(compression, type) else type(compression)

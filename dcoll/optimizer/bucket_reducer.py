@@ -63,7 +63,7 @@ _Flat = tuple[torch.Tensor, dict[int, torch.Tensor]]
 
 
 class DeviceReducer(BucketReducer):
-    """For gradients on a device, as they are, float64 maybe in 16 bits: each bucket travels as one.
+    """For gradients on a device, as they are or in 16 bits: each bucket travels as one.
 
     As they are, and once the order of gradients is known, they lie side by side in memory that other ranks can open,
     and are reduced in place. Where this rank has no room for that, each bucket gets memory when it is sent: to the
@@ -72,9 +72,12 @@ class DeviceReducer(BucketReducer):
 
     _has_layout = False  # the first one is by size alone: once backward has shown an order there is a better one
 
-    def __init__(self, options: ReducerOptions, compression: Any) -> None:
-        """compression: Compression.none, fp16 or bf16, which are for float64 here: float32 is the core's to encode."""
+    def __init__(self, options: ReducerOptions, compression: Any, codec: str) -> None:
+        """compression: Compression.none, fp16 or bf16, which are for float64 here, or auto. codec: of float32, by the
+        core's name.
+        """
         self._compression = compression
+        self._codec = codec
         self._left: list[Handle] = []  # of rounds that came to nothing: the core still writes to their buckets
         self._flats: dict[tuple[int, ...], _Flat] = {}  # by unit
         self._without_room: set[tuple[int, ...]] = set()
@@ -92,6 +95,9 @@ class DeviceReducer(BucketReducer):
 
     def _compression_of(self, unit: Sequence[int]) -> Any:
         return self._compression if self.gradients[unit[0]].dtype is torch.float64 else NoneCompressor
+
+    def _codec_of(self, unit: Sequence[int]) -> str:
+        return self._codec if self.gradients[unit[0]].dtype is torch.float32 else ""
 
     def _place(self, units: Sequence[Sequence[int]]) -> None:
         """Give buckets memory, in which their gradients are if other ranks can open it."""
@@ -154,13 +160,15 @@ class DeviceReducer(BucketReducer):
             flat, pieces = found
             for i in self._elsewhere(pieces):
                 pieces[i].copy_(self.gradients[i])
-            handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales)
+            codec = self._codec_of(unit)
+            handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales, codec=codec)
             self._sent.append((unit, self._note(handle), found, []))
             return
         compression = self._compression_of(unit)
         wires, contexts = zip(*(compression.compress(self.gradients[i]) for i in unit), strict=True)
         in_place = compression is NoneCompressor
-        handle = grouped.start_allreduce(self._comm, list(wires), self._op, name, *self._scales, in_place=in_place)
+        options = self._op, name, *self._scales, in_place, self._codec_of(unit)
+        handle = grouped.start_allreduce(self._comm, list(wires), *options)
         self._sent.append((unit, self._note(handle), None, list(contexts)))
 
     def _flat_of(self, unit: Sequence[int]) -> _Flat | None:

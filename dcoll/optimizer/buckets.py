@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dcoll import _C, gradient_errors
 from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, library
-from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, wire_dtype_of
+from dcoll.compression.codecs import NoneCompressor, PowerSGD, codec_for_buckets, codec_on_devices, wire_dtype_of
 from dcoll.compression.residuals import Residuals, shaped_like
 from dcoll.errors import JoinedError
 from dcoll.job import objects
@@ -104,10 +104,11 @@ class Layout:
                 return power_sgd.PowerSGDReducer(options, compression, states)
             compression = NoneCompressor
         on_device = any(library("torch").on_device(p) for p in params)
-        in_16_bits = on_device and wire is not None
-        encoded = in_16_bits and has_float32 and comm.encodes
-        if on_device and (compression is NoneCompressor or (in_16_bits and not encoded)):
-            return DeviceReducer(options, compression)
+        if on_device:
+            encodes_none = wire is not None and not (has_float32 and comm.encodes)
+            cast = "" if encodes_none else codec_on_devices(compression)
+            if cast is not None:
+                return DeviceReducer(options, compression, cast)
         if wire is None and not codec and compression is not NoneCompressor:
             return CompressedReducer(options, compression, names)
         core = _C.Reducer(

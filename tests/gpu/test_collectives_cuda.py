@@ -8,6 +8,7 @@ import checks_device_memory
 import checks_device_models
 import checks_device_pull
 import checks_nccl
+import checks_nccl_compression
 import checks_torch_device
 import presence
 import pytest
@@ -60,6 +61,13 @@ def test_pulls_by_nccl(n: int, check: str) -> None:
     presence.require(n)
     env = ("DCOLL_GPU_ENGINE", "nccl"), ("CHECKS_GPU", "own"), ("CHECKS_WAY", "NCCL")
     expect(run_checks("checks_device_pull", n, env), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_nccl_compression))
+@pytest.mark.parametrize("env", [(), (("DCOLL_COMPRESS_LOCAL", "1"),)], ids=str)
+def test_16_bits_by_nccl(env: tuple[tuple[str, str], ...], check: str) -> None:
+    presence.require(2)
+    expect(run_checks("checks_nccl_compression", 2, (("CHECKS_GPU", "own"), *env)), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_models))

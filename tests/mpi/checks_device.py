@@ -224,6 +224,8 @@ def check_options_of_the_optimizer() -> None:
         {"compression": compression.int8},
         {"compression": compression.topk(ratio=1.0)},
         {"compression": compression.auto("int8")},
+        {"compression": compression.auto("bf16")},
+        {"compression": compression.auto()},
         {"check_sync": 1},
     ]
     for some in options:

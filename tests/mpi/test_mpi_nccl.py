@@ -9,6 +9,7 @@ from pathlib import Path
 import checks_device
 import checks_device_pull
 import checks_nccl
+import checks_nccl_compression
 import checks_optimizer
 import checks_process_sets
 import pytest
@@ -45,6 +46,12 @@ def on_emulated(nccl: Path, *more: tuple[str, str]) -> tuple[tuple[str, str], ..
 @pytest.mark.parametrize(("n", "env"), LAYOUTS, ids=str)
 def test_nccl(nccl: Path, n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
     expect(run_checks("checks_nccl", n, on_emulated(nccl, *env)), check)
+
+
+@pytest.mark.parametrize("check", names_of_checks(checks_nccl_compression))
+@pytest.mark.parametrize(("n", "env"), [*LAYOUTS, (2, (("DCOLL_COMPRESS_LOCAL", "1"),))], ids=str)
+def test_16_bits(nccl: Path, n: int, env: tuple[tuple[str, str], ...], check: str) -> None:
+    expect(run_checks("checks_nccl_compression", n, on_emulated(nccl, *env)), check)
 
 
 @pytest.mark.parametrize("check", names_of_checks(checks_device_pull))

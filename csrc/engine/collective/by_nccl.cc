@@ -13,6 +13,7 @@
 #include "base/number.h"
 #include "base/ranks_text.h"
 #include "engine/collective/by_schedule.h"
+#include "engine/collective/choose_path.h"
 #include "engine/collective/handshake.h"
 #include "engine/collective/mismatch.h"
 #include "engine/collective/on_device.h"
@@ -27,9 +28,14 @@ namespace {
 constexpr double kTellSeconds = 0.1;
 // What a rank shows beside the call when it cannot take part by NCCL.
 constexpr uint64_t kElsewhere = 0x9e3779b97f4a7c15;
+// What is cast is so in pieces of so many elements, so that the memory for it, 32 MiB, does not grow with the operand.
+constexpr size_t kMostCast = size_t{16} << 20;
 
-// What is summed is divided, or multiplied, by a kernel of ours: NCCL averages floating types alone.
-bool nccl_averages(const Call& call) { return call.op == ReduceOp::kAverage && is_floating(call.dtype); }
+// What is summed is divided, or multiplied, by a kernel of ours: NCCL averages floating types alone, those of 16 bits
+// by dividing what each rank brings, so that small values are lost of what is cast.
+bool nccl_averages(const Call& call) {
+  return call.op == ReduceOp::kAverage && is_floating(call.dtype) && !call.encoding;
+}
 double scale_after(const Call& call, int size) {
   return nccl_averages(call) ? call.postscale : final_scale(call.op, call.postscale, size);
 }
@@ -176,10 +182,16 @@ Task meet(Fabric& f, Staging& staging, int number) {
   f.tell_for_all(LogLevel::kInfo, "collectives on GPUs use NCCL " + std::to_string(device::nccl_version()));
 }
 
+// Where the operand is, scaled.
+const void* scaled(const Request& r, device::Device& device, device::Stream stream) {
+  if (r.prescale == 1.0) return r.in;
+  device.scale(r.out, r.in, r.count, r.dtype, r.prescale, stream);
+  return r.out;
+}
+
 void begin(NcclState& nccl, const Operation& op, int size, device::Device& device, device::Stream stream) {
   const Request& r = op.request;
   const Call call = r.call();
-  const void* in = r.in;
   if (r.kind == Kind::kAllGather) return nccl.comm->all_gather(r.in, r.out, r.bytes(), stream);
   if (r.kind == Kind::kAllToAll) {
     const std::vector<size_t> sent = bytes_of_rows({r.splits.begin(), r.splits.end()}, r.row_elems);
@@ -190,11 +202,7 @@ void begin(NcclState& nccl, const Operation& op, int size, device::Device& devic
     const size_t share = r.count / static_cast<size_t>(size) * r.row_elems;
     return nccl.comm->reduce_scatter(r.in, r.out, share, r.dtype, nccl_op(call), stream);
   }
-  if (r.prescale != 1.0) {
-    device.scale(r.out, r.in, r.count, r.dtype, r.prescale, stream);
-    in = r.out;
-  }
-  nccl.comm->all_reduce(in, r.out, r.count, r.dtype, nccl_op(call), stream);
+  nccl.comm->all_reduce(scaled(r, device, stream), r.out, r.count, r.dtype, nccl_op(call), stream);
 }
 
 void scale_result(const Request& r, int size, device::Device& device, device::Stream stream) {
@@ -203,6 +211,45 @@ void scale_result(const Request& r, int size, device::Device& device, device::St
   if (reduces(r.kind) && factor != 1.0) {
     device.scale(r.out, r.out, r.count / ranks * r.row_elems, r.dtype, factor, stream);
   }
+}
+
+// Puts work into NCCL's stream.
+template <typename Work>
+void put(NcclState& nccl, Staging& staging, const Work& work) {
+  staging.put([&](device::Device& device, device::Stream stream) { or_abort(nccl, [&] { work(device, stream); }); });
+}
+
+// An all-reduce of what the operand is cast to. As with NCCL's own sums of 16 bits, what is too great for them becomes
+// infinity, for the program to see.
+Task begin_cast(Fabric& f, Operation& op, std::byte* casts) {
+  NcclState& nccl = *f.nccl;
+  Staging& staging = *op.staging;
+  const Request& r = op.request;
+  const bool half = r.encoding.codec == kernels::Codec::kFloat16;
+  const DType type = half ? DType::kFloat16 : DType::kBFloat16;
+  op.phases.name_algorithm(half ? "NCCL of fp16" : "NCCL of bf16");
+  UnderNccl begun(nccl, staging, UnderNccl::Until::kBegun);
+  const void* in = nullptr;
+  for (size_t at = 0; at < r.count; at += kMostCast) {
+    const size_t count = std::min(kMostCast, r.count - at);
+    put(nccl, staging, [&](device::Device& device, device::Stream stream) {
+      if (at == 0) in = scaled(r, device, stream);
+      device.cast(casts, type, static_cast<const float*>(in) + at, r.dtype, count, stream);
+      nccl.comm->all_reduce(casts, casts, count, type, ReduceOp::kSum, stream);
+    });
+    co_await begun;
+    put(nccl, staging, [&](device::Device& device, device::Stream stream) {
+      device.cast(static_cast<float*>(r.out) + at, r.dtype, casts, type, count, stream);
+    });
+  }
+}
+
+// For stats().
+void note_cast(Fabric& f, const Request& r, int64_t begin_ns) {
+  EncodedCost cost{.calls = 1, .total_ns = now_ns() - begin_ns};
+  const auto ranks = static_cast<size_t>(f.size);
+  cost.note(r.count, ranks, 2 * (ranks - 1) * r.count * sizeof(uint16_t) / ranks);
+  f.encoded_costs.add(r.name, r.encoding, cost);
 }
 
 // What a rank brings to an all-gather, and the length of the result for which it has room.
@@ -235,6 +282,26 @@ Task learn_sizes(Fabric& f, Operation& op, bool& all_fit) {
   all_fit = std::ranges::all_of(fits.all, [](uint8_t one) { return one != 0; });
 }
 
+// What keeps this rank from going by NCCL it tells the others. casts: memory for what is cast, where that is done.
+bool can_take_part(Fabric& f, const Operation& op, void*& casts) {
+  NcclState& nccl = *f.nccl;
+  const Request& r = op.request;
+  if (op.staging->goes_by_host()) return false;
+  device::Device& device = device::device_of(r.device);
+  if (nccl.comm != nullptr && nccl.device != r.device) {
+    tell_of_host(f, "the tensor is on " + device.name() + ", and NCCL began with one on " +
+                        device::device_of(nccl.device).name());
+    return false;
+  }
+  if (!is_cast_on_device(f, r.call())) return true;
+  try {
+    casts = nccl.room_for_casts(device, std::min(r.count, kMostCast) * sizeof(uint16_t));
+  } catch (const device::DeviceError& e) {
+    tell_of_host(f, std::string("there is no memory for what is cast to 16 bits: ") + e.what());
+  }
+  return casts != nullptr;
+}
+
 // Whether both ways are there: by which it goes is found out.
 bool is_timed(const Fabric& f, const Call& call) {
   return call.kind == Kind::kAllReduce && may_go_by_nccl(f, call) && !f.nccl->demanded && stays_on_device(f, call);
@@ -243,7 +310,7 @@ bool is_timed(const Fabric& f, const Call& call) {
 }  // namespace
 
 bool nccl_has(const Call& call, int size) {
-  if (call.device == device::kHost || call.encoding || call.packed) return false;
+  if (call.device == device::kHost || call.packed || (call.encoding && !is_cast(call.encoding))) return false;
   if (call.kind == Kind::kBroadcast || is_ragged(call.kind)) return true;
   if (!reduces(call.kind) || !device::nccl_reduces(call.dtype, nccl_op(call))) return false;
   if (call.kind == Kind::kAllReduce) return true;
@@ -253,7 +320,8 @@ bool nccl_has(const Call& call, int size) {
 bool may_go_by_nccl(const Fabric& f, const Call& call) {
   if (f.nccl == nullptr || (f.nccl->off && !f.nccl->demanded)) return false;
   const bool scales = reduces(call.kind) && (call.prescale != 1.0 || scale_after(call, f.size) != 1.0);
-  return call.algo.or_else(f.algo).takes_direct() && nccl_has(call, f.size) && (f.nccl->has_kernels || !scales);
+  const bool needs_kernels = scales || is_cast_on_device(f, call);
+  return call.algo.or_else(f.algo).takes_direct() && nccl_has(call, f.size) && (f.nccl->has_kernels || !needs_kernels);
 }
 
 bool goes_by_nccl(const Fabric& f, const Call& call) {
@@ -266,12 +334,8 @@ Task by_nccl(Fabric& f, Operation& op) {
   const Request& r = op.request;
   const int64_t begin_ns = now_ns();  // as of the other way: to agree is a part of it
   if (nccl.off) throw device::DeviceError("DCOLL_GPU_ENGINE=nccl, but " + nccl.why);
-  const bool on_its_device = nccl.comm == nullptr || nccl.device == r.device;
-  const bool fits = !staging.goes_by_host() && on_its_device;
-  if (!on_its_device) {
-    tell_of_host(f, "the tensor is on " + device::device_of(r.device).name() + ", and NCCL began with one on " +
-                        device::device_of(nccl.device).name());
-  }
+  void* casts = nullptr;
+  const bool fits = can_take_part(f, op, casts);
   op.phases.enter(Phase::kAgree);
   if (f.slots_posted != 0) co_await learn_slots(f);
   Operation shown({.kind = Kind::kBarrier, .stands_for = r.fingerprint() ^ (fits ? 0 : kElsewhere)});
@@ -305,16 +369,17 @@ Task by_nccl(Fabric& f, Operation& op) {
   UnderNccl begun(nccl, staging, UnderNccl::Until::kBegun), done(nccl, staging, UnderNccl::Until::kDone);
   staging.use(nccl.stream);
   staging.set_shown(true);
-  staging.put([&](device::Device& device, device::Stream stream) {
-    or_abort(nccl, [&] { begin(nccl, op, f.size, device, stream); });
-  });
-  co_await begun;
+  if (casts != nullptr) {
+    co_await begin_cast(f, op, static_cast<std::byte*>(casts));
+  } else {
+    put(nccl, staging, [&](auto& device, auto stream) { begin(nccl, op, f.size, device, stream); });
+    co_await begun;
+  }
   // Its event is behind what NCCL has begun by now.
-  staging.put([&](device::Device& device, device::Stream stream) {
-    or_abort(nccl, [&] { scale_result(r, f.size, device, stream); });
-  });
+  put(nccl, staging, [&](auto& device, auto stream) { scale_result(r, f.size, device, stream); });
   co_await done;
   staging.set_shown(false);
+  if (casts != nullptr) note_cast(f, r, begin_ns);
   co_await note_timed(f, r.call(), begin_ns);
 }
 

@@ -40,6 +40,15 @@ bool uses_codec(const Fabric& f, const Call& call) {
   return f.compress_local || !call.encoding.if_it_pays || f.pays(call.encoding, call.bytes());
 }
 
+bool is_cast(const kernels::Encoding& encoding) {
+  using kernels::Codec;
+  return (encoding.codec == Codec::kFloat16 || encoding.codec == Codec::kBFloat16) && !encoding.stochastic;
+}
+
+bool is_cast_on_device(const Fabric& f, const Call& call) {
+  return is_cast(call.encoding) && has_codec(f, call) && call.count > 0 && f.may_encode(call.bytes());
+}
+
 Path choose_path(const Fabric& f, const Call& call) {
   if (call.device != device::kHost && goes_by_nccl(f, call)) return Path::kNccl;
   return stays_on_device(f, call) ? Path::kOpened : path_by_host(f, call);

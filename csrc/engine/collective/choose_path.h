@@ -30,6 +30,10 @@ std::string_view path_text(Path path);
 bool uses_codec(const Fabric& fabric, const Call& call);  // which has one
 bool has_codec(const Fabric& fabric, const Call& call);   // for what is called, wherever it goes
 inline bool encodes(const Fabric& fabric, const Call& call) { return call.encoding && uses_codec(fabric, call); }
+// fp16 and bf16, to nearest, are casts, which devices make (of NCCL's calls); the host makes all else.
+bool is_cast(const kernels::Encoding& encoding);
+// Whether a call whose encoding is a cast is cast on devices: wherever it may be, for there that costs next to nothing.
+bool is_cast_on_device(const Fabric& fabric, const Call& call);
 
 // The same on every rank for calls with equal fingerprints. Of a call on devices: as far as is known by now, and while
 // no rank has to go by the host.

@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "device/device.h"
 #include "device/nccl.h"
 #include "engine/links/trial.h"
 
@@ -14,6 +16,12 @@ namespace dcoll {
 
 struct NcclState {
   NcclState(bool is_demanded, double seconds) : demanded(is_demanded), patience_s(seconds) {}
+  ~NcclState() {
+    comm.reset();  // ends what waits for other ranks
+    let_go_of_casts();
+  }
+  NcclState(const NcclState&) = delete;
+  NcclState& operator=(const NcclState&) = delete;
 
   const bool demanded;      // DCOLL_GPU_ENGINE=nccl
   const double patience_s;  // of the ranks, until they have met: NCCL has taken minutes for that where there are many
@@ -25,6 +33,17 @@ struct NcclState {
   // Of `comm` alone: kernels of two communicators in one stream, in another order on another rank, wait for each other.
   device::Stream stream = nullptr;
 
+  // Memory of the device for what is cast to 16 bits, made when it is first needed: of the operation whose turn it is.
+  // DeviceError: there is none.
+  void* room_for_casts(device::Device& of, size_t bytes) {
+    if (bytes <= cast_bytes_ && &of == cast_device_) return casts_;
+    let_go_of_casts();
+    casts_ = of.allocate(bytes);
+    cast_bytes_ = bytes;
+    cast_device_ = &of;
+    return casts_;
+  }
+
   // Of all-reduces that could stay in memory which ranks have opened as well: which is faster, by their size. Found out
   // by doing both in turns.
   struct Choice {
@@ -35,7 +54,17 @@ struct NcclState {
   Choice& choice(size_t bytes) { return choices_[std::bit_width(bytes)]; }
 
  private:
+  void let_go_of_casts() {
+    if (casts_ == nullptr) return;
+    if (stream != nullptr) cast_device_->drain(stream);
+    cast_device_->free(std::exchange(casts_, nullptr));
+    cast_bytes_ = 0;
+  }
+
   std::map<int, Choice> choices_;  // by the power of two above
+  void* casts_ = nullptr;
+  size_t cast_bytes_ = 0;
+  device::Device* cast_device_ = nullptr;
 };
 
 }  // namespace dcoll

@@ -216,12 +216,13 @@ Task in_opened_memory(Fabric& f, Operation& op) {
 
 bool may_stay_on_device(const Call& call) {
   if (call.device == device::kHost || is_point(call.kind) || is_meeting(call.kind)) return false;
-  return !(reduces(call.kind) && call.op == ReduceOp::kAdasum) && !call.encoding && !call.packed;
+  if (call.encoding && !is_cast(call.encoding)) return false;
+  return !(reduces(call.kind) && call.op == ReduceOp::kAdasum) && !call.packed;
 }
 
 bool stays_on_device(const Fabric& f, const Call& call) {
   return may_stay_on_device(call) && f.device_memory != nullptr && !f.device_memory->off && !f.by_host &&
-         call.algo.or_else(f.algo).takes_direct();
+         call.algo.or_else(f.algo).takes_direct() && !is_cast_on_device(f, call);
 }
 
 void tell_of_host(Fabric& f, const std::string& why) {
@@ -244,6 +245,7 @@ Task on_device(Fabric& f, Operation& op) {
   }
   Arrival arrival(staging);
   co_await arrival;
+  if (r.encoding && !r.in_full) f.tell_uncompressed();
   switch (choose_path(f, r.call())) {
     case Path::kNccl:
       co_await by_nccl(f, op);
