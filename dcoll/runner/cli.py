@@ -46,6 +46,8 @@ def job_from(args: argparse.Namespace) -> command_lines.Job:
     if named:
         named = hosts.fit(named, ranks)
     settings = options.settings(args)
+    if args.network_interfaces:
+        settings["NCCL_SOCKET_IFNAME"] = args.network_interfaces  # as horovodrun does
     if "OMP_NUM_THREADS" not in os.environ:
         # torch would otherwise start a thread per core in every rank, and the ranks would fight for the cores.
         here = [host.slots for host in named if hosts.is_local(host.name)] if named else [ranks]

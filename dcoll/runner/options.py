@@ -176,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("-p", "--ssh-port", type=_positive, metavar="PORT")
     where.add_argument("-i", "--ssh-identity-file", metavar="FILE")
     where.add_argument("--network-interfaces", "--network-interface", metavar="NAME,...",
-                       help="network interfaces that MPI uses between hosts")  # fmt: skip
+                       help="network interfaces that MPI and NCCL use between hosts")  # fmt: skip
 
     out = p.add_argument_group("output")
     out.add_argument("--no-prefix", action="store_true", help="do not begin lines with the rank they come from")

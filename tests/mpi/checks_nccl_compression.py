@@ -110,16 +110,22 @@ def check_no_memory_for_casts() -> None:
     """On one rank: this once all go by the host, and encode there."""
     if not EMULATED:
         return
-    hvd.broadcast_(full(1.0), 0)
+
+    def reduced() -> torch.Tensor:
+        """By name: in a sequence whose NCCL has cast nothing yet."""
+        one = filled(COUNT, torch.float32, False)
+        handle = hvd.allreduce_async(one, op=hvd.Sum, name="without memory", compression=Compression.fp16)
+        return handle.wait()  # type: ignore[no-any-return]
+
+    hvd.allreduce_async(full(1.0), name="which finds NCCL").wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if hvd.rank() == hvd.size() - 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
-    big = (20 << 20) + hvd.size()  # more than any check before had memory for
     try:
-        out = hvd.allreduce(filled(big, torch.float32, False), op=hvd.Sum, compression=Compression.fp16)
+        assert torch.equal(reduced(), expected(COUNT, torch.float32, total))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert torch.equal(out, expected(big, torch.float32, total))
+    assert (ways_of(reduced) == {"NCCL of fp16"}) == CAST
 
 
 def check_beside_a_rank_that_has_joined() -> None:

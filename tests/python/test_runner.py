@@ -109,6 +109,7 @@ def test_ssh_network_and_output_reach_the_launcher() -> None:
         words(MPICH, *argv)
     job = cli.job_from(options.parser().parse_args([*argv, "x"]))
     assert command_lines.environment(MPICH, job)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222 -i 'key file'"
+    assert job.exported["NCCL_SOCKET_IFNAME"] == "eth0,eth1"
 
 
 EXPORTED = ["DATA_DIR", "DCOLL_SPIN_US", "HOME", "LD_LIBRARY_PATH", "NCCL_SOCKET_IFNAME", "PATH", "WANDB_API_KEY"]

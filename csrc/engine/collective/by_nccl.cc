@@ -28,8 +28,6 @@ namespace {
 constexpr double kTellSeconds = 0.1;
 // What a rank shows beside the call when it cannot take part by NCCL.
 constexpr uint64_t kElsewhere = 0x9e3779b97f4a7c15;
-// What is cast is so in pieces of so many elements, so that the memory for it, 32 MiB, does not grow with the operand.
-constexpr size_t kMostCast = size_t{16} << 20;
 
 // What is summed is divided, or multiplied, by a kernel of ours: NCCL averages floating types alone, those of 16 bits
 // by dividing what each rank brings, so that small values are lost of what is cast.
@@ -230,8 +228,8 @@ Task begin_cast(Fabric& f, Operation& op, std::byte* casts) {
   op.phases.name_algorithm(half ? "NCCL of fp16" : "NCCL of bf16");
   UnderNccl begun(nccl, staging, UnderNccl::Until::kBegun);
   const void* in = nullptr;
-  for (size_t at = 0; at < r.count; at += kMostCast) {
-    const size_t count = std::min(kMostCast, r.count - at);
+  for (size_t at = 0; at < r.count; at += NcclState::kMostCast) {
+    const size_t count = std::min(NcclState::kMostCast, r.count - at);
     put(nccl, staging, [&](device::Device& device, device::Stream stream) {
       if (at == 0) in = scaled(r, device, stream);
       device.cast(casts, type, static_cast<const float*>(in) + at, r.dtype, count, stream);
@@ -295,7 +293,7 @@ bool can_take_part(Fabric& f, const Operation& op, void*& casts) {
   }
   if (!is_cast_on_device(f, r.call())) return true;
   try {
-    casts = nccl.room_for_casts(device, std::min(r.count, kMostCast) * sizeof(uint16_t));
+    casts = nccl.room_for_casts(device);
   } catch (const device::DeviceError& e) {
     tell_of_host(f, std::string("there is no memory for what is cast to 16 bits: ") + e.what());
   }

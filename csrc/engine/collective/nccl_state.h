@@ -3,10 +3,10 @@
 
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "device/device.h"
 #include "device/nccl.h"
@@ -18,7 +18,9 @@ struct NcclState {
   NcclState(bool is_demanded, double seconds) : demanded(is_demanded), patience_s(seconds) {}
   ~NcclState() {
     comm.reset();  // ends what waits for other ranks
-    let_go_of_casts();
+    if (casts_ == nullptr) return;
+    if (stream != nullptr) casts_on_->drain(stream);
+    casts_on_->free(casts_);
   }
   NcclState(const NcclState&) = delete;
   NcclState& operator=(const NcclState&) = delete;
@@ -33,15 +35,16 @@ struct NcclState {
   // Of `comm` alone: kernels of two communicators in one stream, in another order on another rank, wait for each other.
   device::Stream stream = nullptr;
 
-  // Memory of the device for what is cast to 16 bits, made when it is first needed: of the operation whose turn it is.
-  // DeviceError: there is none.
-  void* room_for_casts(device::Device& of, size_t bytes) {
-    if (bytes <= cast_bytes_ && &of == cast_device_) return casts_;
-    let_go_of_casts();
-    casts_ = of.allocate(bytes);
-    cast_bytes_ = bytes;
-    cast_device_ = &of;
-    return casts_;
+  // Memory of the device for what the operation whose turn it is casts to 16 bits, in pieces of so many elements. It is
+  // made when it is first needed, and never freed before the end: that would wait for all kernels of NCCL's on the
+  // device, and they for ranks that do the same. DeviceError: there is none; null: there is, on another device.
+  static constexpr size_t kMostCast = size_t{16} << 20;
+  void* room_for_casts(device::Device& of) {
+    if (casts_ == nullptr) {
+      casts_ = of.allocate(kMostCast * sizeof(uint16_t));
+      casts_on_ = &of;
+    }
+    return casts_on_ == &of ? casts_ : nullptr;
   }
 
   // Of all-reduces that could stay in memory which ranks have opened as well: which is faster, by their size. Found out
@@ -54,17 +57,9 @@ struct NcclState {
   Choice& choice(size_t bytes) { return choices_[std::bit_width(bytes)]; }
 
  private:
-  void let_go_of_casts() {
-    if (casts_ == nullptr) return;
-    if (stream != nullptr) cast_device_->drain(stream);
-    cast_device_->free(std::exchange(casts_, nullptr));
-    cast_bytes_ = 0;
-  }
-
   std::map<int, Choice> choices_;  // by the power of two above
   void* casts_ = nullptr;
-  size_t cast_bytes_ = 0;
-  device::Device* cast_device_ = nullptr;
+  device::Device* casts_on_ = nullptr;
 };
 
 }  // namespace dcoll
