@@ -177,8 +177,11 @@ for op, want in [(hvd.Sum, 4.5), (hvd.Average, 1.5), (hvd.Sum, 4.5)]:
     assert (one == want).all(), one
     hvd.allreduce_(one, op=hvd.Sum)
     assert (one == 3 * want).all(), one
+    hvd.allreduce_(one, op=hvd.Sum, compression=hvd.Compression.bf16)
+    assert (one == 9 * want).all(), one
 print("went on", hvd.rank())
 """,
+        DCOLL_COMPRESS_LOCAL="1",
     )
     assert text.count("went on") == 3, text
     assert "collectives on GPUs use NCCL" in text, text
@@ -220,34 +223,41 @@ except hvd.DcollError as e:
     assert text.count(f"emulated:0: {want} (on rank 1)") >= 3, text
 
 
-def test_a_device_that_fails_behind_a_call(nccl: Path) -> None:
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_a_device_that_fails_behind_a_call(nccl: Path, compression: str) -> None:
     """Its stream never ends by itself: NCCL's part in it waits for other ranks. It is aborted before anybody waits."""
-    text = job(nccl, """
+    text = job(nccl, f"""
 hvd.init()
 try:
     for _ in range(10):
-        hvd.allreduce_(torch.ones(10), op=hvd.Sum, postscale_factor=0.5)
+        x = torch.ones(10)
+        hvd.allreduce_(x, op=hvd.Sum, postscale_factor=0.5, compression=hvd.Compression.{compression})
 except hvd.DcollError as e:
     print("got", e, "end")
-""", CHECKS_NCCL="break 1 4", DCOLL_GPU_ENGINE="nccl")  # fmt: skip
+""", CHECKS_NCCL="break 1 4", DCOLL_GPU_ENGINE="nccl", DCOLL_COMPRESS_LOCAL="1")  # fmt: skip
     assert text.count("emulated:0: a copy or a kernel failed, as a test has asked for (on rank 1)") >= 3, text
 
 
+CAST = "allreduce_(torch.ones(10), compression=hvd.Compression.fp16)"
+
+
+@pytest.mark.parametrize("call", ["broadcast_(torch.ones(10), 0)", CAST])
 @pytest.mark.parametrize(("fate", "error"), [("kill", "PeerError"), ("hang", "TimeoutError")])
-def test_a_rank_that_does_not_come(nccl: Path, fate: str, error: str) -> None:
+def test_a_rank_that_does_not_come(nccl: Path, fate: str, error: str, call: str) -> None:
     """It has agreed on the call, and dies in it or waits for ever."""
-    program = """
+    program = f"""
 import time
 hvd.init()
 begin = time.monotonic()
 try:
     for _ in range(10):
-        hvd.broadcast_(torch.ones(10), 0)
+        hvd.{call}
 except hvd.DcollError as e:
     print("got", type(e).__name__, time.monotonic() - begin < 15)
 """
     done = launch(3, "-c", "import torch, dcoll as hvd\n" + program, preloaded=True, options=("--continuous",),
-                  **dict(on_emulated(nccl)), DCOLL_TIMEOUT="5", CHECKS_NCCL=f"{fate} 1 4")  # fmt: skip
+                  **dict(on_emulated(nccl)), DCOLL_TIMEOUT="5", CHECKS_NCCL=f"{fate} 1 4",
+                  DCOLL_COMPRESS_LOCAL="1")  # fmt: skip
     assert done.stdout.count(f"got {error} True") == (2 if fate == "kill" else 3), done.text
 
 
