@@ -33,7 +33,7 @@ def test_signature_and_documentation(function: object) -> None:
     assert inspect.getdoc(function)
     assert inspect.isroutine(function)
     name = function.__name__  # type: ignore[attr-defined]
-    assert f"{name}(tensor" in pydoc.plain(pydoc.render_doc(function))
+    assert f"{name}(tensor" in "".join(pydoc.plain(pydoc.render_doc(function)).split())  # long ones have lines
     assert name in repr(function)
     assert f"def {name}(" in inspect.getsource(function)  # type: ignore[arg-type]
 
