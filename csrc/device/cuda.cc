@@ -171,7 +171,9 @@ class Cuda final : public Device {
 #if DCOLL_CUDA
     if (has_kernels_.load(std::memory_order_relaxed)) return true;
     try {
-      launch([&] { has_kernels_.store(kernels::cuda::load_reductions(), std::memory_order_relaxed); });
+      launch([&] {
+        has_kernels_.store(kernels::cuda::load_reductions() && kernels::cuda::load_casts(), std::memory_order_relaxed);
+      });
       return has_kernels_.load(std::memory_order_relaxed);
     } catch (const DeviceError&) {  // its driver is older than the runtime that the kernels are linked with
     }

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "kernels/cuda.h"
@@ -59,7 +60,27 @@ void with_float(DType dtype, const Use& use) {
   use.template operator()<double>();
 }
 
+template <class D, class S>
+bool load() {
+  if constexpr (std::is_same_v<D, S>) {
+    return true;  // copied
+  } else {
+    cudaFuncAttributes found;
+    return cudaFuncGetAttributes(&found, &cast_kernel<D, S>) == cudaSuccess;
+  }
+}
+template <class D>
+bool load_all() {
+  return load<D, __half>() && load<D, __nv_bfloat16>() && load<D, float>() && load<D, double>();
+}
+
 }  // namespace
+
+bool load_casts() {
+  if (load_all<__half>() && load_all<__nv_bfloat16>() && load_all<float>() && load_all<double>()) return true;
+  (void)cudaGetLastError();
+  return false;
+}
 
 void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t count, void* stream) {
   for (const DType dtype : {src_type, dst_type}) {

@@ -34,6 +34,7 @@ void scale(void* dst, const void* src, size_t count, DType dtype, double scale, 
 bool load_reductions();
 
 void cast(void* dst, DType dst_type, const void* src, DType src_type, size_t count, void* stream);
+bool load_casts();  // as load_reductions()
 
 // The segments are read before the call returns.
 void pack(void* flat, std::span<const Segment> segments, void* stream);

@@ -36,6 +36,17 @@ TEST(pairs_sizes_alignments) {
   }
 }
 
+TEST(no_kernel_is_loaded_later) {
+  cuda_shim::loaded.clear();
+  CHECK(kernels::cuda::load_casts());
+  const size_t known = cuda_shim::loaded.size();
+  CHECK_EQ(known, std::size(kFloats) * (std::size(kFloats) - 1));
+  for (const DType from : kFloats) {
+    for (const DType to : kFloats) check(to, from, 100, 0);
+  }
+  CHECK_EQ(cuda_shim::loaded.size(), known);
+}
+
 TEST(integers_are_refused) {
   int32_t x = 1;
   float f = 0;
