@@ -16,14 +16,17 @@ Processes that multiprocessing has started do the same at their end, which for t
 import atexit
 import builtins
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from dcoll import _C
@@ -68,6 +71,7 @@ class Lifecycle:
         self._next_hook = sys.excepthook
         if parent_process() is not None:
             Finalize(None, self._end_of_child, exitpriority=0)
+            _notice_errors_of_child(self)
         atexit.register(self._at_exit)
         sys.excepthook = self._on_exception
         _notice_exits(self)
@@ -124,11 +128,13 @@ class Lifecycle:
         _flush()  # while there is time: what still runs at exit may hang
 
     def _end_of_child(self) -> None:
-        """multiprocessing reports an error itself, after this, and no hook or exit handler of a forked one runs."""
+        """multiprocessing reports an error itself, after this, and no hook or exit handler of a forked one runs. From
+        Python 3.13 on exit handlers do, which come first, and of an error nothing is known here any more.
+        """
         error = sys.exc_info()[1]
         cause, status = error, int(error is not None)
-        if isinstance(error, SystemExit):  # with which torch.multiprocessing ends after an error
-            cause, status = error.__context__ or error, _status_of(error.code)
+        if isinstance(error, SystemExit):
+            cause, status = _cause_of(error), _status_of(error.code)
         if status == 0:
             return self._at_exit()
         self.fail(f"{type(cause).__name__}: {cause}", status)
@@ -170,6 +176,30 @@ def _status_of(code: object) -> int:
     return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
 
 
+def _cause_of(error: SystemExit) -> BaseException:
+    """torch.multiprocessing ends by one after an error."""
+    return error.__context__ or error
+
+
+def _notice_errors_of_child(lifecycle: Lifecycle) -> None:
+    """Have `lifecycle` hear of an error that ends a process of multiprocessing, which prints it."""
+    print_error = traceback.print_exc
+
+    @functools.wraps(print_error)
+    def print_exc(*args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        if _is_end_of_child(sys._getframe(1)) and error is not None:
+            lifecycle.fail(f"{type(error).__name__}: {error}", 1)
+        print_error(*args, **kwargs)
+
+    traceback.print_exc = print_exc
+
+
+def _is_end_of_child(frame: FrameType | None) -> bool:
+    """Whether multiprocessing handles what a process of its has ended by."""
+    return frame is not None and frame.f_code is BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
+
+
 def _notice_exits(lifecycle: Lifecycle) -> None:
     """Have `lifecycle` hear of it when sys.exit(), exit() or quit() ends the process with a status: no hook is told.
 
@@ -181,10 +211,11 @@ def _notice_exits(lifecycle: Lifecycle) -> None:
 
     class Exit(SystemExit):
         def __del__(self) -> None:
-            uncaught = sys._getframe().f_back is None and threading.get_ident() == main_thread
-            status = _status_of(self.code)
-            if uncaught and status != 0:
-                lifecycle.fail(f"SystemExit: {self.code}", status)
+            caller = sys._getframe().f_back
+            uncaught = caller is None and threading.get_ident() == main_thread
+            cause, status = self if uncaught else _cause_of(self), _status_of(self.code)
+            if (uncaught or _is_end_of_child(caller)) and status != 0:
+                lifecycle.fail(f"{'SystemExit' if cause is self else type(cause).__name__}: {cause}", status)
 
     def exit(status: object = None, /) -> NoReturn:
         raise Exit(status)
