@@ -301,13 +301,19 @@ TEST(first_failure_notice_wins) {
   std::thread sleeper(
       [&] { sleep_until(*ends[2].transport, [&] { return !ends[2].transport->poll_failure().empty(); }); });
   ends[0].transport->post_failure("first cause");
-  ends[1].transport->post_failure("second cause");
-  ends[0].transport->post_failure("third cause");
+  ends[0].transport->post_failure("second cause");
   sleeper.join();
-  CHECK_EQ(ends[2].transport->poll_failure(), std::string("first cause"));
-  CHECK_EQ(ends[1].transport->poll_failure(), std::string("first cause"));
-  CHECK_EQ(ends[0].transport->poll_failure(), std::string("second cause"));
-  CHECK_EQ(ends[2].transport->poll_failure(), std::string("first cause"));
+  ends[1].transport->post_failure("third cause");
+  for (auto& end : ends) CHECK_EQ(end.transport->poll_failure(), std::string("first cause"));
+}
+
+// Who has heard of it may end before the rank that failed has told all: it tells all as well.
+TEST(failure_notices_are_passed_on) {
+  auto ends = connect_local(3, small(64, 2));
+  ends[1].transport->post_failure("cause");
+  CHECK_EQ(ends[1].transport->poll_failure(), std::string());
+  CHECK_EQ(ends[0].transport->poll_failure(), std::string("cause"));
+  CHECK_EQ(ends[1].transport->poll_failure(), std::string("cause"));
 }
 
 TEST(long_failure_notices_are_cut_between_characters) {

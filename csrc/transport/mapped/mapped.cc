@@ -299,7 +299,8 @@ void MappedTransport::check_peers() {
       throw PeerError(peer_name(peer) + " died: its process ended without closing its communicator");
     }
   }
-  if (closed >= 0) throw PeerError(peer_name(closed) + " closed its communicator");
+  const bool hears_why = world_->header(rank()).failure.state.load() == FailureNotice::kWriting;
+  if (closed >= 0 && !hears_why) throw PeerError(peer_name(closed) + " closed its communicator");
 }
 
 void MappedTransport::post_failure(const std::string& text) {
@@ -321,7 +322,9 @@ void MappedTransport::post_failure(const std::string& text) {
 std::string MappedTransport::poll_failure() {
   const FailureNotice& notice = world_->regions[static_cast<size_t>(rank())]->header().failure;
   if (notice.state.load(std::memory_order_acquire) != FailureNotice::kReady) return {};
-  return std::string(notice.text, std::min<size_t>(notice.length, FailureNotice::kTextBytes));
+  std::string text(notice.text, std::min<size_t>(notice.length, FailureNotice::kTextBytes));
+  post_failure(text);  // a peer may see this rank's end before it has the notice from where this one is from
+  return text;
 }
 
 const std::atomic<uint32_t>* MappedTransport::failure_flag() const {
