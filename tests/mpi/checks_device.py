@@ -133,9 +133,9 @@ def operations(run: Callable[[], object]) -> list[str]:
         for kind in ("allreduce", "allreduce_"):
             start = getattr(on_communicator, kind)
 
-            def noted(*args: Any, start: Any = start) -> Any:
+            def noted(*args: Any, start: Any = start, **options: Any) -> Any:
                 names.append(args[3])
-                return start(*args)
+                return start(*args, **options)
 
             patch.setattr(on_communicator, kind, noted)
         run()
