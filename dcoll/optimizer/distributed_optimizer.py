@@ -1,5 +1,6 @@
 """DistributedOptimizer: any torch optimizer, stepping on gradients that are averaged over all ranks."""
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ class _Distributed(Wrapper):
     _dcoll: GradientSync
     _dcoll_others: list[GradientSync]  # of other optimizers that have some of the parameters too
     _dcoll_skip = False
-    _dcoll_known: list[int]  # ids of the parameters at the last step
+    _dcoll_known: list[list[torch.Tensor]]  # the groups' parameters at the last step
 
     @property
     def _dcoll_all(self) -> list[GradientSync]:
@@ -78,11 +79,12 @@ class _Distributed(Wrapper):
 
     def _dcoll_notice(self) -> None:
         """Parameters that somebody put into a group otherwise than by add_param_group()."""
-        params = self._dcoll_params()
-        if (now := [id(p) for p in params]) != self._dcoll_known:
-            self._dcoll_known = now
-            if new := [p for p in params if is_nobodys(p)]:
-                self._dcoll.extend(new)
+        groups = [group["params"] for group in self.param_groups]
+        if _are_same(groups, self._dcoll_known):
+            return
+        self._dcoll_known = [list(group) for group in groups]
+        if new := [p for p in self._dcoll_params() if is_nobodys(p)]:
+            self._dcoll.extend(new)
 
     def _synced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def synced() -> Any:
@@ -228,9 +230,16 @@ def DistributedOptimizer(
     return _of_gradients(_wrap(optimizer, _Distributed, sync, check_sync, options), others)
 
 
+def _are_same(some: list[list[torch.Tensor]], others: list[list[torch.Tensor]]) -> bool:
+    """Whether the lists have the same tensors. Asked in every step."""
+    if list(map(len, some)) != list(map(len, others)):
+        return False
+    return all(all(map(operator.is_, a, b)) for a, b in zip(some, others, strict=True))
+
+
 def _of_gradients(wrapper: _Distributed, others: list[GradientSync]) -> _Distributed:
     wrapper._dcoll_others = others
-    wrapper._dcoll_known = [id(p) for p in wrapper._dcoll_params()]
+    wrapper._dcoll_known = [list(group["params"]) for group in wrapper.param_groups]
     weakref.finalize(wrapper, leave, [wrapper._dcoll, *others]).atexit = False
     return wrapper
 
