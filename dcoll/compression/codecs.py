@@ -101,7 +101,8 @@ class _Narrow(Compressor):
 class FP16Compressor(_Narrow):
     """Sends floating tensors as float16: half the bytes, 11 bits of precision, nothing above 65504.
 
-    float32 beyond that goes as 65504, which the log says once; every element is rounded twice, however many nodes.
+    float32 beyond that goes as 65504, which the log says once; every element is rounded twice, however many nodes. By
+    NCCL it becomes infinity, and NCCL rounds each time that it passes a rank.
     """
 
     codec, wire_dtype, _dtype = "fp16", _C.FLOAT16, "float16"
@@ -216,7 +217,7 @@ class AutoCompressor(NoneCompressor):
     The first large all-reduce between nodes measures the links and how fast this machine encodes; every later one is
     predicted both ways (`python -m dcoll.plan explain --compression` shows how), and a line on standard error of rank 0
     says what was chosen for its size, and why. All ranks choose alike. What DistributedOptimizer does with what is lost
-    is as with the codec itself.
+    is as with the codec itself. "bf16" and "fp16" are always used where NCCL sums.
 
         optimizer = dcoll.DistributedOptimizer(optimizer, compression=dcoll.Compression.auto(lossy="bf16"))
     """

@@ -37,14 +37,15 @@ struct NcclState {
 
   // Memory of the device for what the operation whose turn it is casts to 16 bits, in pieces of so many elements. It is
   // made when it is first needed, and never freed before the end: that would wait for all kernels of NCCL's on the
-  // device, and they for ranks that do the same. DeviceError: there is none; null: there is, on another device.
+  // device, and they for ranks that do the same. DeviceError: there is none on this device.
   static constexpr size_t kMostCast = size_t{16} << 20;
   void* room_for_casts(device::Device& of) {
     if (casts_ == nullptr) {
       casts_ = of.allocate(kMostCast * sizeof(uint16_t));
       casts_on_ = &of;
     }
-    return casts_on_ == &of ? casts_ : nullptr;
+    if (casts_on_ != &of) throw device::DeviceError("it is on " + casts_on_->name() + ", where casts began");
+    return casts_;
   }
 
   // Of all-reduces that could stay in memory which ranks have opened as well: which is faster, by their size. Found out
