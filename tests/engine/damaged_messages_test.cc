@@ -159,7 +159,7 @@ TEST(messages_that_make_no_sense) {
       {8, [](PointMessage& head) { head.what = static_cast<What>(99); }, "of no known kind"},
       {8, [](PointMessage& head) { head.bytes = (uint64_t{1} << 60); }, "its length is not what it says"},
       {8, [](PointMessage& head) { head.what = What::kOffer; }, "an offer of another length"},
-      {8, [](PointMessage& head) { head.what = What::kUnequal, head.id = 3; }, "to what this rank has not sent"},
+      {8, [](PointMessage& head) { head.what = What::kTooLong, head.id = 3; }, "to what this rank has not sent"},
       {8, [](PointMessage& head) { head.what = What::kLeaves, head.id = 3; }, "to what this rank has not sent"},
       {8, [](PointMessage& head) { head.what = What::kDone; }, "an answer to what this rank has not sent"},
       {1 << 20, offset_of((uint64_t{1} << 60)), "what it offers lies outside its arena"},

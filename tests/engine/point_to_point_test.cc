@@ -300,27 +300,50 @@ TEST(nobody_has_to_wait) {
   }
 }
 
-TEST(lengths_that_differ) {
+TEST(a_receive_with_room_for_more_than_comes) {
+  for (const Settings& settings : layouts()) {
+    for (const size_t bytes : {size_t{0}, size_t{8}, size_t{20000}, size_t{300000}, size_t{5000000}}) {
+      run_ranks(2, settings, [&](Communicator& comm) {
+        const size_t room = bytes + 300000;
+        Bytes data(room);
+        std::fill(data.begin(), data.end(), std::byte{7});
+        if (comm.rank() == 0) {
+          fill(data.data(), bytes, 3);
+          send(comm, data.data(), bytes, 1, 4);
+          return send(comm, data.data(), room, 1, 4);  // what comes behind is not mixed up with it
+        }
+        recv(comm, data.data(), room, 0, 4);
+        CHECK(holds(data.data(), bytes, 3));
+        CHECK(std::all_of(data.begin() + static_cast<ptrdiff_t>(bytes), data.end(),
+                          [](std::byte left) { return left == std::byte{7}; }));
+        recv(comm, data.data(), room, 0, 4);
+        CHECK(holds(data.data(), bytes, 3));
+      });
+    }
+  }
+}
+
+TEST(receives_without_room) {
   for (const Settings& settings : layouts()) {
     for (const size_t bytes : {size_t{8}, size_t{200000}}) {
       run_ranks(3, settings, [&](Communicator& comm) {
         if (comm.rank() == 1) return barrier(comm);
-        Bytes data(2 * bytes);
+        Bytes data(bytes);
         const int peer = 2 - comm.rank();
-        const std::string own = std::to_string(bytes), other = std::to_string(2 * bytes);
+        const std::string own = std::to_string(bytes), other = std::to_string(bytes / 2);
         if (comm.rank() == 0) {
           if (bytes > 1000) {
             CHECK_THROWS(send(comm, data.data(), bytes, peer, 4), MismatchError,
-                         "send (" + own + " bytes to rank 2, tag 4): rank 2 receives " + other + " bytes");
+                         "send (" + own + " bytes to rank 2, tag 4): rank 2 has room for " + other + " bytes");
             barrier(comm);
           } else {  // it was done, and the next call says so
             send(comm, data.data(), bytes, peer, 4);
             barrier(comm);
             CHECK_THROWS(send(comm, data.data(), bytes, peer, 4), MismatchError,
-                         "send (" + own + " bytes to rank 2, tag 4): rank 2 receives " + other + " bytes");
+                         "send (" + own + " bytes to rank 2, tag 4): rank 2 has room for " + other + " bytes");
           }
         } else {
-          CHECK_THROWS(recv(comm, data.data(), 2 * bytes, peer, 4), MismatchError,
+          CHECK_THROWS(recv(comm, data.data(), bytes / 2, peer, 4), MismatchError,
                        "recv (" + other + " bytes from rank 0, tag 4): rank 0 sent " + own + " bytes");
           barrier(comm);
         }

@@ -81,6 +81,12 @@ def check_messages() -> None:
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         assert torch.equal(room, filled(count, before + 1))
+        roomy = filled(count + 1000, 7)
+        sent, received = dist.isend(mine(count), behind), dist.irecv(roomy, before)
+        sent.wait()
+        received.wait()
+        assert torch.equal(roomy[:count], filled(count, before + 1))
+        assert torch.equal(roomy[count:], filled(1000, 7))
 
 
 def check_the_stream_waits_for_what_was_called() -> None:

@@ -128,7 +128,25 @@ def check_objects() -> None:
         assert got == objects
 
 
-def check_lengths_that_differ() -> None:
+def check_receives_with_room_for_more() -> None:
+    """As with Gloo: what comes is at the beginning, and the rest stays what it was."""
+    rank = dist.get_rank()
+    for count, room in ((1, 2), (10, 1000), (10, 100_000), (50_000, 100_000), (1_000_000, 1_000_001)):
+        if rank == 0:
+            dist.send(ramp(count, 1), 1)
+            dist.send(ramp(count, 2), 1)
+        elif rank == 1:
+            got, strided = torch.full((room,), -1.0), torch.full((room, 2), -1.0)
+            dist.recv(got, 0)
+            dist.recv(strided[:, 1], 0)
+            assert torch.equal(got[:count], ramp(count, 1))
+            assert torch.equal(strided[:count, 1], ramp(count, 2))
+            assert got[count:].eq(-1).all()
+            assert strided[count:].eq(-1).all()
+            assert strided[:, 0].eq(-1).all()
+
+
+def check_receives_without_room() -> None:
     """Both sides hear of it, and go on."""
     rank = dist.get_rank()
     if rank == 0:
@@ -140,14 +158,14 @@ def check_lengths_that_differ() -> None:
     dist.barrier()
     # A small send is done by then: the next call with that rank says so, and is made again.
     if rank == 0:
-        dist.send(torch.zeros(10), 1)
+        dist.send(torch.zeros(20), 1)
     elif rank == 1:
-        with pytest.raises(dcoll.MismatchError, match=r"80 bytes.*40 bytes"):
-            dist.recv(torch.zeros(20), 0)
+        with pytest.raises(dcoll.MismatchError, match=r"40 bytes.*80 bytes"):
+            dist.recv(torch.zeros(10), 0)
     dist.barrier()
     time.sleep(0.2)  # what rank 1 tells comes by another way than the barrier
     if rank == 0:
-        with pytest.raises(dcoll.MismatchError, match=r"40 bytes.*80 bytes.*before this one.*make this call again"):
+        with pytest.raises(dcoll.MismatchError, match=r"80 bytes.*40 bytes.*before this one.*make this call again"):
             dist.send(torch.ones(5), 1)
         dist.send(torch.ones(5), 1)
     elif rank == 1:

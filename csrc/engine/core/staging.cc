@@ -170,11 +170,13 @@ bool Staging::arrived() try {
 }
 
 void Staging::send_back(const Operation& operation) try {
-  const size_t begin = next_ == 0 ? 0 : ends_[next_ - 1], end = ends_[next_];
+  const Request& r = operation.request;
+  const size_t begin = next_ == 0 ? 0 : ends_[next_ - 1];
+  const size_t end = r.kind == Kind::kReceive ? r.count : ends_[next_];  // less may have come than there is room for
   arrived_ = ++next_ == ends_.size();
   if (result_ == nullptr || operation.output != nullptr) return;
   // Of all else the copy of the operand has waited for that.
-  if (operation.request.kind == Kind::kReceive) begun_->hold(lane_->back());
+  if (r.kind == Kind::kReceive) begun_->hold(lane_->back());
   lane_->device().copy(static_cast<std::byte*>(result_) + begin, static_cast<const std::byte*>(source_) + begin,
                        end - begin, lane_->back());
   back_->record(lane_->back());

@@ -16,7 +16,7 @@ struct PointMessage {
     kOffer,      // an Offer follows: a large message lies there and stays until kDone, or until it is sent in slices
     kAsk,        // the receiver cannot read what was offered: send it in slices (kPointDataChannel)
     kDone,       // the receiver has read what was offered
-    kUnequal,    // the receiver wants another length. What was sent follows, 8 bytes
+    kTooLong,    // the receiver has no room for it. What was sent follows, 8 bytes
     kShare,      // a PointShare follows: the sender may write a part of what was offered, while it waits
     kWritten,    // the sender has written its part: for who sleeps; the shared word says it
     kWaits,      // the sender has waited long for this rank, and wants to hear should it leave
@@ -25,7 +25,7 @@ struct PointMessage {
   What what{};
   uint32_t id = 0;     // kOffer: a number of the sender's; the others: of the offer, 0: it was eager, or there is none
   uint64_t key = 0;    // which receives it meets (core/point.h)
-  uint64_t bytes = 0;  // of the message; kUnequal: that the receiver wants
+  uint64_t bytes = 0;  // of the message; kTooLong: for which the receiver has room
 };
 static_assert(sizeof(PointMessage) == 24);
 

@@ -182,7 +182,7 @@ void PointToPoint::take(Peer& from, const std::byte* data, size_t bytes) {
       return match(from, head, data, bytes);
     case What::kAsk:
     case What::kDone:
-    case What::kUnequal:
+    case What::kTooLong:
     case What::kShare:
       return take_answer(from, head, data, bytes);
     case What::kLeaves:
@@ -200,7 +200,7 @@ void PointToPoint::take(Peer& from, const std::byte* data, size_t bytes) {
 
 void PointToPoint::take_answer(Peer& from, const PointMessage& head, const std::byte* data, size_t bytes) {
   uint64_t sent = 0;
-  if (head.what == What::kUnequal) {
+  if (head.what == What::kTooLong) {
     if (bytes != sizeof sent) throw_damaged(from, "an answer of another length");
     std::memcpy(&sent, data, sizeof sent);
     if (head.id == 0) {
@@ -280,7 +280,8 @@ void PointToPoint::deliver(Receives& list, Receives::iterator receive, Peer& fro
                            const std::byte* data) {
   receive->source = from.rank;
   receive->id = head.id;
-  if (receive->bytes != head.bytes) return refuse(list, receive, from, head);
+  if (receive->bytes < head.bytes) return refuse(list, receive, from, head);
+  receive->bytes = head.bytes;
   if (head.what == What::kOffer) {
     PointOffer offer;
     std::memcpy(&offer, data, sizeof offer);
@@ -292,7 +293,7 @@ void PointToPoint::deliver(Receives& list, Receives::iterator receive, Peer& fro
 
 void PointToPoint::refuse(Receives& list, Receives::iterator receive, Peer& from, const PointMessage& head) {
   const uint64_t sent = head.bytes;
-  PointMessage answer{.what = What::kUnequal, .id = head.id, .key = head.key, .bytes = receive->bytes};
+  PointMessage answer{.what = What::kTooLong, .id = head.id, .key = head.key, .bytes = receive->bytes};
   const std::string text = length_text(/*sent_here=*/false, sent, receive->bytes, from.rank, head.key);
   tell(from, answer, &sent, sizeof sent);
   finish(list, receive, std::make_exception_ptr(MismatchError(text)));
@@ -302,8 +303,9 @@ std::string PointToPoint::length_text(bool sent_here, size_t sent, size_t wanted
   const int in_job = ranks_.job_ranks[static_cast<size_t>(other)];
   const std::string here =
       sent_here ? describe_point(Kind::kSend, sent, in_job, key) : describe_point(Kind::kReceive, wanted, in_job, key);
-  return here + ": " + name(other) + (sent_here ? " receives " : " sent ") + std::to_string(sent_here ? wanted : sent) +
-         " bytes. Send and receive the same length; nothing was copied, and other messages are not affected.";
+  return here + ": " + name(other) + (sent_here ? " has room for " : " sent ") +
+         std::to_string(sent_here ? wanted : sent) +
+         " bytes. Receive at least as much as is sent; nothing was copied, and other messages are not affected.";
 }
 
 // ---- All of it ----
@@ -322,6 +324,7 @@ void PointToPoint::advance(bool& moved) {
 void PointToPoint::finish(Receives& list, Receives::iterator receive, std::exception_ptr error) {
   auto operation = std::move(receive->operation);
   operation->source = receive->source;
+  if (error == nullptr) operation->request.count = receive->bytes;
   list.erase(receive);
   finish(std::move(operation), error);
 }
