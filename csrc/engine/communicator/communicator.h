@@ -38,7 +38,7 @@ class Communicator final {
   enum class Start { kInBackground, kSoon, kByWaiter };
   // Queues the operation and returns at once. `keep`, if given, lives as long as the operation needs memory. Throws
   // ArgumentError, or the failure of this communicator. A message between two ranks (core/point.h) is kSoon; its
-  // MismatchError, and nothing is begun: a small one that was sent to this peer before met a receive without room for it.
+  // MismatchError, and nothing is begun: a small one, sent to this peer before, met a receive without room.
   std::shared_ptr<Operation> submit(Request request, Start start = Start::kInBackground,
                                     std::shared_ptr<Memory> keep = nullptr);
   // The same for an operation that meets those of equal kind and name on the other ranks, whatever the order in which

@@ -9,9 +9,9 @@
 //                        sender that waits writes a part of a long one itself (one_copy.h).
 //
 // Messages of one sender with one tag meet receives in the order in which they were sent; receives that would take any
-// rank's take what comes first. A receive with room for more than comes takes what comes, as MPI's and Gloo's do. One
-// that meets a longer message is an error, on both sides: the sender of a small one, which may be done by then, hears of
-// it with its next call that involves this rank (take_complaint).
+// rank's take what comes first. A receive with room for more takes what comes, as MPI's and Gloo's do. One without room
+// for it is an error, on both sides: the sender of a small message, which may be done by then, hears of it with its
+// next call that involves this rank (take_complaint).
 //
 // A rank that leaves sends nothing any more, and who waits for that would wait until its deadline. So a rank that has
 // waited long asks those it waits for to tell it when they leave. Programs that go well send nothing for this.
