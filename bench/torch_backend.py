@@ -45,7 +45,8 @@ ONLY = ("calls", "steps", "groups")
 HELD_GROUPS = 20
 """Whose memory is divided by their number."""
 OWN_MEMORY = "FSDP2 dcoll, allocate_tensor"  # as in examples/fsdp.py
-KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", OWN_MEMORY, "FSDP2 gloo")
+OVERLAPPED = ("FSDP2 dcoll, overlapped", "FSDP2 overlapped, gloo")  # by overlap_all_gathers()
+KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", OWN_MEMORY, "FSDP2 gloo", *OVERLAPPED)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 
 
@@ -181,6 +182,8 @@ def step_of(kind: str, args: argparse.Namespace, gloo: Any) -> Call:
         for module in model.modules():
             if kind == OWN_MEMORY and hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
                 module.set_allocate_memory_from_process_group_for_comm(True)
+        if kind in OVERLAPPED:
+            dcoll.torch.overlap_all_gathers(model)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if kind == "DistributedOptimizer":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())

@@ -13,7 +13,7 @@ from gpt import GPT
 from text import Windows
 from torch.distributed.fsdp import fully_shard
 
-import dcoll.torch  # noqa: F401 - the backend; PyTorch 2.14 and later find it without
+import dcoll.torch  # the backend too; PyTorch 2.14 and later find that without
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -37,6 +37,7 @@ def shard(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():  # buffers out of memory that the node's ranks share (PyTorch 2.13 and later)
         if hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
             module.set_allocate_memory_from_process_group_for_comm(True)
+    dcoll.torch.overlap_all_gathers(model)
     return model
 
 

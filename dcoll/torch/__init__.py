@@ -11,6 +11,9 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         f"dcoll.torch got PyTorch {torch.__version__}, but needs 2.13 or later. dcoll's own calls need 2.4"
     )
 
+from dcoll.torch.fsdp import overlap_all_gathers
 from dcoll.torch.registration import register
+
+__all__ = ["overlap_all_gathers"]
 
 register()

@@ -228,6 +228,28 @@ def check_fsdp2_with_memory_of_the_core() -> None:
     assert all(mapped) == any(mapped) == (dcoll.local_size() > 1)
 
 
+def check_fsdp2_gathers_while_it_computes() -> None:
+    """In backward, and in forward from the second step on, in the order in which modules run."""
+    with pytest.raises(dcoll.ArgumentError, match="Sequential without a module of FSDP2"):
+        dcoll.torch.overlap_all_gathers(model())
+    net = sharded()
+    dcoll.torch.overlap_all_gathers(net)
+    under_way: list[list[int]] = []
+
+    def note(*_: object) -> None:
+        results = [block._get_fsdp_state()._fsdp_param_groups[0]._all_gather_result for block in net]
+        under_way.append([i for i, one in enumerate(results) if one is not None and one.all_gather_work is not None])
+
+    last = len(net) - 1
+    for hook in (net[0].register_forward_hook, net[last].register_full_backward_hook):
+        hook(note)
+    train(net, share)
+    near(whole_state(net), trained())
+    if dist.get_world_size() > 1:
+        assert under_way[:2] == [[], [last - 1]]
+        assert under_way[2:] == [[1], [last - 1]] * (len(under_way) // 2 - 1) != []
+
+
 def check_fsdp1() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import ShardingStrategy
