@@ -84,8 +84,8 @@ class DeviceBuffer:
 def show_device_memory(device: int) -> bytes:
     """What open_device_memory() takes in another process, while this one lives."""
 
-def open_device_memory(device: int, shown: bytes) -> None:
-    """Open that memory for a device, and read it; raise what keeps this process from it."""
+def open_device_memory(device: int, shown: bytes) -> str:
+    """Open that memory for a device, and read it, and say by what; raise what keeps this process from it."""
 
 def hash_memory(blocks: Sequence[tuple[int, int]]) -> list[int]:
     """A 64-bit hash, as a signed number, of each (address, number of bytes)."""

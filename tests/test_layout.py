@@ -16,7 +16,7 @@ MAY_INCLUDE = {
     "plan": {"base", "plan"},
     "kernels": {"base", "kernels"},
     "transport": {"base", "transport"},
-    "device": {"base", "kernels", "device"},
+    "device": {"base", "kernels", "transport", "device"},
     "engine": {"base", "plan", "kernels", "transport", "device", "engine"},
     "bind": {"base", "plan", "kernels", "device", "engine", "bind"},
 }

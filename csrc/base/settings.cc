@@ -46,6 +46,9 @@ constexpr std::array kTable = {
         "who moves and reduces GPU tensors. host: host memory. dcoll: GPU memory if all ranks of a node can open each "
         "other's (tested at the first GPU tensor), else host memory. nccl: NCCL. auto: NCCL if each rank has "
         "a GPU of its own, unless dcoll is faster; else as dcoll"},
+    SettingInfo{"DCOLL_GPU_SHARE", "auto", "auto, ipc, descriptors",
+                "how ranks of a node open each other's GPU memory. ipc: CUDA IPC. descriptors: CUDA's virtual memory "
+                "management. auto: descriptors where the GPU's driver refuses CUDA IPC"},
     SettingInfo{"DCOLL_NCCL", "", "a file, empty = torch's", "NCCL's library"},
     SettingInfo{"DCOLL_DEVICE", "auto", "auto, emulated",
                 "emulated: torch's CPU tensors are taken for those of an imitated GPU. For tests"},
@@ -157,7 +160,8 @@ Settings Settings::from_env() {
   s.bucket_mb = number("DCOLL_BUCKET_MB", -1, 1e6);
   s.first_bucket_mb = number("DCOLL_FIRST_BUCKET_MB", kSmallest, 1e6);
   s.gpu_engine = choice("DCOLL_GPU_ENGINE");
-  (void)choice("DCOLL_DEVICE");  // which Python asks for before there is a job
+  (void)choice("DCOLL_GPU_SHARE");  // read by the device
+  (void)choice("DCOLL_DEVICE");     // which Python asks for before there is a job
   s.simd = choice("DCOLL_SIMD");
   s.stall_check_time_s = number("DCOLL_STALL_CHECK_TIME", kSmallest, 1e9);
   s.stall_shutdown_time_s = number("DCOLL_STALL_SHUTDOWN_TIME", 0, 1e9);

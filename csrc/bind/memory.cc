@@ -8,6 +8,7 @@
 #include "base/memory_hash.h"
 #include "bind/bind.h"
 #include "device/arena.h"
+#include "device/descriptors.h"
 
 namespace py = pybind11;
 
@@ -81,7 +82,7 @@ py::bytes show_device_memory(int number) {
   return {reinterpret_cast<const char*>(handle.data()), handle.size()};
 }
 
-void open_device_memory(int number, const std::string& shown) {
+const char* open_device_memory(int number, const std::string& shown) {
   const py::gil_scoped_release unlocked;
   device::Handle handle{};
   if (shown.size() != handle.size()) throw ArgumentError("this is nothing that show_device_memory() has returned");
@@ -97,6 +98,7 @@ void open_device_memory(int number, const std::string& shown) {
   }
   device.close(opened);
   if (found != kShown) throw device::DeviceError(device.name() + ": what the other process wrote is not there");
+  return device::way_of(handle);
 }
 
 void bind_device_buffer(py::module_& m) {

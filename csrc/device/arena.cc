@@ -100,10 +100,11 @@ std::byte* Arena::find(size_t length) {
 void Arena::add_segment(size_t length) {
   constexpr size_t kPage = size_t{2} << 20;
   const size_t bytes = round_up(std::max(kSegmentBytes, length), kPage);
-  Segment made{number_, static_cast<std::byte*>(device_.allocate(bytes)), bytes, std::nullopt};
+  Segment made{number_, static_cast<std::byte*>(device_.allocate(bytes)), bytes, std::nullopt, {}};
   try {
     made.handle = device_.handle_of(made.data);
-  } catch (const DeviceError&) {  // whoever reduces over it finds out, and says so
+  } catch (const DeviceError& e) {  // whoever reduces over it finds out, and says so
+    made.why = e.what();
   }
   All& all = All::get();
   {

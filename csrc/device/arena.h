@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/fork.h"
 #include "base/thread_safety.h"
@@ -75,6 +76,7 @@ struct Segment {
   std::byte* data;
   size_t bytes;
   std::optional<Handle> handle;  // none: the device gives none, so others cannot open it
+  std::string why;               // it gives none
 };
 std::optional<Segment> segment_at(size_t number);
 // Where memory lies in them, if all of it does.

@@ -5,12 +5,17 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/settings.h"
 #include "base/thread_safety.h"
+#include "device/descriptors.h"
 #include "device/device.h"
 #include "device/symbol.h"
+#include "device/virtual_memory.h"
 #if DCOLL_CUDA
 #include "kernels/cuda.h"
 #include "kernels/cuda_status.h"
@@ -28,6 +33,7 @@ constexpr unsigned kNonBlocking = 1;  // cudaStreamNonBlocking
 constexpr int kFromAddresses = 4;     // cudaMemcpyDefault
 constexpr unsigned kPeerAccess = 1;   // cudaIpcMemLazyEnablePeerAccess
 constexpr int kRelaxed = 2;           // cudaStreamCaptureModeRelaxed
+constexpr std::string_view kWay = "DCOLL_GPU_SHARE", kIpcAlone = "ipc", kDescriptorsAlone = "descriptors";
 
 struct Runtime final : Library {
   Runtime() : Library({"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}) {
@@ -160,7 +166,7 @@ class RuntimeEvent final : public Event {
 
 class Cuda final : public Device {
  public:
-  explicit Cuda(int number) : number_(number) {}
+  Cuda(int number, int devices) : number_(number), virtual_memory_(number, devices) {}
   std::string name() const override { return "cuda:" + std::to_string(number_); }
   std::string place() override {
     std::array<char, 32> id{};
@@ -184,29 +190,49 @@ class Cuda final : public Device {
     const Current current(number_);
     call();
   }
+  // By cudaMalloc(), unless CUDA IPC does not show that, or is not to be used.
   void* allocate(size_t bytes) override {
     const Current current(number_);
-    void* data = nullptr;
-    check(number_, runtime().malloc(&data, bytes), "cudaMalloc");
-    return data;
+    const std::string way = setting_text(kWay);
+    if (way != kDescriptorsAlone) {
+      void* const data = allocate_plain(bytes);
+      Handle handle;
+      if (way == kIpcAlone || runtime().get_handle(&handle, data) == kSuccess) return data;
+      runtime().last_error();
+      check(number_, runtime().free(data), "cudaFree");
+    }
+    try {
+      return virtual_memory_.allocate(bytes);
+    } catch (const DeviceError&) {  // handle_of() says so
+      return allocate_plain(bytes);
+    }
   }
   void free(void* data) noexcept override {
-    let_go(number_, [data] { return runtime().free(data); });
+    let_go(number_, [&] { return virtual_memory_.free(data) ? kSuccess : runtime().free(data); });
   }
   Handle handle_of(void* data) override {
+    if (const auto handle = virtual_memory_.handle_of(data)) return *handle;
     const Current current(number_);
     Handle handle{};
-    check(number_, runtime().get_handle(&handle, data), "cudaIpcGetMemHandle");
+    const std::string way = setting_text(kWay);
+    if (way == kDescriptorsAlone) throw DeviceError(virtual_memory_.failure());
+    try {
+      check(number_, runtime().get_handle(&handle, data), "cudaIpcGetMemHandle");
+    } catch (const DeviceError& e) {
+      if (way == kIpcAlone) throw;
+      throw DeviceError(std::string(e.what()) + ", and " + virtual_memory_.failure());
+    }
     return handle;
   }
   void* open(const Handle& handle) override {
     const Current current(number_);
+    if (has_descriptor(handle)) return virtual_memory_.open(handle);
     void* opened = nullptr;
     check(number_, runtime().open_handle(&opened, handle, kPeerAccess), "cudaIpcOpenMemHandle");
     return opened;
   }
   void close(void* opened) noexcept override {  // it was the exporter's, who may be gone
-    let_go(number_, [opened] { return runtime().close_handle(opened); });
+    let_go(number_, [&] { return virtual_memory_.free(opened) ? kSuccess : runtime().close_handle(opened); });
   }
   bool pin(void* data, size_t bytes) override {
     const Current current(number_);
@@ -276,6 +302,11 @@ class Cuda final : public Device {
   }
 
  private:
+  void* allocate_plain(size_t bytes) const {
+    void* data = nullptr;
+    check(number_, runtime().malloc(&data, bytes), "cudaMalloc");
+    return data;
+  }
 #if DCOLL_CUDA
   template <typename Launch>
   void launch(const Launch& work) {
@@ -296,6 +327,7 @@ class Cuda final : public Device {
   }
 #endif
   int number_;
+  VirtualMemory virtual_memory_;
 #if DCOLL_CUDA
   std::atomic<bool> has_kernels_{false};  // and has loaded them
 #endif
@@ -316,7 +348,7 @@ Device& cuda_device(int number) {
       runtime().last_error();
       throw ArgumentError(name + " cannot be used: " + runtime().error_text(status) + ".");
     }
-    for (int i = 0; i < count; ++i) devices->push_back(std::make_unique<Cuda>(i));
+    for (int i = 0; i < count; ++i) devices->push_back(std::make_unique<Cuda>(i, count));
   }
   if (number < 0 || static_cast<size_t>(number) >= devices->size()) {
     throw ArgumentError(name + " does not exist; this process sees " + std::to_string(devices->size()) +

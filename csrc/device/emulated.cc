@@ -1,8 +1,6 @@
 // The emulated device: a stream is a thread with a queue, an event is two counters, and memory is a file of its own
 // that other processes open.
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,11 +11,14 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/thread_safety.h"
+#include "device/descriptors.h"
 #include "device/device.h"
 #include "kernels/cast.h"
 #include "kernels/reduce.h"
@@ -140,12 +141,6 @@ void work_late(const std::function<void()>& kernel) {
   if (work_left.load() != 0) kernel();
 }
 
-// What a handle says: the file of which process.
-struct File {
-  pid_t process;
-  int descriptor;
-};
-
 class Emulated final : public Device {
  public:
   std::string name() const override { return "emulated:0"; }
@@ -161,39 +156,30 @@ class Emulated final : public Device {
   void as_current(const std::function<void()>& call) override { call(); }
   void* allocate(size_t bytes) override {
     const size_t length = std::max<size_t>(bytes, 1);
-    const int file = memfd_create("dcoll-emulated-device", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(length)) != 0) {
-      const int error = errno;
-      if (file >= 0) ::close(file);
-      throw failed("no room for " + std::to_string(bytes) + " bytes", error);
+    Fd file(memfd_create("dcoll-emulated-device", MFD_CLOEXEC));
+    if (!file || ftruncate(file.get(), static_cast<off_t>(length)) != 0) {
+      throw failed("no room for " + std::to_string(bytes) + " bytes", errno);
     }
     void* const data = map(file, length);
     std::memset(data, kPoison, length);
     const MutexLock lock(mutex_);
-    blocks_[data] = {file, length};
+    blocks_[data] = {std::move(file), length, std::nullopt};
     return data;
   }
   void free(void* data) noexcept override { unmap(data); }
   Handle handle_of(void* data) override {
     if (!shares_memory.load()) throw DeviceError(name() + ": shows no memory, as a test has asked for");
     const MutexLock lock(mutex_);
-    const File file{getpid(), blocks_.at(data).descriptor};
-    Handle handle{};
-    std::memcpy(handle.data(), &file, sizeof file);
-    return handle;
+    Block& block = blocks_.at(data);
+    if (!block.shown) block.shown = show_descriptor(name(), std::move(block.file), block.length);
+    return *block.shown;
   }
   void* open(const Handle& handle) override {
     if (!shares_memory.load()) throw DeviceError(name() + ": opens no memory, as a test has asked for");
-    File of{};
-    std::memcpy(&of, handle.data(), sizeof of);
-    const std::string path = "/proc/" + std::to_string(of.process) + "/fd/" + std::to_string(of.descriptor);
-    const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);  // NOLINT(*-vararg)
-    struct stat about{};
-    if (file < 0 || fstat(file, &about) != 0) throw failed("opening " + path, errno);
-    const auto length = static_cast<size_t>(about.st_size);
-    void* const data = map(file, length);
+    const Taken taken = take_descriptor(name(), handle);
+    void* const data = map(taken.descriptor, taken.bytes);
     const MutexLock lock(mutex_);
-    blocks_[data] = {file, length};
+    blocks_[data] = {{}, taken.bytes, std::nullopt};
     return data;
   }
   void close(void* opened) noexcept override { unmap(opened); }
@@ -258,25 +244,24 @@ class Emulated final : public Device {
 
  private:
   struct Block {
-    int descriptor;
+    Fd file;  // none: it is shown, or was opened
     size_t length;
+    std::optional<Handle> shown;
   };
   DeviceError failed(const std::string& what, int error) const {
     return DeviceError(name() + ": " + what + ": " + std::generic_category().message(error));
   }
-  void* map(int file, size_t length) const {
-    void* const data = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (data != MAP_FAILED) return data;
-    const int error = errno;
-    ::close(file);
-    throw failed("mapping " + std::to_string(length) + " bytes", error);
+  void* map(const Fd& file, size_t length) const {
+    void* const data = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (data == MAP_FAILED) throw failed("mapping " + std::to_string(length) + " bytes", errno);
+    return data;
   }
   void unmap(void* data) noexcept {
     const MutexLock lock(mutex_);
     const auto found = blocks_.find(data);
     if (found == blocks_.end()) return;
     munmap(data, found->second.length);
-    ::close(found->second.descriptor);
+    if (found->second.shown) hide_descriptor(*found->second.shown);
     blocks_.erase(found);
   }
 

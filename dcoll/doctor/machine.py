@@ -347,20 +347,21 @@ command = [sys.executable, "-c", {show!r}, *map(str, devices)]
 with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
     shown = other.stdout.readline().split()
     failed = [] if shown or not devices else other.communicate()[1].decode().splitlines()[-1:]
+    ways = set()
     for handle in shown:
         for device in devices:
             try:
-                _C.open_device_memory(device, bytes.fromhex(handle.decode()))
+                ways.add(_C.open_device_memory(device, bytes.fromhex(handle.decode())))
             except DcollError as error:
                 failed.append(str(error))
-print(json.dumps([len(devices), failed]))
+print(json.dumps([len(devices), failed, sorted(ways)]))
 """
 
 
 def opened_memory() -> Finding | None:
-    """CUDA IPC, which containers and virtual GPUs can lack: by doing it. None: torch sees no GPU."""
+    """CUDA IPC, which containers and virtual GPUs can lack, or descriptors: by doing it. None: torch sees no GPU."""
     status, text = ask_python(_OPEN_MEMORY.format(show=_SHOW_MEMORY))
-    count, failed = json.loads(last_line(text)) if status == 0 else (1, [last_line(text)])
+    count, failed, ways = json.loads(last_line(text)) if status == 0 else (1, [last_line(text)], [])
     if count == 0:
         return None
     what = "GPU memory between processes"
@@ -368,11 +369,12 @@ def opened_memory() -> Finding | None:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         return note(
             what, f"{failed[0]}{more}",
-            "Ranks of a node cannot open each other's memory (CUDA IPC): collectives of CUDA tensors go by NCCL where "
-            "each rank has a GPU of its own, else through host memory. Containers need their ranks in one IPC and one "
-            "process namespace; some virtual GPUs have no CUDA IPC.",
+            "Ranks of a node cannot open each other's memory: collectives of CUDA tensors go by NCCL where each rank "
+            "has a GPU of its own, else through host memory. For CUDA IPC containers need their ranks in one IPC and "
+            "one process namespace; DCOLL_GPU_SHARE=descriptors needs one network namespace.",
         )  # fmt: skip
-    return fine(what, f"one process opens what another has on {'each GPU' if count > 1 else 'the GPU'} (CUDA IPC)")
+    where = "each GPU" if count > 1 else "the GPU"
+    return fine(what, f"one process opens what another has on {where} ({', '.join(ways)})")
 
 
 def cuda() -> Finding:

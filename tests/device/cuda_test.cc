@@ -1,8 +1,19 @@
 // What the calls of csrc/device/cuda.cc do beside their work, without a GPU (fake_cudart.h): which devices get a
-// context by them, and whether they break a graph that somebody captures.
+// context by them, and whether they break a graph that somebody captures. And the ways in which another process opens
+// memory.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -10,10 +21,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
+#include "device/descriptors.h"
 #include "device/device.h"
 #include "device/fake_cudart.h"
 #include "engine/core/staging.h"
 #include "support/check.h"
+#include "transport/mapped/shm_socket.h"
 
 using namespace dcoll;
 using namespace dcoll::device;
@@ -87,6 +101,15 @@ const std::vector<Use> kUses = {
     {"destroy_stream", [](Things& t) { t.device.destroy_stream(t.stream); }},
 };
 
+// By CUDA IPC, and where the device refuses that.
+void for_both_ways(const std::function<void()>& run) {
+  for (const bool by_ipc : {true, false}) {
+    fake_cudart::reset();
+    if (!by_ipc) fake_cudart::fail("cudaIpcGetMemHandle");
+    run();
+  }
+}
+
 std::string list(const std::vector<std::string>& calls) {
   std::string text;
   for (const std::string& call : calls) text += ": " + call;
@@ -105,12 +128,13 @@ std::string elsewhere() {
 
 // As the thread does that drives: whichever call is its first one, at least 300 MB of every rank would be on device 0.
 TEST(no_call_makes_a_context_on_another_device) {
-  fake_cudart::reset();
-  Things things;
-  for (const Use& use : kUses) {
-    in_new_thread([&] { use.run(things); });
-    CHECK_EQ(use.name + elsewhere(), use.name);
-  }
+  for_both_ways([] {
+    Things things;
+    for (const Use& use : kUses) {
+      in_new_thread([&] { use.run(things); });
+      CHECK_EQ(use.name + elsewhere(), use.name);
+    }
+  });
 }
 
 TEST(the_current_device_is_the_callers) {
@@ -128,17 +152,18 @@ TEST(the_current_device_is_the_callers) {
 
 // torch.cuda.graph() of another thread, while this rank's operations are under way. None of those waits for the device.
 TEST(a_graph_that_somebody_captures_is_not_broken) {
-  fake_cudart::reset();
-  Things things;
-  fake_cudart::capture_elsewhere(true);
-  for (const Use& use : kUses) {
-    if (use.name == "wait_for_all") continue;
-    in_new_thread([&] {
-      use.run(things);
-      CHECK_EQ(fake_cudart::mode(), fake_cudart::kGlobal);  // as the caller had it
-    });
-    CHECK_EQ(use.name + list(fake_cudart::broken()), use.name);
-  }
+  for_both_ways([] {
+    Things things;
+    fake_cudart::capture_elsewhere(true);
+    for (const Use& use : kUses) {
+      if (use.name == "wait_for_all") continue;
+      in_new_thread([&] {
+        use.run(things);
+        CHECK_EQ(fake_cudart::mode(), fake_cudart::kGlobal);  // as the caller had it
+      });
+      CHECK_EQ(use.name + list(fake_cudart::broken()), use.name);
+    }
+  });
 }
 
 // The wait would end the capture with an error. It is refused, and right once the graph is there.
@@ -206,6 +231,159 @@ TEST(a_device_that_fails_is_named) {
   });
   fake_cudart::reset();
   things.device.destroy_stream(things.stream);
+}
+
+namespace {
+
+constexpr size_t kUnit = fake_cudart::kGranularity;
+
+// What this process holds on to: open files, and mappings of memory of the driver's.
+std::string held() {
+  using Files = std::filesystem::directory_iterator;
+  std::ifstream maps("/proc/self/maps");
+  size_t mapped = 0;
+  for (std::string line; std::getline(maps, line);) mapped += line.find("fake-cuda") != std::string::npos ? 1 : 0;
+  return std::to_string(std::distance(Files("/proc/self/fd"), Files())) + " files, " + std::to_string(mapped) +
+         " mapped";
+}
+// The thread that passes descriptors closes its sockets when it comes to it.
+void check_held(const std::string& want) {
+  for (int i = 0; i < 5000 && held() != want; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK_EQ(held(), want);
+}
+
+// Memory of a device that CUDA IPC does not show; what was held before it, once descriptors are shown at all.
+struct Shown {
+  Device& device = device_of(kOwn);
+  std::string before;
+  unsigned char* data;
+  Handle handle{};
+  Shown() {
+    fake_cudart::reset();
+    fake_cudart::fail("cudaIpcGetMemHandle");
+    device.free(device.allocate(1));
+    before = held();
+    data = static_cast<unsigned char*>(device.allocate(kUnit + 1));
+    handle = device.handle_of(data);
+  }
+  ~Shown() { device.free(data); }
+};
+
+struct Way {
+  explicit Way(const char* way) { setenv("DCOLL_GPU_SHARE", way, 1); }
+  ~Way() { unsetenv("DCOLL_GPU_SHARE"); }
+};
+
+void in_another_process(const std::function<void()>& run) {
+  const pid_t other = fork();
+  if (other == 0) {
+    try {
+      run();
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "%s\n", e.what());
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(other, &status, 0) == other && status == 0);
+}
+
+}  // namespace
+
+TEST(another_process_opens_memory_that_cuda_ipc_does_not_show) {
+  Shown shown;
+  CHECK(has_descriptor(shown.handle) && shown.device.handle_of(shown.data) == shown.handle);
+  CHECK(fake_cudart::devices_of(shown.data) == (std::set{0, kOwn}));  // the third cannot read it
+  shown.data[0] = 7;
+  in_another_process([&] {
+    const std::string before = held();
+    Device& device = device_of(2);  // as it numbers the same one, or another
+    auto* const opened = static_cast<unsigned char*>(device.open(shown.handle));
+    CHECK(opened != shown.data && opened[0] == 7);
+    CHECK(fake_cudart::devices_of(opened) == (std::set{2}));
+    opened[2 * kUnit - 1] = 9;  // it was rounded up
+    device.close(opened);
+    check_held(before);
+  });
+  CHECK_EQ(shown.data[2 * kUnit - 1], 9);
+  shown.device.free(std::exchange(shown.data, nullptr));
+  check_held(shown.before);
+  CHECK_THROWS(shown.device.open(shown.handle), DeviceError,
+               "cuda:1: memory of another process cannot be opened: the process that has shown it does so no more");
+}
+
+// It is cudaMalloc()'s then, and who asks for a handle is told what has failed.
+TEST(memory_that_cannot_be_shown_is_there_all_the_same) {
+  const Shown shown;
+  const std::string before = held();
+  for (const char* const call : {"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemExportToShareableHandle",
+                                 "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    fake_cudart::reset();
+    fake_cudart::fail("cudaIpcGetMemHandle");
+    fake_cudart::fail(call);
+    void* const data = shown.device.allocate(kBytes);
+    std::memset(data, 1, kBytes);
+    const std::string why = "cuda:1: cudaIpcGetMemHandle failed: launch failure (CUDA error 719), and cuda:1: ";
+    CHECK_THROWS(shown.device.handle_of(data), DeviceError, why + call + " failed: refused (CUDA error 801)");
+    shown.device.free(data);
+    check_held(before);
+  }
+  fake_cudart::fail("cudaMalloc");
+  CHECK_THROWS(shown.device.allocate(kBytes), DeviceError, "cuda:1: cudaMalloc failed");
+  check_held(before);
+}
+
+TEST(memory_that_cannot_be_opened_leaves_nothing) {
+  const Shown shown;
+  const std::string before = held();
+  for (const char* const call :
+       {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    fake_cudart::reset();
+    fake_cudart::fail(call);
+    CHECK_THROWS(shown.device.open(shown.handle), DeviceError, std::string("cuda:1: ") + call + " failed: refused");
+    check_held(before);
+  }
+  Handle of_nobody = shown.handle;
+  of_nobody[8] ^= std::byte{1};  // its socket
+  CHECK_THROWS(shown.device.open(of_nobody), DeviceError, "the process that shows it has ended");
+  check_held(before);
+}
+
+TEST(the_way_can_be_chosen) {
+  Device& device = device_of(kOwn);
+  fake_cudart::reset();
+  for (const char* const way : {"auto", "ipc", "descriptors"}) {
+    const Way chosen(way);
+    void* const data = device.allocate(kBytes);
+    CHECK_EQ(has_descriptor(device.handle_of(data)), std::string(way) == "descriptors");
+    device.free(data);
+  }
+  {
+    const Way chosen("ipc");
+    fake_cudart::fail("cudaIpcGetMemHandle");
+    void* const data = device.allocate(kBytes);
+    CHECK_THROWS(device.handle_of(data), DeviceError, "cuda:1: cudaIpcGetMemHandle failed");
+    device.free(data);
+  }
+  fake_cudart::reset();
+  const Way chosen("descriptors");
+  fake_cudart::fail("cuMemCreate");
+  void* const data = device.allocate(kBytes);
+  CHECK_THROWS(device.handle_of(data), DeviceError, "cuda:1: cuMemCreate failed");
+  device.free(data);
+}
+
+// A process that connects and is then stopped, or wants something else.
+TEST(strangers_do_not_keep_descriptors_from_others) {
+  const Shown shown;
+  uint64_t address[2];
+  std::memcpy(address, shown.handle.data() + sizeof(uint64_t), sizeof address);
+  std::vector<Fd> strangers;
+  for (int i = 0; i < 3; ++i) strangers.push_back(connect_to("dcoll-memory-" + hex(address[0]) + hex(address[1])));
+  const uint64_t unknown = 12345;
+  CHECK(send_packet(strangers[1], &unknown, sizeof unknown) && send_packet(strangers[2], &unknown, 3));
+  for (int i = 0; i < 3; ++i) shown.device.close(shown.device.open(shown.handle));
 }
 
 TEST_MAIN

@@ -134,7 +134,7 @@ TEST(memory_that_is_opened_is_the_same) {
   s.device.free(own);
   CHECK_EQ(opened[3], 7);  // lives on
   s.device.close(opened);
-  CHECK_THROWS(s.device.open({}), DeviceError, "emulated:0: opening /proc/0/fd/0");
+  CHECK_THROWS(s.device.open({}), DeviceError, "emulated:0: memory of another process cannot be opened: the process");
 }
 
 TEST(kernels_are_late_and_in_order) {

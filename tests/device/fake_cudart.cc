@@ -13,8 +13,8 @@
 namespace fake_cudart {
 namespace {
 
-constexpr int kSuccess = 0, kInvalid = 1, kNotReady = 600, kLaunchFailure = 719, kUnsupported = 900, kIsolation = 905,
-              kImplicit = 906;
+constexpr int kSuccess = 0, kInvalid = 1, kNotReady = 600, kLaunchFailure = 719, kRefused = 801, kUnsupported = 900,
+              kIsolation = 905, kImplicit = 906;
 
 struct Stream {
   std::atomic<bool> captured{false}, held{false};
@@ -26,7 +26,8 @@ struct State {
   std::mutex mutex;
   std::map<int, std::string> contexts;
   std::vector<std::string> broken;
-  std::string failing;
+  std::set<std::string> failing;
+  std::map<const void*, std::set<int>> allowed;
   bool captures = false, captures_beside_default = false;
 };
 State& state() {
@@ -39,17 +40,21 @@ thread_local int current = 0, thread_mode = kGlobal, last = kSuccess;
 int enter(const char* call) {
   const std::lock_guard lock(state().mutex);
   state().contexts.emplace(current, call);
-  return state().failing == call ? kLaunchFailure : kSuccess;
+  return state().failing.contains(call) ? kLaunchFailure : kSuccess;
+}
+
+bool breaks(const char* call, bool always = false) {
+  const std::lock_guard lock(state().mutex);
+  if (!state().captures || (thread_mode == kRelaxed && !always)) return false;
+  state().broken.emplace_back(call);
+  return true;
 }
 
 // Of one that is unsafe while a graph is captured. CUDA's documentation names few; others have been found out, and here
 // all are that may be.
 int enter_unsafe(const char* call, bool always = false) {
   const int entered = enter(call);
-  const std::lock_guard lock(state().mutex);
-  if (!state().captures || (thread_mode == kRelaxed && !always)) return entered;
-  state().broken.emplace_back(call);
-  return kUnsupported;
+  return breaks(call, always) ? kUnsupported : entered;
 }
 
 }  // namespace
@@ -76,13 +81,27 @@ void capture_beside_default(bool captures) {
 int last_error() { return last; }
 void fail(const std::string& call) {
   const std::lock_guard lock(state().mutex);
-  state().failing = call;
+  state().failing.insert(call);
+}
+std::set<int> devices_of(const void* data) {
+  const std::lock_guard lock(state().mutex);
+  return state().allowed[data];
+}
+int enter_driver(const char* call) {
+  if (breaks(call)) return kUnsupported;
+  const std::lock_guard lock(state().mutex);
+  return state().failing.contains(call) ? kRefused : kSuccess;
+}
+void note_access(const void* data, int device) {
+  const std::lock_guard lock(state().mutex);
+  state().allowed[data].insert(device);
 }
 void reset() {
   const std::lock_guard lock(state().mutex);
   state().contexts.clear();
   state().broken.clear();
   state().failing.clear();
+  state().allowed.clear();
   state().captures = state().captures_beside_default = false;
 }
 
@@ -119,8 +138,9 @@ int cudaThreadExchangeStreamCaptureMode(int* mode) {
 }
 
 int cudaMalloc(void** data, size_t bytes) {
-  *data = std::malloc(bytes);
-  return enter_unsafe("cudaMalloc");
+  const int entered = enter_unsafe("cudaMalloc");
+  *data = entered == kSuccess ? std::malloc(bytes) : nullptr;
+  return entered;
 }
 int cudaFree(void* data) {
   std::free(data);

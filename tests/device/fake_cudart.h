@@ -3,7 +3,9 @@
 // mind is what a GPU would hold against its caller: contexts that nobody asked for, and captures that were broken.
 #pragma once
 
+#include <cstddef>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,9 +31,16 @@ void hold_up(void* stream, bool held);
 void capture_beside_default(bool captures);
 // What cudaGetLastError() would tell the calling thread.
 int last_error();
-// From now on this call fails. "": none does.
+// From now on this call fails, as do those named before.
 void fail(const std::string& call);
+// Of memory that the driver has mapped: which devices were allowed to use it.
+std::set<int> devices_of(const void* data);
 // No contexts, no captures, no failures.
 void reset();
+
+// For fake_cuda.cc. What a call of the driver's gives, which needs no context.
+inline constexpr size_t kGranularity = size_t{2} << 20;
+int enter_driver(const char* call);
+void note_access(const void* data, int device);
 
 }  // namespace fake_cudart

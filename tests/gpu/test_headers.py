@@ -37,12 +37,15 @@ def test_nccls_header_says_what_we_take_for_granted() -> None:
 
 
 def test_cudas_header_says_what_we_take_for_granted() -> None:
-    compile_with("cuda_header.cc", cudas())
+    toolkit = cudas()
+    compile_with("cuda_header.cc", toolkit, folder_of("cuda.h", toolkit))
 
 
-@pytest.mark.parametrize("library", ["cuda", "nccl"])
-def test_all_that_is_looked_up_is_checked(library: str) -> None:
-    uses = (HERE.parents[1] / f"csrc/device/{library}.cc").read_text()
+@pytest.mark.parametrize(
+    ("source", "library"), [("cuda", "cuda"), ("virtual_memory", "cuda"), ("nccl", "nccl")], ids=["cuda", "vmm", "nccl"]
+)
+def test_all_that_is_looked_up_is_checked(source: str, library: str) -> None:
+    uses = (HERE.parents[1] / f"csrc/device/{source}.cc").read_text()
     checked = (HERE / f"{library}_header.cc").read_text()
     names = re.findall(r'= find\("(\w+)"\)', uses)
     assert len(names) > 10

@@ -164,6 +164,23 @@ def test_that_single_calls_go_by_the_host_is_told_once(nccl: Path, engine: str, 
     assert [(rank, words[: len(why)]) for rank, words in told] == [("1", why)], text
 
 
+@pytest.mark.parametrize("shows", [True, False])
+def test_how_memory_is_opened_is_told_once(nccl: Path, shows: bool) -> None:
+    """Or why it is not, by the rank that is the reason."""
+    calls = (
+        f"hvd.init()\n_C.share_emulated({shows} or hvd.rank() != 1)\nfor _ in range(2): hvd.allreduce_(torch.ones(9))"
+    )
+    text = job(nccl, calls, DCOLL_GPU_ENGINE="dcoll")
+    way = (
+        "collectives of tensors on devices stay there, in memory that the ranks have opened of each other by file descr"
+    )
+    why = (
+        r"warning rank 1.*collectives of tensors on devices go through host memory from now on: emulated:0: its memory "
+        "cannot be shown to other processes: emulated:0: shows no memory, as a test has asked for"
+    )
+    assert (text.count(way), len(re.findall(why, text))) == ((1, 0) if shows else (0, 1)), text
+
+
 def test_a_gpu_without_kernels(nccl: Path) -> None:
     """Of one rank: what would be scaled there goes another way on all of them, by the host, and the rest by NCCL."""
     text = job(

@@ -145,7 +145,7 @@ def test_gpus_that_do_not_reach_each_other_are_a_note(monkeypatch: pytest.Monkey
 def test_memory_is_opened_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCOLL_DEVICE", "emulated")
     assert machine.opened_memory() == finding.fine(
-        "GPU memory between processes", "one process opens what another has on the GPU (CUDA IPC)"
+        "GPU memory between processes", "one process opens what another has on the GPU (file descriptors)"
     )
 
 
@@ -165,8 +165,8 @@ def test_why_memory_is_not_opened_is_told(who: str, monkeypatch: pytest.MonkeyPa
 def test_what_is_told_of_memory_on_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = "cuda:0: cudaIpcOpenMemHandle failed: invalid device context (CUDA error 201)"
     for answer, level, text in (
-        ((0, "[2, []]"), Level.FINE, "one process opens what another has on each GPU (CUDA IPC)"),
-        ((0, f'[2, ["{refused}", "another"]]'), Level.NOTE, f"{refused} (and 1 more)"),
+        ((0, '[2, [], ["CUDA IPC"]]'), Level.FINE, "one process opens what another has on each GPU (CUDA IPC)"),
+        ((0, f'[2, ["{refused}", "another"], []]'), Level.NOTE, f"{refused} (and 1 more)"),
         ((124, "no answer within 60 s"), Level.NOTE, "no answer within 60 s"),
         ((1, "Traceback\nRuntimeError: CUDA error"), Level.NOTE, "RuntimeError: CUDA error"),
     ):
@@ -174,14 +174,14 @@ def test_what_is_told_of_memory_on_several_gpus(monkeypatch: pytest.MonkeyPatch)
         found = machine.opened_memory()
         assert found is not None
         assert (found.level, found.found) == (level, text)
-    fake_answers(monkeypatch, ("open_device_memory", 0, "[0, []]"))
+    fake_answers(monkeypatch, ("open_device_memory", 0, "[0, [], []]"))
     assert machine.opened_memory() is None
 
 
 def test_memory_is_not_opened_where_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_answers(monkeypatch, ("open_device_memory", 0, "[2, []]"), ("can_device_access_peer", 0, "2;2.27.5;"))
+    fake_answers(monkeypatch, ("open_device_memory", 0, "[2, [], []]"), ("can_device_access_peer", 0, "2;2.27.5;"))
     assert [found.what for found in machine.gpus()] == ["between GPUs", "GPU memory between processes"]
-    fake_answers(monkeypatch, ("open_device_memory", 0, "[2, []]"), ("can_device_access_peer", 0, "0;none;"))
+    fake_answers(monkeypatch, ("open_device_memory", 0, "[2, [], []]"), ("can_device_access_peer", 0, "0;none;"))
     assert machine.gpus() == []
 
 

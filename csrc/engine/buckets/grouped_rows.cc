@@ -15,14 +15,14 @@ namespace {
 constexpr size_t kMostKeptBytes = size_t{16} << 20;
 
 // "8 x 3 float32", or without the rows, where ranks may differ in them.
-std::string text_of(const RowTensor& tensor, bool with_rows) {
+std::string tensor_text(const RowTensor& tensor, bool with_rows) {
   const std::string elems = compared(tensor.row_dims) ? dims_text(tensor.row_dims) : std::to_string(tensor.row_elems);
   const std::string row = elems + " " + std::string(dtype_name(tensor.dtype));
   return with_rows ? std::to_string(tensor.rows) + " x " + row : "rows of " + row;
 }
 
 std::string group_of(const std::vector<RowTensor>& tensors, bool with_rows) {
-  const auto text = [&](size_t i) { return text_of(tensors[i], with_rows); };
+  const auto text = [&](size_t i) { return tensor_text(tensors[i], with_rows); };
   return group_text(tensors.size(), text, [&](Fingerprint& all, size_t i) {
     const RowTensor& tensor = tensors[i];
     if (with_rows) all.add(tensor.rows);

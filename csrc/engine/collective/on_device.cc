@@ -94,8 +94,10 @@ Task try_devices(Fabric& f, Staging& staging, const std::vector<int>& devices) {
   co_await settle(f, staging, why);
   if (memory.off) co_return;
   memory.note_opened(devices, segments);
-  f.tell_for_all(LogLevel::kInfo,
-                 "collectives of tensors on devices stay there, in memory that the ranks have opened of each other");
+  f.tell_for_all(
+      LogLevel::kInfo,
+      "collectives of tensors on devices stay there, in memory that the ranks have opened of each other by " +
+          std::string(memory.way()));
 }
 
 // All ranks are in the same operation: they open what they have not opened yet.

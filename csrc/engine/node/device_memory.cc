@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/thread_safety.h"
+#include "device/descriptors.h"
 
 namespace dcoll {
 namespace {
@@ -187,9 +188,12 @@ DeviceMemory::Shown DeviceMemory::show(int device) {
   std::memcpy(bytes.data(), pattern.data(), kPatternBytes);
   Scribe(device).copy(trial->data(), bytes.data(), kTrialBytes);
   const uint64_t memory = word_of(trial->data(), kTrialBytes, device);
+  const auto segment = device::segment_at(device::place_of(trial->data(), kTrialBytes)->segment);
   if (memory == Window::kUnmapped) {
-    throw device::DeviceError(device::device_of(device).name() + ": its memory cannot be shown to other processes");
+    const std::string what = device::device_of(device).name() + ": its memory cannot be shown to other processes";
+    throw device::DeviceError(segment->why.empty() ? what : what + ": " + segment->why);
   }
+  way_ = device::way_of(*segment->handle);
   return {window_->offset_of(list_->data(), sizeof(List)), memory, num_listed()};
 }
 

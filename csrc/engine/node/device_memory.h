@@ -90,6 +90,8 @@ class DeviceMemory {
   Shown show(int device);
   void open_and_write(const std::vector<int>& devices, const std::vector<Shown>& shown);
   void check(int device);
+  // How others opened what show() has shown last.
+  const char* way() const { return way_; }
 
  private:
   static constexpr size_t kMostSegments = 1024;
@@ -123,6 +125,7 @@ class DeviceMemory {
   Board& board_;
   std::shared_ptr<Window> window_;
   bool keeps_blocks_ = false;
+  const char* way_ = "";
   std::map<std::vector<int>, std::vector<size_t>> opened_;  // of the ranks' devices: of how many segments
   std::map<int, Blocks> blocks_;                            // by device
   std::shared_ptr<Memory> list_;
