@@ -1,5 +1,6 @@
 #include "transport/mapped/shm.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -74,6 +75,27 @@ void check_room_for(size_t peers, size_t bytes) {
                        "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
 }
 
+// So do limits on open files. In the handshake this rank alone would fail, and peers that it has not met yet would look
+// for it until the deadline.
+void check_room_for_files(size_t peers, const Fd& any) {
+  constexpr size_t kPerPeer = 3;  // socket, bell, pidfd
+  constexpr size_t kMore = 8;     // the listener, a peer's memory while it is being mapped, what a transport opens
+  const size_t needed = kPerPeer * peers + kMore;
+  std::vector<Fd> made;
+  made.reserve(needed);
+  while (made.size() < needed) {
+    Fd one(fcntl(any.get(), F_DUPFD_CLOEXEC, 0));
+    if (!one) {
+      throw TransportError(errno_text("the shared memory of " + std::to_string(peers + 1) + " local ranks needs " +
+                                          std::to_string(needed) + " descriptors, only " +
+                                          std::to_string(made.size()) + " are left",
+                                      errno) +
+                           "; raise the limit on open files (ulimit -n)");
+    }
+    made.push_back(std::move(one));
+  }
+}
+
 }  // namespace
 
 ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
@@ -84,7 +106,9 @@ ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
   }
   segment_ = create_segment(layout_.region_bytes);
   region_ = std::make_shared<Region>(segment_.get(), layout_.region_bytes);
-  check_room_for(static_cast<size_t>(peers_.local_size - 1), layout_.region_bytes);
+  const auto others = static_cast<size_t>(peers_.local_size - 1);
+  check_room_for(others, layout_.region_bytes);
+  check_room_for_files(others, segment_);
   // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
   // page.
   const int numa_node = own_numa_node();
