@@ -166,7 +166,7 @@ def test_a_rank_that_may_open_no_more_files_is_named_at_once(tmp_path: Path) -> 
     done = late("no_files", 4, tmp_path, 0, DCOLL_TIMEOUT="200")
     assert done.returncode == 0, done.text
     assert done.stdout.count("works") == 8, done.text
-    cause = "rank 1: the shared memory of 4 local ranks needs 17 descriptors, only "
+    cause = "rank 1: the shared memory of 4 local ranks needs 17 more open files, and there is room for "
     warning = f"node 0: its ranks cannot share memory, using messages between them, which is slower. Cause: {cause}"
     assert done.stderr.count(warning) == 1, done.text
     assert "ulimit -n" in done.stderr, done.text
