@@ -241,6 +241,18 @@ def no_room() -> None:
     work()
 
 
+def no_files() -> None:
+    """Rank 1 may open hardly any more files when all begin anew."""
+    hvd.init()
+    work()
+    hvd.shutdown()
+    if RANK == 1:
+        room = max(map(int, os.listdir("/proc/self/fd"))) + 3
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, room))
+    begin()
+    work()
+
+
 def no_thread() -> None:
     """Rank 1 is given no thread when all begin anew, as when it has as many as it may have."""
     hvd.init()

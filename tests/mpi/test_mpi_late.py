@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,18 @@ def test_a_rank_without_room_for_itself_is_named_at_once(tmp_path: Path) -> None
     assert done.returncode != 0, done.text
     expect_words(done, "PeerError", "rank 1 left dcoll.init(): cannot map ", 0, 2)
     assert "ulimit -v" in done.stdout, done.text
+
+
+def test_a_rank_that_may_open_no_more_files_is_named_at_once(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = late("no_files", 4, tmp_path, 0, DCOLL_TIMEOUT="200")
+    assert done.returncode == 0, done.text
+    assert done.stdout.count("works") == 8, done.text
+    cause = "rank 1: the shared memory of 4 local ranks needs 17 more open files, and there is room for "
+    warning = f"node 0: its ranks cannot share memory, using messages between them, which is slower. Cause: {cause}"
+    assert done.stderr.count(warning) == 1, done.text
+    assert "ulimit -n" in done.stderr, done.text
+    assert time.monotonic() - begun < 60, done.text  # for so long ranks look for one that is not there
 
 
 def test_a_rank_that_is_given_no_thread_is_named_at_once(tmp_path: Path) -> None:

@@ -320,6 +320,17 @@ TEST(too_few_descriptors_are_told_at_once) {
   }
 }
 
+TEST(the_limit_on_open_files_is_raised_where_that_is_allowed) {
+  if (kSanitized) return lacks("no sanitizer", "UBSan needs descriptors of its own");
+  run_processes(2, [key = fresh_key()](int rank) {
+    rlimit files{};
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = static_cast<rlim_t>(dup(0)) + 2;  // room for its memory alone
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+    connect_shm({rank, 2, key}, small(), kPatience);
+  });
+}
+
 TEST(another_key_is_another_job) {
   const SipKey key = fresh_key(), other = fresh_key();
   run_processes(2, [&](int rank) {

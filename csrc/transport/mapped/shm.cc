@@ -1,9 +1,12 @@
 #include "transport/mapped/shm.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <vector>
 
@@ -74,6 +77,35 @@ void check_room_for(size_t peers, size_t bytes) {
                        "; lower DCOLL_ARENA_MB, or raise the limit on address space (ulimit -v)");
 }
 
+// By no more than this process is allowed; false: it is as high as that.
+bool raise_file_limit(rlim_t by) {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= files.rlim_max) return false;
+  files.rlim_cur += std::min(by, files.rlim_max - files.rlim_cur);
+  return setrlimit(RLIMIT_NOFILE, &files) == 0;
+}
+
+// Limits on open files strike here too: in the handshake this rank alone would fail, and peers that it has not met yet
+// would look for it until the deadline. Raised by all that is needed, the limit leaves the program what it had left.
+void make_room_for_files(size_t peers, const Fd& any) {
+  constexpr size_t kPerPeer = 3;  // socket, bell, pidfd
+  constexpr size_t kMore = 8;     // the listener, a peer's memory while it is being mapped, what a transport opens
+  const size_t needed = kPerPeer * peers + kMore;
+  std::vector<Fd> made;
+  made.reserve(needed);
+  while (made.size() < needed) {
+    if (Fd one(fcntl(any.get(), F_DUPFD_CLOEXEC, 0)); one) {
+      made.push_back(std::move(one));
+    } else if (const int error = errno; error != EMFILE || !raise_file_limit(needed)) {
+      throw TransportError(errno_text("the shared memory of " + std::to_string(peers + 1) + " local ranks needs " +
+                                          std::to_string(needed) + " more open files, and there is room for " +
+                                          std::to_string(made.size()),
+                                      error) +
+                           "; raise the limit on open files (ulimit -n)");
+    }
+  }
+}
+
 }  // namespace
 
 ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
@@ -84,7 +116,9 @@ ShmRegion::ShmRegion(ShmPeers peers, const MappedOptions& options)
   }
   segment_ = create_segment(layout_.region_bytes);
   region_ = std::make_shared<Region>(segment_.get(), layout_.region_bytes);
-  check_room_for(static_cast<size_t>(peers_.local_size - 1), layout_.region_bytes);
+  const auto others = static_cast<size_t>(peers_.local_size - 1);
+  check_room_for(others, layout_.region_bytes);
+  make_room_for_files(others, segment_);
   // Peers write into the rings, and may be first to write to a result: without a policy their node would get the
   // page.
   const int numa_node = own_numa_node();
