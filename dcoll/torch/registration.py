@@ -28,6 +28,7 @@ from dcoll.torch.process_group import (
     opened,
     split_by_members,
 )
+from dcoll.torch.sharded import settle_devices
 from dcoll.torch.work import Done, Work
 
 
@@ -124,4 +125,5 @@ def register() -> None:
                 replace(place, "monitored_barrier", monitored)
         replace(torch._C._distributed_c10d.Reducer, "_set_forward_pass_work_handle", keeping_work)
         replace(DistributedDataParallel, "_register_builtin_comm_hook", halves_by_python)
+        settle_devices(NAME)
         left_alone(DcollBackend, DcollProcessGroup, Work, Done)
