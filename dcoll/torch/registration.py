@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcoll.errors import ArgumentError
 from dcoll.torch import start
-from dcoll.torch.compiler import left_alone
+from dcoll.torch.compiler import alone, left_alone
 from dcoll.torch.process_group import (
     BACKENDS_IN_PYTHON,
     DEVICE_TYPES,
@@ -118,7 +118,7 @@ def register() -> None:
             for name in ("gather_single", "gather_into_tensor"):
                 replace(dist.ProcessGroup, name, gathered_to_one)
             for name in (*GIVE_WORK, "_end_coalescing"):
-                replace(dist.ProcessGroup, name, given_back)
+                replace(dist.ProcessGroup, name, lambda call: alone(given_back(call)))
             replace(dist.ProcessGroup, "split_group", split_by_members)
         else:
             for place in (dist, distributed_c10d):

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -81,6 +82,24 @@ def check_the_sharded_state_of_fsdp1() -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(str(folders[0]))
+
+
+def check_a_compiled_function_that_sends() -> None:
+    """Dynamo leaves messages to Python without a word, as it does with Gloo."""
+    n, r = dist.get_world_size(), dist.get_rank()
+
+    def swapped(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(3)
+        here, there = dist.P2POp(dist.isend, x, (r + 1) % n), dist.P2POp(dist.irecv, y, (r - 1) % n)
+        for work in dist.batch_isend_irecv([here, there]):
+            work.wait()
+        return y + 1
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        got = torch.compile(swapped, backend="aot_eager")(torch.full((3,), float(r)))
+    assert got.eq((r - 1) % n + 1).all()
+    assert not [str(one.message) for one in told if "Dynamo" in str(one.message)]
 
 
 def check_ddp_with_sparse_gradients() -> None:
