@@ -38,6 +38,11 @@ def create(made: Any, options: Any = None) -> Any:
         raise ArgumentError(
             f"init_process_group or new_group got pg_options={options!r}, but the dcoll backend has none: leave it out"
         )
+    if getattr(made, "enable_reconfigure", False):  # of 2.15
+        raise ArgumentError(
+            "init_process_group got enable_reconfigure=True, but the dcoll backend cannot exchange the ranks of a "
+            "group: leave it out. For ranks that come and go there are dcoll.elastic and torchrun --max-restarts"
+        )
     if not BACKENDS_IN_PYTHON:
         return DcollProcessGroup(made)
     backend = DcollBackend(made.group_rank, made.group_size)

@@ -1,6 +1,7 @@
 """What a group's methods take in other forms, what they refuse, and who hears of it."""
 
 import contextlib
+import inspect
 import re
 import time
 from collections.abc import Callable
@@ -404,6 +405,9 @@ def check_destroy() -> None:
     job = WORLD.comm  # the program's own, which goes on as it was
     assert job is not None
     before_s = job.timeout_s
+    if "enable_reconfigure" in inspect.signature(dist.init_process_group).parameters:  # of 2.15
+        with pytest.raises(hvd.ArgumentError, match="enable_reconfigure=True, but the dcoll backend cannot"):
+            dist.init_process_group("dcoll", enable_reconfigure=True)
     dist.init_process_group("dcoll", timeout=timedelta(seconds=7))
     assert job.timeout_s == 7 != before_s
     dist.destroy_process_group()
