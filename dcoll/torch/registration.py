@@ -1,6 +1,7 @@
 """`torch.distributed` learns the name "dcoll"."""
 
 import functools
+import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -45,9 +46,18 @@ def create(made: Any, options: Any = None) -> Any:
         )
     if not BACKENDS_IN_PYTHON:
         return DcollProcessGroup(made)
+    record_if_asked()
     backend = DcollBackend(made.group_rank, made.group_size)
     opened(backend, made)
     return backend
+
+
+def record_if_asked() -> None:
+    """The flight recorder of PyTorch 2.15: a record takes longer than a small call, so it has dcoll's calls only where
+    the environment says how many it keeps. It passes over the backends that this set names."""
+    passed_over: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    asked = any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    (passed_over.discard if asked else passed_over.add)(NAME)
 
 
 def not_wrapped(wrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from checks_torch_collectives import WAYS
 from pretend_cuda import Pretended
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp, distributed_c10d
 from torch.distributed import _functional_collectives as functional
 
 import dcoll as hvd
@@ -380,6 +380,20 @@ def check_what_torch_asks_the_backend_for() -> None:
     assert not backend.supports_tensor_alloc(0)  # as DDP's reducer asks, in C++
     for name in ("_supports_time_estimate", "supports_reconfigure", "supports_window"):  # torch's own call themselves
         assert not getattr(backend, name)
+
+
+def check_the_flight_recorder_is_asked_for() -> None:
+    hooks = getattr(distributed_c10d._world, "pg_flight_recorder_hooks", None)  # of 2.15
+    if hooks is None:
+        pytest.skip("this version of PyTorch records no calls of other backends")
+    ranks = list(range(dist.get_world_size()))
+    with pytest.MonkeyPatch.context() as patch:
+        for size in ("", "100"):
+            patch.setenv("TORCH_FR_BUFFER_SIZE", size)
+            group = dist.new_group(ranks)
+            dist.barrier(group)
+            assert (group in hooks) == (size != "")
+            dist.destroy_process_group(group)
 
 
 def check_a_graph_waits_for_what_was_started_before_it() -> None:
