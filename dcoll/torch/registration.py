@@ -1,6 +1,7 @@
 """`torch.distributed` learns the name "dcoll"."""
 
 import functools
+import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcoll.errors import ArgumentError
 from dcoll.torch import start
-from dcoll.torch.compiler import left_alone
+from dcoll.torch.compiler import alone, left_alone
 from dcoll.torch.process_group import (
     BACKENDS_IN_PYTHON,
     DEVICE_TYPES,
@@ -28,6 +29,7 @@ from dcoll.torch.process_group import (
     opened,
     split_by_members,
 )
+from dcoll.torch.sharded import settle_devices
 from dcoll.torch.work import Done, Work
 
 
@@ -37,11 +39,25 @@ def create(made: Any, options: Any = None) -> Any:
         raise ArgumentError(
             f"init_process_group or new_group got pg_options={options!r}, but the dcoll backend has none: leave it out"
         )
+    if getattr(made, "enable_reconfigure", False):  # of 2.15
+        raise ArgumentError(
+            "init_process_group got enable_reconfigure=True, but the dcoll backend cannot exchange the ranks of a "
+            "group: leave it out. For ranks that come and go there are dcoll.elastic and torchrun --max-restarts"
+        )
     if not BACKENDS_IN_PYTHON:
         return DcollProcessGroup(made)
+    record_if_asked()
     backend = DcollBackend(made.group_rank, made.group_size)
     opened(backend, made)
     return backend
+
+
+def record_if_asked() -> None:
+    """The flight recorder of PyTorch 2.15: a record takes longer than a small call, so it has dcoll's calls only where
+    the environment says how many it keeps. It passes over the backends that this set names."""
+    passed_over: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    asked = any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    (passed_over.discard if asked else passed_over.add)(NAME)
 
 
 def not_wrapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,11 +133,12 @@ def register() -> None:
             for name in ("gather_single", "gather_into_tensor"):
                 replace(dist.ProcessGroup, name, gathered_to_one)
             for name in (*GIVE_WORK, "_end_coalescing"):
-                replace(dist.ProcessGroup, name, given_back)
+                replace(dist.ProcessGroup, name, lambda call: alone(given_back(call)))
             replace(dist.ProcessGroup, "split_group", split_by_members)
         else:
             for place in (dist, distributed_c10d):
                 replace(place, "monitored_barrier", monitored)
         replace(torch._C._distributed_c10d.Reducer, "_set_forward_pass_work_handle", keeping_work)
         replace(DistributedDataParallel, "_register_builtin_comm_hook", halves_by_python)
+        settle_devices(NAME)
         left_alone(DcollBackend, DcollProcessGroup, Work, Done)

@@ -1,6 +1,7 @@
 """What a group's methods take in other forms, what they refuse, and who hears of it."""
 
 import contextlib
+import inspect
 import re
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from checks_torch_collectives import WAYS
 from pretend_cuda import Pretended
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp, distributed_c10d
 from torch.distributed import _functional_collectives as functional
 
 import dcoll as hvd
@@ -381,6 +382,20 @@ def check_what_torch_asks_the_backend_for() -> None:
         assert not getattr(backend, name)
 
 
+def check_the_flight_recorder_is_asked_for() -> None:
+    hooks = getattr(distributed_c10d._world, "pg_flight_recorder_hooks", None)  # of 2.15
+    if hooks is None:
+        pytest.skip("this version of PyTorch records no calls of other backends")
+    ranks = list(range(dist.get_world_size()))
+    with pytest.MonkeyPatch.context() as patch:
+        for size in ("", "100"):
+            patch.setenv("TORCH_FR_BUFFER_SIZE", size)
+            group = dist.new_group(ranks)
+            dist.barrier(group)
+            assert (group in hooks) == (size != "")
+            dist.destroy_process_group(group)
+
+
 def check_a_graph_waits_for_what_was_started_before_it() -> None:
     n = dist.get_world_size()
     tensor = torch.ones(50_000)
@@ -404,6 +419,9 @@ def check_destroy() -> None:
     job = WORLD.comm  # the program's own, which goes on as it was
     assert job is not None
     before_s = job.timeout_s
+    if "enable_reconfigure" in inspect.signature(dist.init_process_group).parameters:  # of 2.15
+        with pytest.raises(hvd.ArgumentError, match="enable_reconfigure=True, but the dcoll backend cannot"):
+            dist.init_process_group("dcoll", enable_reconfigure=True)
     dist.init_process_group("dcoll", timeout=timedelta(seconds=7))
     assert job.timeout_s == 7 != before_s
     dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -51,6 +52,54 @@ def check_an_optimizer_in_parts() -> None:
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank() == 0:
         assert len(optimizer.state_dict()["state"]) == len(list(net.parameters()))
+
+
+def check_the_sharded_state_of_fsdp1() -> None:
+    """Of which some ranks have no part of some tensors. PyTorch asks CUDA then where those are, but not with Gloo."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import StateDictType
+
+    def states(net: torch.nn.Module) -> dict[str, object]:
+        with FSDP.state_dict_type(net, StateDictType.SHARDED_STATE_DICT):
+            return {"model": net.state_dict()}
+
+    folders: list[object] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folders)
+    net = FSDP(model(), device_id=torch.device("cpu"))
+    checkpoint.save(states(net), checkpoint_id=str(folders[0]))
+    again = FSDP(model(), device_id=torch.device("cpu"))
+    with torch.no_grad():
+        again._flat_param.zero_()
+    loaded = states(again)
+    checkpoint.load(loaded, checkpoint_id=str(folders[0]))
+    with FSDP.state_dict_type(again, StateDictType.SHARDED_STATE_DICT):
+        again.load_state_dict(loaded["model"])
+    assert not again._flat_param.numel() or torch.equal(again._flat_param, net._flat_param)
+    for sharded in loaded["model"].values():
+        whole = torch.empty(sharded.size(), dtype=sharded.dtype) if dist.get_rank() == 0 else None
+        sharded.gather(0, whole)
+        assert whole is None or whole.isfinite().all()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(str(folders[0]))
+
+
+def check_a_compiled_function_that_sends() -> None:
+    """Dynamo leaves messages to Python without a word, as it does with Gloo."""
+    n, r = dist.get_world_size(), dist.get_rank()
+
+    def swapped(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(3)
+        here, there = dist.P2POp(dist.isend, x, (r + 1) % n), dist.P2POp(dist.irecv, y, (r - 1) % n)
+        for work in dist.batch_isend_irecv([here, there]):
+            work.wait()
+        return y + 1
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        got = torch.compile(swapped, backend="aot_eager")(torch.full((3,), float(r)))
+    assert got.eq((r - 1) % n + 1).all()
+    assert not [str(one.message) for one in told if "Dynamo" in str(one.message)]
 
 
 def check_ddp_with_sparse_gradients() -> None:

@@ -119,7 +119,7 @@ tensor = torch.ones(3)
 for group in (None, dist.new_group([0, 1])):
     dist.all_reduce(tensor, group=group)
 assert tensor.tolist() == [4.0] * 3
-torch._C._distributed_c10d._dump_fr_trace_json()  # the flight recorder, which has Gloo's and NCCL's calls alone
+torch._C._distributed_c10d._dump_fr_trace_json()  # the flight recorder, which has all calls from 2.15 on
 dist.destroy_process_group()
 print("ended")
 """
