@@ -206,10 +206,10 @@ def DistributedOptimizer(
         label = new_label(comm)
         steps = DeltaSync(present, optimizer, names, compression, backward_passes_per_step, label)
         return _wrap(optimizer, DistributedAdasum, steps, check_sync, options)
-    default_mb, first_mb = bucket_settings(comm)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    default_mb, first_mb = bucket_settings(comm, any(p.is_cuda for p in params))
     bucket_mb = default_mb if bucket_mb is None else bucket_mb
     alike = [*options.values(), compression, backward_passes_per_step]
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     others, own = shared_with(params, alike, names)
     sync = GradientSync(
         comm,

@@ -118,12 +118,14 @@ def _evenly(count: int, groups: int) -> list[int]:
     return [g for g in range(groups) for _ in range(each + (g < more))]
 
 
-def bucket_settings(comm: _C.Communicator) -> tuple[float, float]:
+def bucket_settings(comm: _C.Communicator, on_gpus: bool) -> tuple[float, float]:
     """DCOLL_BUCKET_MB and DCOLL_FIRST_BUCKET_MB."""
     now = {name: float(value) for name, _, _, _, value in _C.settings() if name.endswith("BUCKET_MB")}
     bucket_mb = now["DCOLL_BUCKET_MB"]
     if bucket_mb < 0:
-        # A collective inside a node costs microseconds, so buckets are small: each is reduced while it is in the cache,
-        # and little is left to do when backward ends. Between nodes larger messages make up for the latency.
-        bucket_mb = 4.0 if comm.num_nodes == 1 else 25.0
+        # Small buckets are under way soon after backward begins, and little is left to do when it ends. Inside a node a
+        # collective costs microseconds. Between nodes each of them sends a quarter of a MiB at a time, which is as fast
+        # as more (docs/performance.md). NCCL over networks was never measured: 25 is what PyTorch's DDP has.
+        between = 25.0 if on_gpus else min(max(4.0, comm.num_nodes / 4), 25.0)
+        bucket_mb = 4.0 if comm.num_nodes == 1 else between
     return bucket_mb, now["DCOLL_FIRST_BUCKET_MB"]
