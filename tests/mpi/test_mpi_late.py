@@ -163,7 +163,7 @@ def test_a_rank_without_room_for_itself_is_named_at_once(tmp_path: Path) -> None
 
 def test_a_rank_that_may_open_no_more_files_is_named_at_once(tmp_path: Path) -> None:
     begun = time.monotonic()
-    done = late("no_files", 4, tmp_path, 0, ROOM="12", DCOLL_TIMEOUT="200")
+    done = late("no_files", 4, tmp_path, 0, ROOM="8", DCOLL_TIMEOUT="200")
     assert done.returncode == 0, done.text
     assert done.stdout.count("works") == 8, done.text
     cause = "rank 1: the shared memory of 4 local ranks needs 17 more open files, and there is room for "
