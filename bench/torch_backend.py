@@ -45,7 +45,7 @@ ONLY = ("calls", "steps", "groups")
 HELD_GROUPS = 20
 """Whose memory is divided by their number."""
 OWN_MEMORY = "FSDP2 dcoll, allocate_tensor"  # as in examples/fsdp.py
-OVERLAPPED = ("FSDP2 dcoll, overlapped", "FSDP2 overlapped, gloo")  # by overlap_all_gathers()
+OVERLAPPED = ("FSDP2 dcoll, overlapped", "FSDP2 overlapped, gloo")  # by overlap_all_gathers(); what ends so is Gloo's
 KINDS = ("none", "DistributedOptimizer", "DDP dcoll", "DDP gloo", "FSDP2 dcoll", OWN_MEMORY, "FSDP2 gloo", *OVERLAPPED)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 

@@ -35,7 +35,7 @@ constexpr std::array kTable = {
                 "them in every job, off takes the built-in ones"},
     SettingInfo{"DCOLL_CACHE_DIR", "", "a folder, empty = the user's cache",
                 "where measured constants are kept; empty: ~/.cache/dcoll"},
-    SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4, more on over 16 nodes",
+    SettingInfo{"DCOLL_BUCKET_MB", "-1", "MiB, 0 = one per parameter, -1 = 4, more on many nodes and GPUs of several",
                 "size of a gradient bucket"},
     SettingInfo{"DCOLL_FIRST_BUCKET_MB", "1", "MiB > 0",
                 "size of the bucket that is ready first in backward, instead of DCOLL_BUCKET_MB"},
