@@ -113,7 +113,7 @@ def when_stopped(process: Path, then: Callable[[], object]) -> None:
     """Wait for it in a thread: for the process of this number, and until it is stopped."""
 
     def watch() -> None:
-        while not process.exists() or Path(f"/proc/{process.read_text() or 0}/stat").read_text().split()[2] != "T":
+        while not process.exists() or Path(f"/proc/{process.read_text()}/stat").read_text().split()[2] != "T":
             time.sleep(0.02)
         then()
 
@@ -128,7 +128,9 @@ def stops_where_told() -> None:
         if "LD_PRELOAD" not in os.environ:
             os.environ["LD_PRELOAD"] = library
             os.execv(sys.executable, [sys.executable, *sys.argv])
-        process.write_text(str(os.getpid()))
+        begun = Path(f"{library}.begun")
+        begun.write_text(str(os.getpid()))
+        begun.rename(process)  # whoever sees the file may read the number at once
     elif then == "interrupt":
         when_stopped(process, lambda: os.kill(os.getpid(), signal.SIGINT))
     if then == "again":
