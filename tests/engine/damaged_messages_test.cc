@@ -32,20 +32,19 @@ TEST(words_of_those_who_make_a_group) {
       CHECK_THROWS(make_group(world[static_cast<size_t>(rank)], {0, 1}, nullptr), TransportError, text);
     });
   };
-  for (const auto& [members, refusal_bytes] : {std::pair<uint32_t, uint32_t>{2, ~0u}, {~0u, 0}}) {
-    const uint32_t joining[] = {0, 0, members, refusal_bytes};
-    on_both([&](Communicator& comm) { comm.wait(*comm.submit(message(Kind::kSend, joining, sizeof joining, 0, key))); },
+  const std::vector<std::vector<uint64_t>> joinings = {{}, {0}, {0, 2}, {0, ~uint64_t{0}}};
+  for (const std::vector<uint64_t>& joining : joinings) {  // the offset, and ranks that do not follow
+    const size_t bytes = joining.size() * sizeof(uint64_t);
+    on_both([&](Communicator& comm) { comm.wait(*comm.submit(message(Kind::kSend, joining.data(), bytes, 0, key))); },
             1);
   }
-  for (const auto& [bytes, outcome] : {std::pair<uint32_t, uint32_t>{23, 0}, {8, 0}, {~0u, 1}, {4, 7}}) {
-    const uint32_t joined[] = {bytes, outcome};
+  const std::vector<std::vector<uint64_t>> answers = {{}, {0}, {0, 1}, {0, 1, 2, 3}, {7, 1, 2}};
+  for (const std::vector<uint64_t>& answer : answers) {  // the outcome, and not two offsets
     on_both(
         [&](Communicator& comm) {
-          uint32_t joining[4] = {};
-          int ranks[2] = {};
-          comm.wait(*comm.submit(message(Kind::kReceive, joining, sizeof joining, 1, key)));
-          comm.wait(*comm.submit(message(Kind::kReceive, ranks, sizeof ranks, 1, key)));
-          comm.wait(*comm.submit(message(Kind::kSend, joined, sizeof joined, 1, key)));
+          std::vector<std::byte> joining(100);
+          comm.wait(*comm.submit(message(Kind::kReceive, joining.data(), joining.size(), 1, key)));
+          comm.wait(*comm.submit(message(Kind::kSend, answer.data(), answer.size() * sizeof(uint64_t), 1, key)));
         },
         0);
   }

@@ -1,7 +1,10 @@
 #include "engine/communicator/subset.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -117,37 +120,52 @@ std::shared_ptr<Communicator> Subset::connect(const std::vector<uint64_t>& offse
 
 namespace {
 
-constexpr size_t kMostTextBytes = size_t{64} << 10;
+constexpr size_t kMostTextBytes = size_t{4} << 10;
 
 std::string cut(const std::string& text) { return text.substr(0, whole_characters(text, kMostTextBytes)); }
 
-// What a member tells the lowest rank among them: this, its ranks (int each), and why it cannot take part.
+// What a member tells the lowest rank among them: this, its ranks (int each), and why it cannot take part, if so.
 struct Joining {
   uint64_t offset = 0;
-  uint32_t members = 0;
-  uint32_t refusal_bytes = 0;
+  uint64_t members = 0;
 };
 
 // What it is told: this, and the offsets, or what is wrong.
-struct Joined {
-  uint32_t bytes = 0;
-  enum class Outcome : uint32_t { kMade, kRefused, kMismatch } outcome = Outcome::kMade;
-};
+enum class Outcome : uint64_t { kMade, kRefused, kMismatch };
 
-// Messages of the whole under a tag of their own.
+using Letter = std::vector<std::byte>;
+
+template <class Head, class... Rest>
+Letter letter_of(const Head& head, const Rest&... rest) {
+  Letter letter;
+  const auto add = [&](std::span<const std::byte> bytes) { letter.insert(letter.end(), bytes.begin(), bytes.end()); };
+  add(std::as_bytes(std::span(&head, 1)));
+  (add(std::as_bytes(std::span(rest))), ...);
+  return letter;
+}
+
+// One message of the whole, under a tag of its own, says all that a rank has to say: each is a change of threads where
+// ranks share cores.
 class Talk {
  public:
   Talk(Communicator& whole, const std::function<void()>& look_around) : whole_(whole), look_around_(look_around) {}
 
-  void send(int rank, const void* data, size_t bytes) {
-    if (bytes > 0) wait(whole_.submit(message(Kind::kSend, data, bytes, rank, kTag)));
+  void send(int rank, const Letter& letter) {
+    wait(whole_.submit(message(Kind::kSend, letter.data(), letter.size(), rank, kTag)));
   }
-  void receive(int rank, void* data, size_t bytes) {
-    if (bytes > 0) wait(whole_.submit(message(Kind::kReceive, data, bytes, rank, kTag)));
-  }
-  // What `rank` sent came through memory that a stray write may have reached: only what is possible is gone by.
-  void expect(bool possible, int rank) {
-    if (possible) return;
+  // Calls read(head, rest) with what `rank` has sent. That came through memory that a stray write may have reached:
+  // read returns whether it is possible.
+  template <class Head, class Read>
+  void receive(int rank, size_t most_bytes, const Read& read) {
+    Letter letter(sizeof(Head) + most_bytes);
+    const auto operation = whole_.submit(message(Kind::kReceive, letter.data(), letter.size(), rank, kTag));
+    wait(operation);
+    letter.resize(operation->request.count);
+    Head head;
+    if (letter.size() >= sizeof head) {
+      std::memcpy(&head, letter.data(), sizeof head);
+      if (read(head, std::span(letter).subspan(sizeof head))) return;
+    }
     const std::string text = "rank " + std::to_string(whole_.members().job_rank(rank)) +
                              " sent, to make a group, what no rank sends: its memory is damaged. Look for "
                              "out-of-bounds writes there, or run all ranks with the same dcoll version";
@@ -176,78 +194,81 @@ class Talk {
 };
 
 struct Joint {
-  Joined head;
-  std::vector<uint64_t> offsets;
-  std::string wrong;
+  Outcome outcome = Outcome::kMade;
+  std::vector<uint64_t> offsets{};
+  std::string wrong{};
 };
+
+std::string string_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 // Of the lowest rank: what the others have to say.
 void hear(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, size_t member, Joint& joint) {
   const auto name = [&](int rank) { return "rank " + std::to_string(whole.members().job_rank(rank)); };
   const int from = ranks[member];
-  Joining joining;
-  talk.receive(from, &joining, sizeof joining);
-  talk.expect(joining.members <= static_cast<uint64_t>(whole.size()) && joining.refusal_bytes <= kMostTextBytes, from);
-  std::vector<int> theirs(joining.members);
-  talk.receive(from, theirs.data(), theirs.size() * sizeof(int));
-  std::string refusal(joining.refusal_bytes, '\0');
-  talk.receive(from, refusal.data(), refusal.size());
-  joint.offsets[member] = joining.offset;
-  if (joint.head.outcome != Joined::Outcome::kMade) return;
+  const size_t most = static_cast<size_t>(whole.size()) * sizeof(int) + kMostTextBytes;
+  std::vector<int> theirs;
+  std::string refusal;
+  talk.receive<Joining>(from, most, [&](const Joining& joining, std::span<const std::byte> rest) {
+    if (joining.members > rest.size() / sizeof(int)) return false;
+    joint.offsets[member] = joining.offset;
+    theirs.resize(joining.members);
+    const size_t bytes = theirs.size() * sizeof(int);
+    if (bytes > 0) std::memcpy(theirs.data(), rest.data(), bytes);
+    refusal = string_of(rest.subspan(bytes));
+    return true;
+  });
+  if (joint.outcome != Outcome::kMade) return;
   if (theirs != ranks) {
-    joint.head.outcome = Joined::Outcome::kMismatch;
+    joint.outcome = Outcome::kMismatch;
     joint.wrong = name(from) + " makes a group of " + ranks_text(theirs) + " where " + name(whole.rank()) +
                   " makes one of " + ranks_text(ranks) +
                   ". Make the groups that ranks share in the same order on each.";
   } else if (!refusal.empty()) {
-    joint.head.outcome = Joined::Outcome::kRefused;
+    joint.outcome = Outcome::kRefused;
     joint.wrong = name(from) + " cannot be in a group of " + ranks_text(ranks) + ": " + refusal;
   }
 }
 
 Joint gather(Talk& talk, const Communicator& whole, const std::vector<int>& ranks, uint64_t offset,
              const std::string& refusal) {
-  Joint joint{{}, std::vector<uint64_t>(ranks.size(), offset), refusal};
-  if (!refusal.empty()) joint.head.outcome = Joined::Outcome::kRefused;
+  Joint joint{.offsets = std::vector<uint64_t>(ranks.size(), offset), .wrong = refusal};
+  if (!refusal.empty()) joint.outcome = Outcome::kRefused;
   for (size_t member = 0; member < ranks.size(); ++member) {
     if (ranks[member] == whole.rank()) continue;
     try {
       hear(talk, whole, ranks, member, joint);
     } catch (const MismatchError& error) {  // it has left, which the others hear from this rank
-      joint.head.outcome = Joined::Outcome::kMismatch;
+      joint.outcome = Outcome::kMismatch;
       joint.wrong = error.what();
     }
   }
   joint.wrong = cut(joint.wrong);
-  const bool fine = joint.head.outcome == Joined::Outcome::kMade;
-  const size_t bytes = fine ? joint.offsets.size() * sizeof(uint64_t) : joint.wrong.size();
-  joint.head.bytes = static_cast<uint32_t>(bytes);
+  const bool fine = joint.outcome == Outcome::kMade;
+  const Letter letter = fine ? letter_of(joint.outcome, joint.offsets) : letter_of(joint.outcome, joint.wrong);
   for (const int rank : ranks) {
-    if (rank == whole.rank()) continue;
-    talk.send(rank, &joint.head, sizeof joint.head);
-    talk.send(rank, fine ? static_cast<const void*>(joint.offsets.data()) : joint.wrong.data(), bytes);
+    if (rank != whole.rank()) talk.send(rank, letter);
   }
   return joint;
 }
 
 Joint join(Talk& talk, const std::vector<int>& ranks, uint64_t offset, const std::string& refusal) {
   const int lowest = std::ranges::min(ranks);
-  const Joining joining{offset, static_cast<uint32_t>(ranks.size()), static_cast<uint32_t>(refusal.size())};
-  talk.send(lowest, &joining, sizeof joining);
-  talk.send(lowest, ranks.data(), ranks.size() * sizeof(int));
-  talk.send(lowest, refusal.data(), refusal.size());
+  talk.send(lowest, letter_of(Joining{offset, ranks.size()}, ranks, refusal));
   Joint joint;
-  talk.receive(lowest, &joint.head, sizeof joint.head);
-  if (joint.head.outcome == Joined::Outcome::kMade) {
+  const size_t bytes = ranks.size() * sizeof(uint64_t);
+  talk.receive<Outcome>(lowest, bytes + kMostTextBytes, [&](Outcome outcome, std::span<const std::byte> rest) {
+    joint.outcome = outcome;
+    if (outcome != Outcome::kMade) {
+      joint.wrong = string_of(rest);
+      return outcome <= Outcome::kMismatch;
+    }
+    if (rest.size() != bytes) return false;
     joint.offsets.resize(ranks.size());
-    const size_t bytes = ranks.size() * sizeof(uint64_t);
-    talk.expect(joint.head.bytes == bytes, lowest);
-    talk.receive(lowest, joint.offsets.data(), bytes);
-  } else {
-    talk.expect(joint.head.outcome <= Joined::Outcome::kMismatch && joint.head.bytes <= kMostTextBytes, lowest);
-    joint.wrong.resize(joint.head.bytes);
-    talk.receive(lowest, joint.wrong.data(), joint.head.bytes);
-  }
+    std::memcpy(joint.offsets.data(), rest.data(), bytes);
+    return true;
+  });
   return joint;
 }
 
@@ -267,8 +288,8 @@ std::shared_ptr<Communicator> make_group(std::shared_ptr<Communicator> whole, st
   Talk talk(*whole, look_around);
   const bool lowest = std::ranges::min(ranks) == whole->rank();
   const Joint joint = lowest ? gather(talk, *whole, ranks, offset, refusal) : join(talk, ranks, offset, refusal);
-  if (joint.head.outcome == Joined::Outcome::kMismatch) throw MismatchError(joint.wrong);
-  if (joint.head.outcome == Joined::Outcome::kRefused) throw TransportError(joint.wrong);
+  if (joint.outcome == Outcome::kMismatch) throw MismatchError(joint.wrong);
+  if (joint.outcome == Outcome::kRefused) throw TransportError(joint.wrong);
   return subset->connect(joint.offsets, job);
 }
 
