@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpirun import launch
+from mpirun import find_mpirun, is_open_mpi, launch
 
 from dcoll.doctor import machine
 
@@ -160,3 +160,41 @@ dcoll.init()
     assert done.stderr.count("ArgumentError: The ranks are configured differently: rank 0 has ") == 2, done.text
     for value in SETTINGS[name]:
         assert f"{name}={value} " in done.stderr, done.text
+
+
+FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
+BTL = """
+import ctypes
+get = ctypes.CDLL(None).getenv
+get.restype = ctypes.c_char_p
+print("btl", get(b"OMPI_MCA_btl"))
+"""
+
+
+def may_leave_out_libfabric() -> bool:
+    """Not what nobody can use, where Open MPI's own file is where its library says."""
+    settings = Path(find_mpirun()).resolve().parent.parent / "etc" / "openmpi-mca-params.conf"
+    return settings.exists() and not any(Path(fabric).is_dir() and os.listdir(fabric) for fabric in FABRICS)
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "wanted"),
+    [
+        ("", "", b"^ofi"),
+        ("# btl = sm,self\nbtl_tcp_if_include = lo\n", "", b"^ofi"),
+        ("pml = ob1\n btl=sm,self\n", "", None),
+        ("", "sm,self", b"sm,self"),
+    ],
+    ids=["nothing", "another", "file", "variable"],
+)
+def test_open_mpi_does_without_libfabric(file: str, variable: str, wanted: bytes | None, tmp_path: Path) -> None:
+    """To close it takes a second of each start. Not where the user has chosen."""
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text(file)
+    env = {"HOME": str(tmp_path)} | ({"OMPI_MCA_btl": variable} if variable else {})
+    unset = "" if variable else "import os; os.environ.pop('OMPI_MCA_btl', None); "  # mpirun makes it of the file
+    done = launch(2, "-c", f"{unset}import dcoll as hvd; hvd.init(); {SUM}{BTL}", **env)
+    assert done.returncode == 0, done.text
+    if wanted == b"^ofi" and not (is_open_mpi() and may_leave_out_libfabric()):
+        wanted = None
+    assert done.stdout.splitlines() == [f"btl {wanted!r}"] * 2

@@ -18,6 +18,7 @@
 #include "base/ranks_text.h"
 #include "transport/mpi.h"
 #include "transport/mpi/launcher.h"
+#include "transport/mpi/libfabric.h"
 #include "transport/mpi/mailbox.h"
 #include "transport/mpi/transport.h"
 #include "transport/mpi_events.h"
@@ -118,6 +119,7 @@ void Process::initialize(const StartUp& start) {
     return;
   }
   if (!initializing) {
+    leave_out_libfabric();
     initializing.emplace([this] {
       const std::vector<int> foreign = epoll_descriptors();
       check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level), "MPI_Init_thread");
