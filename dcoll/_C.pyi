@@ -5,7 +5,9 @@ keep the memory alive until the handle is done. Every method that can wait relea
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, ParamSpec, final
+
+_P = ParamSpec("_P")
 
 __version__: str
 cuda_built: bool
@@ -192,6 +194,12 @@ class _Starts:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def barrier(self, name: str = "") -> Handle: ...
 
+def _waited(start: Callable[_P, Handle]) -> Callable[_P, None]:
+    """Of a collective's name_sync: what it takes, and returns."""
+
+def _with_rows(start: Callable[_P, Handle]) -> Callable[_P, tuple[Buffer | None, list[int]]]:
+    """The same of a ragged one: the output (None: it went to out_ptr) and the counts."""
+
 @final
 class Communicator(_Starts):
     """An ordered set of ranks. Collectives are matched by the order of calls, which must be the same on every rank."""
@@ -226,63 +234,12 @@ class Communicator(_Starts):
         or "device"."""
 
     # Each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
-    def allreduce_sync(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        count: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        algo: str = "",
-        dims: Sequence[int] = (),
-        codec: str = "",
-        group: str = "",
-    ) -> None: ...
-    def broadcast_sync(
-        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
-    ) -> None: ...
-    def allgather_sync(
-        self,
-        in_ptr: int,
-        rows: int,
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-        group: str = "",
-    ) -> tuple[Buffer | None, list[int]]:
-        """The output (None: it went to out_ptr) and the counts."""
-    def reducescatter_sync(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        rows: int,
-        row_elems: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        row_dims: Sequence[int] = (),
-    ) -> None: ...
-    def alltoall_sync(
-        self,
-        in_ptr: int,
-        splits: Sequence[int],
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-    ) -> tuple[Buffer | None, list[int]]:
-        """The output (None: it went to out_ptr) and the counts."""
-    def barrier_sync(self, name: str = "") -> None: ...
+    allreduce_sync = _waited(_Starts.allreduce)
+    broadcast_sync = _waited(_Starts.broadcast)
+    allgather_sync = _with_rows(_Starts.allgather)
+    reducescatter_sync = _waited(_Starts.reducescatter)
+    alltoall_sync = _with_rows(_Starts.alltoall)
+    barrier_sync = _waited(_Starts.barrier)
     def isend(self, address: int, nbytes: int, peer: int, tag: int = 0) -> Handle:
         """Start sending to a rank. Messages between two ranks with one tag meet receives in the order sent.
 
