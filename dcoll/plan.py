@@ -190,7 +190,9 @@ def explain_job(
     # The first large all-reduce between nodes measures, or reads what was measured.
     reductions.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
     for codec in CODECS if compression else ():
-        on_communicator.allreduce_sync_(comm, torch.zeros(1 << 16), ReduceOp.Sum, "", codec=f"auto {codec}")
+        on_communicator.allreduce_sync(
+            comm, torch.zeros(1 << 16), ReduceOp.Sum, "", codec=f"auto {codec}", in_place=True
+        )
     text = None
     if comm.rank == 0:
         text = explain(

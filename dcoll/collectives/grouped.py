@@ -161,16 +161,18 @@ def start_allreduce(
     if started is not None:
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
-    one = on_communicator.allreduce_ if in_place else on_communicator.allreduce
     # In place one alone would be written to when it arrives, also where nobody waits for it any more.
     parts = _parts_on_devices(dense, least=1 if in_place else 2) if op is not Adasum else {}
     alone = [i for i in range(len(listed)) if not any(i in part for part in parts.values())]
-    handles = [one(comm, listed[i], op, f"{name}[{i}]", prescale, postscale, "", codec) for i in alone]
+    options = prescale, postscale, "", codec
+    handles = [
+        on_communicator.allreduce(comm, listed[i], op, f"{name}[{i}]", *options, in_place=in_place) for i in alone
+    ]
     for part in parts.values():
         some = [dense[i] for i in part]
         flat = sys.modules["torch"].cat([tensor.detach().reshape(-1) for tensor in some])
-        options = f"{name}[{part[0]}]", prescale, postscale, "", codec, _text_of(some)
-        handles.append(on_communicator.allreduce_(comm, flat, op, *options))
+        first = f"{name}[{part[0]}]"
+        handles.append(on_communicator.allreduce(comm, flat, op, first, *options, _text_of(some), in_place=True))
 
     def finish(results: list[Any]) -> list[Any]:
         found = dict(zip(alone, results, strict=False))

@@ -34,7 +34,7 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = comm_of(process_set), root_in(process_set, root_rank)
-    out: T = on_communicator.broadcast_sync_(comm, tensor, root, name or "")
+    out: T = on_communicator.broadcast_sync(comm, tensor, root, name or "", in_place=True)
     return out
 
 
@@ -51,7 +51,9 @@ def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast_(). The tensor must be left alone until the handle is done."""
-    return on_communicator.broadcast_(lane_of(process_set, name), tensor, root_in(process_set, root_rank), name or "")
+    return on_communicator.broadcast(
+        lane_of(process_set, name), tensor, root_in(process_set, root_rank), name or "", in_place=True
+    )
 
 
 @inline("allgather")

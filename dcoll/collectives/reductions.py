@@ -84,7 +84,7 @@ def allreduce_(
     comm = comm_of(process_set)
     if compression is not Compression.none:
         return cast(T, on_communicator.start_allreduce(comm, tensor, compression, options, in_place=True).wait())
-    return cast(T, on_communicator.allreduce_sync_(comm, tensor, *options))
+    return cast(T, on_communicator.allreduce_sync(comm, tensor, *options, in_place=True))
 
 
 @inline("allreduce", starts=True)

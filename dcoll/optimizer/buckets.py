@@ -134,7 +134,7 @@ def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows
     if knows_none:
         order.fill_(-1)
     try:
-        on_communicator.broadcast_(comm, order, 0, f"bucket order of {label}").wait()
+        on_communicator.broadcast(comm, order, 0, f"bucket order of {label}", in_place=True).wait()
     except JoinedError:
         return None
     found: list[int] = order.tolist()

@@ -188,7 +188,7 @@ class GradientSync(FailedRounds):
                 p.grad = view.zero_()
             else:
                 self._in_bucket(i, as_it_is=True)
-            on_communicator.allreduce_sync_(self.comm, view, self.op, self._called(p), 1.0 / scale, scale)
+            on_communicator.allreduce_sync(self.comm, view, self.op, self._called(p), 1.0 / scale, scale, in_place=True)
 
     def _called(self, p: torch.Tensor) -> str:
         """What a collective for it alone is called."""
