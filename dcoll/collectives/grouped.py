@@ -131,6 +131,7 @@ def allreduce_sync(
     postscale: float,
     codec: str = "",
     in_place: bool = False,
+    *,
     carries: bool = False,
 ) -> Any:
     """All tensors reduced as one. carries: None where one of them requires a gradient, and nothing is done."""
