@@ -21,10 +21,9 @@ class _AllReduce(torch.autograd.Function):
     """The gradient is reduced like the tensor was."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> Any:
         process_set, *rest = ctx.options = options
-        out: torch.Tensor = on_communicator.allreduce_sync(communicator_of(process_set), tensor, *rest)
-        return out
+        return on_communicator.allreduce_sync(communicator_of(process_set), tensor, *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -88,10 +87,9 @@ class _Broadcast(torch.autograd.Function):
     """The root's gradient is the average of all ranks', that of the others zero. root: the number in the set."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> Any:
         ctx.process_set, ctx.root = process_set, root
-        out: torch.Tensor = on_communicator.broadcast_sync(communicator_of(process_set), tensor, root, name)
-        return out
+        return on_communicator.broadcast_sync(communicator_of(process_set), tensor, root, name)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -122,10 +120,9 @@ class _ReduceScatter(torch.autograd.Function):
     """The gradient is what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> Any:
         process_set, *rest = ctx.options = options
-        out: torch.Tensor = on_communicator.reducescatter_sync(communicator_of(process_set), tensor, *rest)
-        return out
+        return on_communicator.reducescatter_sync(communicator_of(process_set), tensor, *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -154,9 +151,8 @@ def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[ProcessSet, list
     return process_set, list(grads) if factor == 1 else [grad * factor for grad in grads]
 
 
-def _average(process_set: ProcessSet, grad: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = allreduce(grad, process_set, Average, "gradient", 1.0, 1.0, "", "")
-    return out
+def _average(process_set: ProcessSet, grad: torch.Tensor) -> Any:
+    return allreduce(grad, process_set, Average, "gradient", 1.0, 1.0, "", "")
 
 
 # They take a tensor, the process set, and what on_communicator.allreduce_sync() and the like take behind the tensor;
