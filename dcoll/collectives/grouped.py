@@ -8,37 +8,11 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.collectives import on_communicator
-from dcoll.collectives.handle import Handle
+from dcoll.collectives.handle import Handle, Handles
 from dcoll.collectives.tensors import CODES, KINDS, code_of, has_gradient, kind_of
 from dcoll.compression.codecs import Compression, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.ops import Adasum, ReduceOp, wrong_op
-
-
-class _AllOf:
-    """Several handles as one."""
-
-    def __init__(self, handles: Sequence[Handle]) -> None:
-        self._handles = handles
-        self.results: list[Any] = []
-
-    def poll(self) -> bool:
-        return all(handle.poll() for handle in self._handles)
-
-    def wait(self, timeout: float = -1.0) -> None:
-        # All of them even if one fails: their memory is the caller's again only then.
-        failure: Exception | None = None
-        results = []
-        for handle in self._handles:
-            try:
-                results.append(handle.wait(None if timeout < 0 else timeout))
-            except Exception as error:
-                if not handle.poll():
-                    raise  # only the caller's patience ended
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        self.results = results
 
 
 def list_of(tensors: Any, what: str) -> list[Any]:
@@ -213,7 +187,7 @@ def _spread(flat: Any, outs: list[Any]) -> None:
 
 def _together(handles: list[Handle], finish: Callable[[list[Any]], list[Any]] = lambda results: results) -> Handle:
     """finish: makes the group's results of those of the handles."""
-    core: Any = _AllOf(handles)
+    core: Any = Handles(handles)
     return Handle(core, handles, lambda _: finish(core.results), None)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from dcoll import _C
+from dcoll.collectives.handle import Handles
 from dcoll.collectives.tensors import kind_of
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.torch.memory import Finish
-from dcoll.torch.work import DONE, Done, Handles, Started, Work
+from dcoll.torch.work import DONE, Done, Started, Work
 
 _EMULATES = _C.emulates_device()
 _c10d: Any = torch._C._distributed_c10d
