@@ -166,6 +166,10 @@ class Calls:
             return Done(tensors)
         return Work(Handles([one._handle for one in begun]), tensors)
 
+    def _each(self, call: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
+        works = [call(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._together(works, list(outputs))
+
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch = []  # what an exception has left there is nobody's: torch's manager does not end after one
 

@@ -54,8 +54,7 @@ class Started(Handle):
     @property
     def source(self) -> int:
         """Of a message: the rank that sent it."""
-        core: Any = self._core
-        return int(core.source)
+        return self._core.source
 
 
 _FINISHING = threading.Lock()
