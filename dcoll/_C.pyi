@@ -790,31 +790,11 @@ class _Plan:
         beta_us_per_byte, fan_in, burst_bytes, transit_us_per_byte), gamma_us_per_byte, handshake_us (what a
         collective between nodes begins with; negative: follows from the links) and shared_cores (some ranks share
         a core)."""
-    def simulate(
-        self,
-        collective: str,
-        algo: str,
-        *,
-        hierarchical: bool = False,
-        bytes: int,
-        nodes: int,
-        ranks_per_node: int = 1,
-        rails: int = 1,
-        nodes_per_rack: int = 0,
-        oversubscription: float = 1.0,
-        spine_alpha_us: float = 0.0,
-        memory: Sequence[float] = ...,
-        network: Sequence[float] = ...,
-        gamma_us_per_byte: float = ...,
-        compression: float = 1.0,
-        encode_us_per_byte: float = 0.0,
-        decode_us_per_byte: float = 0.0,
-        slice_bytes: int = 61440,
-        lanes: int = 1,
-    ) -> dict[str, Any]:
+    def simulate(self, collective: str, algo: str, *, bytes: int, nodes: int, **options: Any) -> dict[str, Any]:
         """us, method ("every rank" or "one group", csrc/plan/simulate.h), events: up to 65,535 ranks.
 
-        memory, network: alpha and overhead in us, us per byte, fan-in share. hierarchical: `algo` between nodes.
+        For benchmarks and tests; help() lists the options. memory, network: alpha and overhead in us, us per byte,
+        fan-in share. hierarchical: `algo` between nodes.
         """
 
 plan: _Plan  # a module
