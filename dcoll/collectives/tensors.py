@@ -4,6 +4,7 @@ The core knows neither torch nor NumPy, and this module imports neither: whoever
 library. Each library has one Kind; collectives look it up by the tensor's type and are otherwise the same for both.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -205,16 +206,12 @@ class NumpyKind(Kind):
 
 
 KINDS: dict[type, Kind] = {}
-_by_library: dict[str, Kind] = {}
 
 
+@functools.cache
 def library(name: str) -> Kind:
     """The kind of "torch" or "numpy", which is imported."""
-    kind = _by_library.get(name)
-    if kind is None:
-        kind = TorchKind(sys.modules["torch"]) if name == "torch" else NumpyKind(sys.modules["numpy"])
-        _by_library[name] = kind
-    return kind
+    return TorchKind(sys.modules["torch"]) if name == "torch" else NumpyKind(sys.modules["numpy"])
 
 
 def kind_of(tensor: object) -> Kind:

@@ -35,9 +35,7 @@ class Names:
                 f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
             )
         self._optimizer = optimizer  # whose list of groups load_state_dict() replaces
-        self._given: dict[int, str] = {}
-        for name, p in pairs:
-            self._given.setdefault(id(p), name)
+        self._given = {id(p): name for name, p in reversed(pairs)}  # of several names the first
         self._keep_alive = [p for _, p in pairs]  # an id is only a name while its object lives
         if named_parameters is None:
             for g, group in enumerate(optimizer.param_groups):
