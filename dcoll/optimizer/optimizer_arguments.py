@@ -8,7 +8,6 @@ import torch
 
 from dcoll import _C
 from dcoll.errors import ArgumentError
-from dcoll.ops import Average, ReduceOp, Sum, wrong_op
 
 Groups = Callable[[Sequence[torch.Tensor]], list[int]]
 
@@ -67,16 +66,6 @@ class Names:
 def check_passes(passes: int) -> None:
     if passes < 1:
         raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
-
-
-def check_options(op: ReduceOp, passes: int, predivide: float) -> None:
-    if op is not Average and op is not Sum:
-        raise wrong_op(op, (Average, Sum))
-    check_passes(passes)
-    if predivide <= 0 or (predivide != 1.0 and op is not Average):
-        raise ArgumentError(
-            f"gradient_predivide_factor is {predivide} with op={op.name}, but must be positive, and needs op=Average"
-        )
 
 
 def groups_of(optimizer: torch.optim.Optimizer, num_groups: int, groups: Any) -> Groups | None:
