@@ -96,25 +96,22 @@ class TorchKind(Kind):
         return _C.OnDevice(comm, _C.EMULATED_DEVICE) if self._emulates else comm
 
     def dense(self, tensor: Any) -> Any:
-        if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is self._strided:
-            if tensor.is_contiguous() and not tensor.is_neg():
-                # A tangent of torch.autograd.forward_ad may be zeros without memory.
-                return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
-            return tensor.detach().contiguous().resolve_neg()
-        raise self._unsupported(tensor)
-
-    writable = dense
-
-    def _unsupported(self, tensor: Any) -> ArgumentError:
         if tensor.layout is not self._strided:
-            return ArgumentError(
+            raise ArgumentError(
                 f"got a tensor with layout {tensor.layout}, but dcoll takes dense ones: pass tensor.to_dense(), or its "
                 "indices and values separately"
             )
-        return ArgumentError(
-            f"got a tensor on device {tensor.device}, but dcoll's collectives work on tensors of the CPU and of CUDA: "
-            "pass tensor.cpu()"
-        )
+        if not (tensor.is_cpu or tensor.is_cuda):
+            raise ArgumentError(
+                f"got a tensor on device {tensor.device}, but dcoll's collectives work on tensors of the CPU and of "
+                "CUDA: pass tensor.cpu()"
+            )
+        if tensor.is_contiguous() and not tensor.is_neg():
+            # A tangent of torch.autograd.forward_ad may be zeros without memory.
+            return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
+        return tensor.detach().contiguous().resolve_neg()
+
+    writable = dense
 
     def store(self, tensor: Any, values: Any) -> None:
         tensor.detach().copy_(values)
