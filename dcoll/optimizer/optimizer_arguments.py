@@ -1,6 +1,7 @@
 """The arguments of DistributedOptimizer: what is allowed, and what it means."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,8 +15,7 @@ Groups = Callable[[Sequence[torch.Tensor]], list[int]]
 
 def find_duplicates(names: Iterable[Any]) -> set[Any]:
     """Those that are there more than once."""
-    seen: set[Any] = set()
-    return {name for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
+    return {name for name, count in Counter(names).items() if count > 1}
 
 
 class Names:
