@@ -93,17 +93,19 @@ class Handles:
     def wait(self, timeout: float | None = None, **how: bool) -> None:
         """timeout: of all together; None or negative: no limit. The first error, once all have ended: their memory is
         the caller's again only then, and who waits would come again at once."""
-        limited = timeout is not None and timeout >= 0
-        end = time.monotonic() + (timeout if timeout is not None else 0)
+        left = None if timeout is None or timeout < 0 else timeout
+        end = time.monotonic() + (left or 0.0)
         first: Exception | None = None
         results = []
         for handle in self._handles:
             try:
-                results.append(handle.wait(max(0.0, end - time.monotonic()) if limited else None, **how))
+                results.append(handle.wait(left, **how))
             except Exception as error:
                 if not handle.poll():
                     raise  # only the caller's patience ended
                 first = first or error
+            if left is not None:
+                left = max(0.0, end - time.monotonic())
         if first is not None:
             raise first
         self.results = results
