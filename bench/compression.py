@@ -161,7 +161,7 @@ def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
     import torch
 
     import dcoll as hvd
-    from dcoll.collectives.on_communicator import allreduce_sync_
+    from dcoll.collectives.on_communicator import allreduce_sync
     from dcoll.compression.codecs import codec_of
     from dcoll.job.world import communicator
 
@@ -170,7 +170,7 @@ def reductions_of(size: int, names: Sequence[str]) -> tuple[int, Reductions]:
     found: Reductions = {}
     for name in names:
         codec = codec_of(compression_named(name), x, hvd.Average)
-        call = functools.partial(allreduce_sync_, communicator(), x, hvd.Average, "", 1.0, 1.0, codec=codec)
+        call = functools.partial(allreduce_sync, communicator(), x, hvd.Average, "", codec=codec, in_place=True)
         found[name] = (functools.partial(x.copy_, values), call)
     return size, found
 

@@ -5,7 +5,9 @@ keep the memory alive until the handle is done. Every method that can wait relea
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, ParamSpec, final
+
+_P = ParamSpec("_P")
 
 __version__: str
 cuda_built: bool
@@ -192,6 +194,12 @@ class _Starts:
         """splits[d] consecutive rows go to rank d; see Handle.output and counts."""
     def barrier(self, name: str = "") -> Handle: ...
 
+def _waited(start: Callable[_P, Handle]) -> Callable[_P, None]:
+    """Of a collective's name_sync: what it takes, and returns."""
+
+def _with_rows(start: Callable[_P, Handle]) -> Callable[_P, tuple[Buffer | None, list[int]]]:
+    """The same of a ragged one: the output (None: it went to out_ptr) and the counts."""
+
 @final
 class Communicator(_Starts):
     """An ordered set of ranks. Collectives are matched by the order of calls, which must be the same on every rank."""
@@ -226,63 +234,12 @@ class Communicator(_Starts):
         or "device"."""
 
     # Each name_sync is name(...).wait(), on the calling thread when nothing is queued before it.
-    def allreduce_sync(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        count: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        algo: str = "",
-        dims: Sequence[int] = (),
-        codec: str = "",
-        group: str = "",
-    ) -> None: ...
-    def broadcast_sync(
-        self, ptr: int, nbytes: int, root: int, dtype: int, name: str = "", dims: Sequence[int] = ()
-    ) -> None: ...
-    def allgather_sync(
-        self,
-        in_ptr: int,
-        rows: int,
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-        group: str = "",
-    ) -> tuple[Buffer | None, list[int]]:
-        """The output (None: it went to out_ptr) and the counts."""
-    def reducescatter_sync(
-        self,
-        in_ptr: int,
-        out_ptr: int,
-        rows: int,
-        row_elems: int,
-        dtype: int,
-        op: int,
-        name: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        row_dims: Sequence[int] = (),
-    ) -> None: ...
-    def alltoall_sync(
-        self,
-        in_ptr: int,
-        splits: Sequence[int],
-        row_bytes: int,
-        dtype: int,
-        name: str = "",
-        out_ptr: int = 0,
-        out_bytes: int = 0,
-        row_dims: Sequence[int] = (),
-    ) -> tuple[Buffer | None, list[int]]:
-        """The output (None: it went to out_ptr) and the counts."""
-    def barrier_sync(self, name: str = "") -> None: ...
+    allreduce_sync = _waited(_Starts.allreduce)
+    broadcast_sync = _waited(_Starts.broadcast)
+    allgather_sync = _with_rows(_Starts.allgather)
+    reducescatter_sync = _waited(_Starts.reducescatter)
+    alltoall_sync = _with_rows(_Starts.alltoall)
+    barrier_sync = _waited(_Starts.barrier)
     def isend(self, address: int, nbytes: int, peer: int, tag: int = 0) -> Handle:
         """Start sending to a rank. Messages between two ranks with one tag meet receives in the order sent.
 
@@ -708,37 +665,27 @@ def kept_gradients(
     storages: what storage_uses takes; usual: what it returns of each while nobody has it.
     """
 
-class kernels:
+class _Kernels:
     """The CPU kernels (csrc/kernels), by address: for benchmarks and tests."""
 
-    @staticmethod
-    def active_isa() -> str: ...
-    @staticmethod
-    def set_isa(isa: str) -> bool:
+    def active_isa(self) -> str: ...
+    def set_isa(self, isa: str) -> bool:
         """Use "generic", "avx2", "avx512" or "avx512vnni" from now on. False, changing nothing, when this CPU or build
         lacks it."""
-    @staticmethod
-    def reduce2(dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
-    @staticmethod
-    def reduce_n(dst: int, srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
-    @staticmethod
+    def reduce2(self, dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
+    def reduce_n(self, dst: int, srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0) -> None: ...
     def reduce_n_to_n(
-        dsts: Sequence[int], srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0
+        self, dsts: Sequence[int], srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0
     ) -> None: ...
-    @staticmethod
-    def scale(dst: int, src: int, count: int, dtype: int, scale: float) -> None: ...
-    @staticmethod
-    def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int) -> None: ...
-    @staticmethod
-    def encoded_bytes(codec: str, count: int) -> int: ...
-    @staticmethod
-    def encode(codec: str, dst: int, src: int, count: int, error: int = 0, key: int | None = None) -> int:
+    def scale(self, dst: int, src: int, count: int, dtype: int, scale: float) -> None: ...
+    def cast(self, dst: int, dst_dtype: int, src: int, src_dtype: int, count: int) -> None: ...
+    def encoded_bytes(self, codec: str, count: int) -> int: ...
+    def encode(self, codec: str, dst: int, src: int, count: int, error: int = 0, key: int | None = None) -> int:
         """float32 into "fp16", "bf16", "int8" or "fp32". Returns how many values float16 had no room for; error: 0, or
         float32 that is added first, and is what was lost afterwards; key: rounds at random, drawing from it."""
-    @staticmethod
-    def decode(codec: str, dst: int, src: int, count: int) -> None: ...
-    @staticmethod
+    def decode(self, codec: str, dst: int, src: int, count: int) -> None: ...
     def sum_encoded(
+        self,
         codec: str,
         dst: int,
         srcs: Sequence[int],
@@ -748,152 +695,56 @@ class kernels:
         key: int | None = None,
     ) -> int:
         """The encoded form of scale * (the sum of what srcs stand for); error: what encoding lost is added there."""
-    @staticmethod
-    def top_bytes(count: int, k: int) -> int: ...
-    @staticmethod
+    def top_bytes(self, count: int, k: int) -> int: ...
     def encode_top(
-        message: int, src: int, count: int, k: int, error: int = 0, velocity: int = 0, momentum: float = 0.0
+        self, message: int, src: int, count: int, k: int, error: int = 0, velocity: int = 0, momentum: float = 0.0
     ) -> int:
         """The k greatest of float32, or of error + src, which stays in error but for what is sent (kernels/topk.h).
         Returns how many are sent."""
-    @staticmethod
-    def sum_top(dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
+    def sum_top(self, dst: int, messages: Sequence[int], count: int, k: int, factor: float = 1.0) -> bool:
         """False: a message is damaged."""
-    @staticmethod
     def add_and_project(
-        p: int, matrix: int, source: int, error: int, q: int, rows: int, columns: int, rank: int
+        self, p: int, matrix: int, source: int, error: int, q: int, rows: int, columns: int, rank: int
     ) -> None:
         """Of PowerSGD, in float32 (kernels/low_rank.h): matrix = source + error, unless that is 0; p = q matrix^T.
         source may be the matrix."""
-    @staticmethod
-    def orthonormalise(factors: Sequence[tuple[int, int, int]]) -> None:
+    def orthonormalise(self, factors: Sequence[tuple[int, int, int]]) -> None:
         """The rows of each p become orthonormal, by Gram-Schmidt. factors: (p, rows, rank)."""
-    @staticmethod
-    def project_back(q: int, matrix: int, p: int, rows: int, columns: int, rank: int) -> None:
+    def project_back(self, q: int, matrix: int, p: int, rows: int, columns: int, rank: int) -> None:
         """q = p matrix."""
-    @staticmethod
-    def split(matrix: int, error: int, p: int, q: int, sum: int, rows: int, columns: int, rank: int) -> None:
+    def split(self, matrix: int, error: int, p: int, q: int, sum: int, rows: int, columns: int, rank: int) -> None:
         """error = matrix - p^T q; matrix = p^T sum."""
-    @staticmethod
-    def pack(flat: int, segments: Sequence[tuple[int, int, int]]) -> None:
+    def pack(self, flat: int, segments: Sequence[tuple[int, int, int]]) -> None:
         """segments: (address, offset in bytes, bytes); address 0 packs zeros."""
-    @staticmethod
-    def unpack(segments: Sequence[tuple[int, int, int]], flat: int) -> None: ...
+    def unpack(self, segments: Sequence[tuple[int, int, int]], flat: int) -> None: ...
 
-class cuda:
-    """The CUDA kernels, by device address, on the current device; stream is a cudaStream_t (0: the default stream).
+kernels: _Kernels  # a module
 
-    A build without CUDA has available, device_count and unavailable_reason only.
-    """
+cuda: Any
+"""The CUDA kernels, for benchmarks and tests: a module with those of `kernels` up to sum_top(), pack() and unpack().
 
-    @staticmethod
-    def available() -> bool: ...
-    @staticmethod
-    def device_count() -> int: ...
-    @staticmethod
-    def unavailable_reason() -> str:
-        """Why available() is False; "" when it is True."""
-    @staticmethod
-    def device_name(device: int = 0) -> str: ...
-    @staticmethod
-    def runtime_version() -> int:
-        """As CUDA counts: 13000 is 13.0."""
-    @staticmethod
-    def driver_version() -> int:
-        """The newest version that the driver can serve; 0 without a driver."""
-    @staticmethod
-    def reduce2(
-        dst: int, a: int, b: int, count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
-    ) -> None: ...
-    @staticmethod
-    def reduce_n(
-        dst: int, srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
-    ) -> None: ...
-    @staticmethod
-    def reduce_n_to_n(
-        dsts: Sequence[int], srcs: Sequence[int], count: int, dtype: int, op: int, scale: float = 1.0, stream: int = 0
-    ) -> None: ...
-    @staticmethod
-    def scale(dst: int, src: int, count: int, dtype: int, scale: float, stream: int = 0) -> None: ...
-    @staticmethod
-    def cast(dst: int, dst_dtype: int, src: int, src_dtype: int, count: int, stream: int = 0) -> None: ...
-    @staticmethod
-    def pack(flat: int, segments: Sequence[tuple[int, int, int]], stream: int = 0) -> None: ...
-    @staticmethod
-    def unpack(segments: Sequence[tuple[int, int, int]], flat: int, stream: int = 0) -> None: ...
-    @staticmethod
-    def encode(
-        codec: str,
-        dst: int,
-        src: int,
-        count: int,
-        error: int = 0,
-        beyond: int = 0,
-        key: int | None = None,
-        stream: int = 0,
-    ) -> None:
-        """As kernels.encode; how many values float16 had no room for is added to a uint64 at beyond, unless 0."""
-    @staticmethod
-    def decode(codec: str, dst: int, src: int, count: int, stream: int = 0) -> None: ...
-    @staticmethod
-    def sum_encoded(
-        codec: str,
-        dst: int,
-        srcs: Sequence[int],
-        count: int,
-        scale: float = 1.0,
-        error: int = 0,
-        beyond: int = 0,
-        key: int | None = None,
-        stream: int = 0,
-    ) -> None: ...
-    @staticmethod
-    def encode_top_scratch(count: int, k: int) -> int:
-        """Bytes of scratch memory that encode_top needs."""
-    @staticmethod
-    def encode_top(
-        message: int,
-        src: int,
-        count: int,
-        k: int,
-        scratch: int,
-        error: int = 0,
-        velocity: int = 0,
-        momentum: float = 0.0,
-        sent: int = 0,
-        stream: int = 0,
-    ) -> None:
-        """As kernels.encode_top; how many are sent is written to a uint32 at sent, unless 0."""
-    @staticmethod
-    def sum_top_scratch(count: int, messages: int) -> int:
-        """Bytes of scratch memory that sum_top needs."""
-    @staticmethod
-    def sum_top(
-        dst: int,
-        messages: Sequence[int],
-        count: int,
-        k: int,
-        scratch: int,
-        first_bad: int,
-        factor: float = 1.0,
-        stream: int = 0,
-    ) -> None:
-        """The uint32 at first_bad becomes the number of the first damaged message, if that is less than what it is."""
+They take addresses of the current device and, behind the others, a parameter `stream`, a cudaStream_t (0: the default
+stream); help() lists all parameters. They return nothing: encode() and sum_encoded() add how many values float16 had no
+room for to a uint64 at `beyond`, encode_top() writes how many are sent to a uint32 at `sent`, both unless 0; the uint32
+at sum_top()'s `first_bad` becomes the number of the first damaged message, if that is less than what it is. `scratch`
+is memory of as many bytes as encode_top_scratch(count, k) and sum_top_scratch(count, messages) say.
 
-@final
-class plan:
+Beside them it has available(), unavailable_reason(), "" when it is, device_count(), device_name(device=0),
+runtime_version(), 13000 for 13.0, and driver_version(), the newest that the driver can serve, 0 without one. A build
+without CUDA has available, device_count and unavailable_reason only.
+"""
+
+class _Plan:
     """Schedules as data (csrc/plan): build, verify, select. Nothing here communicates."""
 
-    @staticmethod
-    def algorithms() -> list[tuple[str, str, str]]:
+    def algorithms(self) -> list[tuple[str, str, str]]:
         """(collective, name, reason)"""
-    @staticmethod
-    def build(collective: str, algo: str, n: int, rank: int, root: int = 0) -> list[list[dict[str, Any]]]:
+    def build(self, collective: str, algo: str, n: int, rank: int, root: int = 0) -> list[list[dict[str, Any]]]:
         """The channels of one rank, each a list of steps: op, src, src_chunk, dst, chunk, receives_from, sends_to (a
         rank or None), send_channel (the number its messages are posted on, or None), finalize, text.
         """
-    @staticmethod
     def verify(
+        self,
         collective: str,
         algo: str,
         n: int,
@@ -903,8 +754,8 @@ class plan:
         root: int = 0,
     ) -> str:
         """Empty when right, else what is wrong, naming rank, channel and step."""
-    @staticmethod
     def select(
+        self,
         collective: str,
         bytes: int,
         nodes: Sequence[int],
@@ -913,15 +764,14 @@ class plan:
     ) -> dict[str, Any]:
         """name, reason, why, candidates: (name, predicted us, slice bytes, reason), fastest first. nodes: the node of
         each rank. constants: those that differ from the built-in ones, as constants() has them."""
-    @staticmethod
     def hierarchical(
-        bytes: int, nodes: Sequence[int], slice_bytes: int = 61440, constants: dict[str, Any] = ...
+        self, bytes: int, nodes: Sequence[int], slice_bytes: int = 61440, constants: dict[str, Any] = ...
     ) -> dict[str, Any]:
         """The all-reduce on two levels: between (the algorithm between nodes; None: the operand rides on the
         agreement), agreement_us, in_node_us, between_us, total_us, and why, one line of these."""
     DEFAULT_SLICE_BYTES: int
-    @staticmethod
     def encoded(
+        self,
         codec: str,
         bytes: int,
         nodes: Sequence[int],
@@ -933,38 +783,18 @@ class plan:
     ) -> dict[str, Any]:
         """plain_us, encoded_us, pays, close: an all-reduce of so much float32 as it is and encoded, and whether the two
         are so close that the first calls decide. two_levels: ranks of a node share memory."""
-    @staticmethod
-    def coding(codec: str) -> tuple[float, float]:
+    def coding(self, codec: str) -> tuple[float, float]:
         """Microseconds to encode, and to decode, a byte of float32 on this core, measured now."""
-    @staticmethod
-    def constants() -> dict[str, Any]:
+    def constants(self) -> dict[str, Any]:
         """The built-in constants of the cost model: memory and network (dicts of alpha_us, overhead_us,
         beta_us_per_byte, fan_in, burst_bytes, transit_us_per_byte), gamma_us_per_byte, handshake_us (what a
         collective between nodes begins with; negative: follows from the links) and shared_cores (some ranks share
         a core)."""
-    @staticmethod
-    def simulate(
-        collective: str,
-        algo: str,
-        *,
-        hierarchical: bool = False,
-        bytes: int,
-        nodes: int,
-        ranks_per_node: int = 1,
-        rails: int = 1,
-        nodes_per_rack: int = 0,
-        oversubscription: float = 1.0,
-        spine_alpha_us: float = 0.0,
-        memory: Sequence[float] = ...,
-        network: Sequence[float] = ...,
-        gamma_us_per_byte: float = ...,
-        compression: float = 1.0,
-        encode_us_per_byte: float = 0.0,
-        decode_us_per_byte: float = 0.0,
-        slice_bytes: int = 61440,
-        lanes: int = 1,
-    ) -> dict[str, Any]:
+    def simulate(self, collective: str, algo: str, *, bytes: int, nodes: int, **options: Any) -> dict[str, Any]:
         """us, method ("every rank" or "one group", csrc/plan/simulate.h), events: up to 65,535 ranks.
 
-        memory, network: alpha and overhead in us, us per byte, fan-in share. hierarchical: `algo` between nodes.
+        For benchmarks and tests; help() lists the options. memory, network: alpha and overhead in us, us per byte,
+        fan-in share. hierarchical: `algo` between nodes.
         """
+
+plan: _Plan  # a module

@@ -190,7 +190,9 @@ def explain_job(
     # The first large all-reduce between nodes measures, or reads what was measured.
     reductions.allreduce(torch.zeros(1 << 16), name="dcoll.plan")
     for codec in CODECS if compression else ():
-        on_communicator.allreduce_sync_(comm, torch.zeros(1 << 16), ReduceOp.Sum, "", codec=f"auto {codec}")
+        on_communicator.allreduce_sync(
+            comm, torch.zeros(1 << 16), ReduceOp.Sum, "", codec=f"auto {codec}", in_place=True
+        )
     text = None
     if comm.rank == 0:
         text = explain(
@@ -245,16 +247,16 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="2, or 3,1,2 where nodes differ (default: all on one node)",
     )
-    for option, choices, text in (
-        ("--dtype", list(DTYPE_NAMES), "of the elements (default float32)"),
-        ("--op", list(_OPS), "of an all_reduce or a reduce_scatter (default sum)"),
-        (
-            "--memory",
-            ["ordinary", "mapped", "device"],
-            "mapped: from dcoll.empty(), as gradients are; device: of a GPU (default ordinary)",
-        ),
-    ):
-        command.add_argument(option, choices=choices, help=f"of this job, under mpirun: {text}")
+    of_job = "of this job, under mpirun:"
+    command.add_argument("--dtype", choices=list(DTYPE_NAMES), help=f"{of_job} of the elements (default float32)")
+    command.add_argument(
+        "--op", choices=list(_OPS), help=f"{of_job} of an all_reduce or a reduce_scatter (default sum)"
+    )
+    command.add_argument(
+        "--memory",
+        choices=["ordinary", "mapped", "device"],
+        help=f"{of_job} mapped: from dcoll.empty(), as gradients are; device: of a GPU (default ordinary)",
+    )
     command.add_argument(
         "--compression", action="store_true", help="also: which codecs would be faster, and what Compression.auto takes"
     )

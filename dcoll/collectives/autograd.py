@@ -18,11 +18,12 @@ Apply = Callable[..., Any]
 
 
 class _AllReduce(torch.autograd.Function):
+    """The gradient is reduced like the tensor was."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> Any:
         process_set, *rest = ctx.options = options
-        out: torch.Tensor = on_communicator.allreduce_sync(communicator_of(process_set), tensor, *rest)
-        return out
+        return on_communicator.allreduce_sync(communicator_of(process_set), tensor, *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -30,6 +31,8 @@ class _AllReduce(torch.autograd.Function):
 
 
 class _GroupedAllReduce(torch.autograd.Function):
+    """The gradients are reduced like the tensors were."""
+
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
         process_set, *options = ctx.options = arguments[:6]
@@ -37,14 +40,16 @@ class _GroupedAllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return (None, None, None, None, None, None, *grouped_allreduce(list(grads), *ctx.options))
+        return (None, None, None, None, None, None, *grouped_allreduce(*ctx.options, *grads))
 
 
 class _AllGather(torch.autograd.Function):
+    """The gradient is this rank's rows of the average of all ranks' gradients."""
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, name: str) -> torch.Tensor:
-        ctx.process_set, ctx.rows = process_set, tensor.shape[0]
         out: torch.Tensor = on_communicator.allgather_sync(communicator_of(process_set), tensor, name)
+        ctx.process_set, ctx.rows = process_set, tensor.shape[0]
         return out
 
     @staticmethod
@@ -58,10 +63,13 @@ class _AllGather(torch.autograd.Function):
 
 
 class _GroupedAllGather(torch.autograd.Function):
+    """The gradients are this rank's rows of the averages of all ranks' gradients."""
+
     @staticmethod
     def forward(ctx: Any, process_set: ProcessSet, name: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = grouped.allgather_sync(communicator_of(process_set), list(tensors), name)
         ctx.process_set, ctx.rows = process_set, [tensor.shape[0] for tensor in tensors]
-        return tuple(grouped.allgather_sync(communicator_of(process_set), list(tensors), name))
+        return tuple(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -69,20 +77,19 @@ class _GroupedAllGather(torch.autograd.Function):
         everyones = on_communicator.allgather_sync(
             comm, torch.tensor([ctx.rows], device="cpu"), "gradient of grouped_allgather: rows"
         )
-        averages = grouped_allreduce(
-            list(grads), ctx.process_set, Average, "gradient of grouped_allgather", 1.0, 1.0, ""
-        )
+        averages = grouped_allreduce(ctx.process_set, Average, "gradient of grouped_allgather", 1.0, 1.0, "", *grads)
         before = everyones[: comm.rank].sum(0).tolist()
         own = [one.narrow(0, at, rows) for one, at, rows in zip(averages, before, ctx.rows, strict=True)]
         return (None, None, *own)
 
 
 class _Broadcast(torch.autograd.Function):
+    """The root's gradient is the average of all ranks', that of the others zero. root: the number in the set."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> Any:
         ctx.process_set, ctx.root = process_set, root
-        out: torch.Tensor = on_communicator.broadcast_sync(communicator_of(process_set), tensor, root, name)
-        return out
+        return on_communicator.broadcast_sync(communicator_of(process_set), tensor, root, name)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -94,6 +101,8 @@ class _Broadcast(torch.autograd.Function):
 
 
 class _AllToAll(torch.autograd.Function):
+    """The gradient goes back the way the rows came."""
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet, splits: list[int], name: str) -> Any:
         out, received = on_communicator.alltoall_sync(communicator_of(process_set), tensor, splits, name)
@@ -108,11 +117,12 @@ class _AllToAll(torch.autograd.Function):
 
 
 class _ReduceScatter(torch.autograd.Function):
+    """The gradient is what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, *options: Any) -> Any:
         process_set, *rest = ctx.options = options
-        out: torch.Tensor = on_communicator.reducescatter_sync(communicator_of(process_set), tensor, *rest)
-        return out
+        return on_communicator.reducescatter_sync(communicator_of(process_set), tensor, *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -121,6 +131,8 @@ class _ReduceScatter(torch.autograd.Function):
 
 
 class _GroupedReduceScatter(torch.autograd.Function):
+    """The gradients are what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
+
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
         process_set, *options = ctx.options = arguments[:5]
@@ -129,7 +141,7 @@ class _GroupedReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         process_set, mine = _scaled(ctx, grads)
-        return (None,) * 5 + tuple(grouped_allgather(mine, process_set, "gradient of grouped_reducescatter"))
+        return (None,) * 5 + grouped_allgather(process_set, "gradient of grouped_reducescatter", *mine)
 
 
 def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[ProcessSet, list[torch.Tensor]]:
@@ -139,62 +151,17 @@ def _scaled(ctx: Any, grads: tuple[torch.Tensor, ...]) -> tuple[ProcessSet, list
     return process_set, list(grads) if factor == 1 else [grad * factor for grad in grads]
 
 
-def _average(process_set: ProcessSet, grad: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = allreduce(grad, process_set, Average, "gradient", 1.0, 1.0, "", "")
-    return out
+def _average(process_set: ProcessSet, grad: torch.Tensor) -> Any:
+    return allreduce(grad, process_set, Average, "gradient", 1.0, 1.0, "", "")
 
 
-# *options: those of on_communicator.allreduce_sync() and the like, behind the tensor.
-
-
-def allreduce(tensor: torch.Tensor, process_set: ProcessSet, *options: Any) -> Any:
-    """The gradient is reduced like the tensor was."""
-    return _apply(_AllReduce)(tensor, process_set, *options)
-
-
-def grouped_allreduce(tensors: list[torch.Tensor], process_set: ProcessSet, *options: Any) -> list[Any]:
-    """The gradients are reduced like the tensors were."""
-    return list(_apply(_GroupedAllReduce)(process_set, *options, *tensors))
-
-
-def allgather(tensor: torch.Tensor, process_set: ProcessSet, name: str) -> Any:
-    """The gradient is this rank's rows of the average of all ranks' gradients."""
-    on_communicator.rows_of(tensor, "allgather")
-    return _apply(_AllGather)(tensor, process_set, name)
-
-
-def grouped_allgather(tensors: list[torch.Tensor], process_set: ProcessSet, name: str) -> list[Any]:
-    """The gradients are this rank's rows of the averages of all ranks' gradients."""
-    return list(_apply(_GroupedAllGather)(process_set, name, *_with_rows(tensors, "grouped_allgather")))
-
-
-def broadcast(tensor: torch.Tensor, process_set: ProcessSet, root: int, name: str) -> Any:
-    """The root's gradient is the average of all ranks', that of the others zero. root: the number in the set."""
-    return _apply(_Broadcast)(tensor, process_set, root, name)
-
-
-def alltoall(tensor: torch.Tensor, process_set: ProcessSet, splits: list[int], name: str) -> Any:
-    """The gradient goes back the way the rows came."""
-    return _apply(_AllToAll)(tensor, process_set, splits, name)
-
-
-def reducescatter(tensor: torch.Tensor, process_set: ProcessSet, *options: Any) -> Any:
-    """The gradient is what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
-    return _apply(_ReduceScatter)(tensor, process_set, *options)
-
-
-def grouped_reducescatter(tensors: list[torch.Tensor], process_set: ProcessSet, *options: Any) -> list[Any]:
-    """The gradients are what all ranks gathered: of an average as it is, of a sum times the number of ranks."""
-    listed = _with_rows(tensors, "grouped_reducescatter")
-    return list(_apply(_GroupedReduceScatter)(process_set, *options, *listed))
-
-
-def _with_rows(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-    for tensor in tensors:
-        on_communicator.rows_of(tensor, what)
-    return tensors
-
-
-def _apply(function: Any) -> Apply:
-    applied: Apply = function.apply
-    return applied
+# They take a tensor, the process set, and what on_communicator.allreduce_sync() and the like take behind the tensor;
+# the grouped ones the process set, what grouped.allreduce_sync() and the like take behind the tensors, and then those.
+allreduce: Apply = _AllReduce.apply
+grouped_allreduce: Apply = _GroupedAllReduce.apply
+allgather: Apply = _AllGather.apply
+grouped_allgather: Apply = _GroupedAllGather.apply
+broadcast: Apply = _Broadcast.apply
+alltoall: Apply = _AllToAll.apply
+reducescatter: Apply = _ReduceScatter.apply
+grouped_reducescatter: Apply = _GroupedReduceScatter.apply

@@ -8,37 +8,11 @@ from typing import Any
 
 from dcoll import _C
 from dcoll.collectives import on_communicator
-from dcoll.collectives.handle import Handle
+from dcoll.collectives.handle import Handle, Handles
 from dcoll.collectives.tensors import CODES, KINDS, code_of, has_gradient, kind_of
 from dcoll.compression.codecs import Compression, encode, narrow
 from dcoll.errors import ArgumentError
 from dcoll.ops import Adasum, ReduceOp, wrong_op
-
-
-class _AllOf:
-    """Several handles as one."""
-
-    def __init__(self, handles: Sequence[Handle]) -> None:
-        self._handles = handles
-        self.results: list[Any] = []
-
-    def poll(self) -> bool:
-        return all(handle.poll() for handle in self._handles)
-
-    def wait(self, timeout: float = -1.0) -> None:
-        # All of them even if one fails: their memory is the caller's again only then.
-        failure: Exception | None = None
-        results = []
-        for handle in self._handles:
-            try:
-                results.append(handle.wait(None if timeout < 0 else timeout))
-            except Exception as error:
-                if not handle.poll():
-                    raise  # only the caller's patience ended
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        self.results = results
 
 
 def list_of(tensors: Any, what: str) -> list[Any]:
@@ -131,6 +105,7 @@ def allreduce_sync(
     postscale: float,
     codec: str = "",
     in_place: bool = False,
+    *,
     carries: bool = False,
 ) -> Any:
     """All tensors reduced as one. carries: None where one of them requires a gradient, and nothing is done."""
@@ -161,16 +136,18 @@ def start_allreduce(
     if started is not None:
         core, results = started
         return Handle(core, listed, lambda _: _finished(listed, dense, results, in_place), None)
-    one = on_communicator.allreduce_ if in_place else on_communicator.allreduce
     # In place one alone would be written to when it arrives, also where nobody waits for it any more.
     parts = _parts_on_devices(dense, least=1 if in_place else 2) if op is not Adasum else {}
     alone = [i for i in range(len(listed)) if not any(i in part for part in parts.values())]
-    handles = [one(comm, listed[i], op, f"{name}[{i}]", prescale, postscale, "", codec) for i in alone]
+    options = prescale, postscale, "", codec
+    handles = [
+        on_communicator.allreduce(comm, listed[i], op, f"{name}[{i}]", *options, in_place=in_place) for i in alone
+    ]
     for part in parts.values():
         some = [dense[i] for i in part]
         flat = sys.modules["torch"].cat([tensor.detach().reshape(-1) for tensor in some])
-        options = f"{name}[{part[0]}]", prescale, postscale, "", codec, _text_of(some)
-        handles.append(on_communicator.allreduce_(comm, flat, op, *options))
+        first = f"{name}[{part[0]}]"
+        handles.append(on_communicator.allreduce(comm, flat, op, first, *options, _text_of(some), in_place=True))
 
     def finish(results: list[Any]) -> list[Any]:
         found = dict(zip(alone, results, strict=False))
@@ -210,7 +187,7 @@ def _spread(flat: Any, outs: list[Any]) -> None:
 
 def _together(handles: list[Handle], finish: Callable[[list[Any]], list[Any]] = lambda results: results) -> Handle:
     """finish: makes the group's results of those of the handles."""
-    core: Any = _AllOf(handles)
+    core: Any = Handles(handles)
     return Handle(core, handles, lambda _: finish(core.results), None)
 
 

@@ -1,7 +1,8 @@
 """What an asynchronous collective returns."""
 
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dcoll import _C
@@ -77,6 +78,42 @@ class Handle:
 # By the core's handle. It is last in the tuple: Python lets go of its items from the last to the first, and the core's
 # waits.
 _unfinished: dict[int, tuple[Any, Any, _C.Handle]] = {}
+
+
+class Handles:
+    """Several handles as one."""
+
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = handles
+        self.results: list[Any] = []
+
+    def poll(self) -> bool:
+        return all([handle.poll() for handle in self._handles])  # every one: it is what brings them on
+
+    def wait(self, timeout: float | None = None, **how: bool) -> None:
+        """timeout: of all together; None or negative: no limit. The first error, once all have ended: their memory is
+        the caller's again only then, and who waits would come again at once."""
+        left = None if timeout is None or timeout < 0 else timeout
+        end = time.monotonic() + (left or 0.0)
+        first: Exception | None = None
+        results = []
+        for handle in self._handles:
+            try:
+                results.append(handle.wait(left, **how))
+            except Exception as error:
+                if not handle.poll():
+                    raise  # only the caller's patience ended
+                first = first or error
+            if left is not None:
+                left = max(0.0, end - time.monotonic())
+        if first is not None:
+            raise first
+        self.results = results
+
+    @property
+    def source(self) -> int:
+        """Of messages: the rank that sent the last one."""
+        return int(self._handles[-1].source)
 
 
 def poll(handle: Handle) -> bool:

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, SupportsIndex, TypeVar
 
 from dcoll import _C
@@ -77,7 +78,7 @@ def zeros_side_by_side(groups: Sequence[Sequence[Any]]) -> list[tuple[Any, list[
         buffer = _buffer_for(groups[0][0], end)
     except DcollError as error:
         tell_once("buckets of gradients on a device lie in torch's memory, out of which they are copied", str(error))
-        return [_in_torchs_memory(group, of) for group, of in zip(groups, begins, strict=True)]
+        return [zeros_in_torchs_memory(group) for group in groups]
     made = []
     for group, of in zip(groups, begins, strict=True):
         length = _length_of(of)
@@ -90,31 +91,21 @@ def zeros_side_by_side(groups: Sequence[Sequence[Any]]) -> list[tuple[Any, list[
     return made
 
 
-def zeros_in_torchs_memory(group: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """One group as zeros_side_by_side() lays it out, in memory of torch's."""
-    return _in_torchs_memory(group, _begins_of(group, 0))
-
-
 def _begins_of(group: Sequence[Any], end: int) -> list[int]:
     """Of its tensors, from `end` on, and of what is behind them; in bytes."""
-    begins = [end]
-    for tensor in group:
-        begins.append(begins[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    return begins
+    return [*accumulate((-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in group), initial=end)]
 
 
 def _length_of(begins: Sequence[int]) -> int:
     return max(begins[-1] - begins[0], _ALIGNMENT)  # so that a flat tensor has memory
 
 
-def _in_torchs_memory(group: Sequence[Any], begins: Sequence[int]) -> tuple[Any, list[Any]]:
-    size = group[0].itemsize
+def zeros_in_torchs_memory(group: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """One group as zeros_side_by_side() lays it out, in memory of torch's."""
+    begins, size = _begins_of(group, 0), group[0].itemsize
     flat = group[0].new_zeros(_length_of(begins) // size)
-    pieces = [
-        flat.as_strided(tensor.shape, tensor.stride(), (begin - begins[0]) // size)
-        for tensor, begin in zip(group, begins, strict=False)
-    ]
-    return flat, pieces
+    pairs = zip(group, begins, strict=False)
+    return flat, [flat.as_strided(tensor.shape, tensor.stride(), begin // size) for tensor, begin in pairs]
 
 
 def _buffer_for(like: Any, nbytes: int) -> _C.DeviceBuffer:

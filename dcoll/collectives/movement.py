@@ -24,18 +24,15 @@ def broadcast(tensor: T, root_rank: int, name: str | None = None, process_set: P
     if has_gradient(tensor):
         from dcoll.collectives import autograd
 
-        carrying: T = autograd.broadcast(cast(Any, tensor), process_set, root, name or "")
-        return carrying
-    out: T = on_communicator.broadcast_sync(comm, tensor, root, name or "")
-    return out
+        return cast(T, autograd.broadcast(tensor, process_set, root, name or ""))
+    return cast(T, on_communicator.broadcast_sync(comm, tensor, root, name or ""))
 
 
 @inline("broadcast", in_place=True)
 def broadcast_(tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
     """As broadcast(), overwriting the tensor, which is returned."""
     comm, root = comm_of(process_set), root_in(process_set, root_rank)
-    out: T = on_communicator.broadcast_sync_(comm, tensor, root, name or "")
-    return out
+    return cast(T, on_communicator.broadcast_sync(comm, tensor, root, name or "", in_place=True))
 
 
 @inline("broadcast", starts=True)
@@ -51,7 +48,9 @@ def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast_(). The tensor must be left alone until the handle is done."""
-    return on_communicator.broadcast_(lane_of(process_set, name), tensor, root_in(process_set, root_rank), name or "")
+    return on_communicator.broadcast(
+        lane_of(process_set, name), tensor, root_in(process_set, root_rank), name or "", in_place=True
+    )
 
 
 @inline("allgather")
@@ -63,10 +62,8 @@ def allgather(tensor: T, name: str | None = None, process_set: ProcessSet = glob
     if has_gradient(tensor):
         from dcoll.collectives import autograd
 
-        carrying: T = autograd.allgather(cast(Any, tensor), process_set, name or "")
-        return carrying
-    out: T = on_communicator.allgather_sync(comm_of(process_set), tensor, name or "")
-    return out
+        return cast(T, autograd.allgather(tensor, process_set, name or ""))
+    return cast(T, on_communicator.allgather_sync(comm_of(process_set), tensor, name or ""))
 
 
 @inline("allgather", starts=True)
@@ -85,7 +82,7 @@ def grouped_allgather(
         return out
     from dcoll.collectives import autograd
 
-    return autograd.grouped_allgather(cast(Any, list(tensors)), process_set, name or "")
+    return list(autograd.grouped_allgather(process_set, name or "", *tensors))
 
 
 @inline("allgather", starts=True, grouped=True)

@@ -7,7 +7,7 @@ Every function that starts a collective returns a Handle; those called *_sync ru
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from dcoll import _C
@@ -57,25 +57,13 @@ def allreduce_sync(
     postscale: float = 1.0,
     algo: str = "",
     codec: str = "",
+    in_place: bool = False,
 ) -> Any:
-    kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place=False)
+    kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place)
     on.allreduce_sync(*args, name, prescale, postscale, algo, dims, codec)
+    if in_place:
+        return stored(tensor, source)
     return out if source is tensor else kind.like(tensor, out)
-
-
-def allreduce_sync_(
-    comm: _C.Communicator,
-    tensor: Any,
-    op: ReduceOp,
-    name: str,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    algo: str = "",
-    codec: str = "",
-) -> Any:
-    _, target, _, on, args, dims = _allreduce_args(comm, tensor, op, in_place=True)
-    on.allreduce_sync(*args, name, prescale, postscale, algo, dims, codec)
-    return stored(tensor, target)
 
 
 def allreduce(
@@ -87,39 +75,30 @@ def allreduce(
     postscale: float = 1.0,
     algo: str = "",
     codec: str = "",
+    group: str = "",
+    in_place: bool = False,
 ) -> Handle:
-    kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place=False)
-    core = on.allreduce(*args, name, prescale, postscale, algo, dims, codec)
+    """group: what is in the tensor, if that is several."""
+    kind, source, out, on, args, dims = _allreduce_args(comm, tensor, op, in_place)
+    core = on.allreduce(*args, name, prescale, postscale, algo, dims, codec, group)
+    if in_place:
+        return _in_place(core, tensor, source)
     if source is tensor:
         return Handle(core, source, None, out)
     return Handle(core, (source, out), lambda _: kind.like(tensor, out), None)
 
 
-def allreduce_(
-    comm: Lane,
-    tensor: Any,
-    op: ReduceOp,
-    name: str,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    algo: str = "",
-    codec: str = "",
-    group: str = "",
+def start_allreduce(
+    comm: Lane, tensor: Any, compression: Any, options: tuple[ReduceOp, str, float, float, str], in_place: bool
 ) -> Handle:
-    _, target, _, on, args, dims = _allreduce_args(comm, tensor, op, in_place=True)
-    return _in_place(on.allreduce(*args, name, prescale, postscale, algo, dims, codec, group), tensor, target)
-
-
-def start_allreduce(comm: Lane, tensor: Any, compression: Any, options: tuple[Any, ...], in_place: bool) -> Handle:
-    """allreduce() or allreduce_() of what travels compressed, or not. options: those of both, but for the codec.
+    """allreduce() of what travels compressed, or not. options: its own, but for the codec.
 
     In place, what a compressor of the program's own makes of the result is in the tensor after wait(), or a poll() that
     says so.
     """
     sent, context, codec = encode(compression, tensor, options[0])
     if codec or compression is Compression.none:
-        start: Callable[..., Handle] = allreduce_ if in_place else allreduce
-        return start(comm, tensor, *options, codec)
+        return allreduce(comm, tensor, *options, codec, in_place=in_place)
 
     def wide(out: Any) -> Any:
         whole = compression.decompress(out, context)
@@ -151,33 +130,26 @@ def refuse(comm: _C.Communicator, calls: int, why: str) -> None:
             comm.refuse(why)
 
 
-def broadcast(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
-    kind, source, out, on, args = _broadcast_args(comm, tensor, root)
+def broadcast(comm: Lane, tensor: Any, root: int, name: str, in_place: bool = False) -> Handle:
+    kind, source, out, on, args = _broadcast_args(comm, tensor, root, in_place)
     core = on.broadcast(*args, name, source.shape)
+    if in_place:
+        return _in_place(core, tensor, source)
     if source is tensor:
         return Handle(core, None, None, out)
     return Handle(core, out, lambda _: kind.like(tensor, out), None)
 
 
-def broadcast_(comm: Lane, tensor: Any, root: int, name: str) -> Handle:
-    _, target, _, on, args = _broadcast_args(comm, tensor, root, in_place=True)
-    return _in_place(on.broadcast(*args, name, target.shape), tensor, target)
-
-
-def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
-    kind, source, out, on, args = _broadcast_args(comm, tensor, root)
+def broadcast_sync(comm: _C.Communicator, tensor: Any, root: int, name: str, in_place: bool = False) -> Any:
+    kind, source, out, on, args = _broadcast_args(comm, tensor, root, in_place)
     on.broadcast_sync(*args, name, source.shape)
+    if in_place:
+        return stored(tensor, source)
     return out if source is tensor else kind.like(tensor, out)
 
 
-def broadcast_sync_(comm: _C.Communicator, tensor: Any, root: int, name: str) -> Any:
-    _, target, _, on, args = _broadcast_args(comm, tensor, root, in_place=True)
-    on.broadcast_sync(*args, name, target.shape)
-    return stored(tensor, target)
-
-
 def _broadcast_args(
-    comm: Lane, tensor: Any, root: int, in_place: bool = False
+    comm: Lane, tensor: Any, root: int, in_place: bool
 ) -> tuple[Kind, Any, Any, Any, tuple[int, int, int, int]]:
     """As _allreduce_args(); the result has the root's values."""
     kind = KINDS.get(type(tensor)) or kind_of(tensor)
@@ -204,7 +176,7 @@ def allgather(comm: Lane, tensor: Any, name: str, of: str = "") -> Handle:
     source = kind.dense(tensor)
     out, args = _allgather_args(comm, kind, source)
     core = kind.on(comm, source).allgather(*args[:4], name, *args[4:], group=of)
-    return Handle(core, (source, out), lambda done: _rows(kind, out, done.output(), source, done.counts()), None)
+    return Handle(core, (source, out), lambda done: _rows(out, done.output(), source, done.counts()), None)
 
 
 def _allgather_args(comm: Lane, kind: Kind, source: Any) -> tuple[Any, tuple[int, int, int, int, int, int, Any]]:
@@ -236,16 +208,13 @@ def _guess(kind: Kind, source: Any, rows: int, nbytes: int) -> tuple[Any, int, i
 
 def wrap_rows(tensor: Any, output: _C.Buffer, counts: list[int]) -> Any:
     """The core's memory as a result of an all-gather or all-to-all of `tensor`."""
-    return _wrap_rows(KINDS.get(type(tensor)) or kind_of(tensor), output, tensor, counts)
+    kind = KINDS.get(type(tensor)) or kind_of(tensor)
+    return kind.wrap(output, tensor.dtype, (sum(counts), *tensor.shape[1:]), tensor)
 
 
-def _wrap_rows(kind: Kind, output: _C.Buffer, source: Any, counts: list[int]) -> Any:
-    return kind.wrap(output, source.dtype, (sum(counts), *source.shape[1:]), source)
-
-
-def _rows(kind: Kind, guess: Any, output: _C.Buffer | None, source: Any, counts: list[int]) -> Any:
+def _rows(guess: Any, output: _C.Buffer | None, source: Any, counts: list[int]) -> Any:
     """The guess, where the core has used it."""
-    return guess if output is None else _wrap_rows(kind, output, source, counts)
+    return guess if output is None else wrap_rows(source, output, counts)
 
 
 def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
@@ -253,7 +222,7 @@ def allgather_sync(comm: _C.Communicator, tensor: Any, name: str) -> Any:
     source = kind.dense(tensor)
     out, args = _allgather_args(comm, kind, source)
     output, counts = kind.on(comm, source).allgather_sync(*args[:4], name, *args[4:])
-    return _rows(kind, out, output, source, counts)
+    return _rows(out, output, source, counts)
 
 
 def reducescatter(comm: Lane, tensor: Any, op: ReduceOp, name: str, prescale: float, postscale: float) -> Handle:
@@ -289,7 +258,7 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
 
     def finish(done: _C.Handle) -> Any:
         counts = done.counts()
-        result = _rows(kind, out, done.output(), source, counts)
+        result = _rows(out, done.output(), source, counts)
         return result if splits is None else (result, kind.counts(counts))
 
     return Handle(kind.on(comm, source).alltoall(*args[:4], name, *args[4:]), (source, out), finish, None)
@@ -298,7 +267,7 @@ def alltoall(comm: Lane, tensor: Any, splits: Iterable[int] | None, name: str) -
 def alltoall_sync(comm: _C.Communicator, tensor: Any, splits: Iterable[int] | None, name: str) -> Any:
     kind, source, out, args = _alltoall_args(comm, tensor, splits)
     output, counts = kind.on(comm, source).alltoall_sync(*args[:4], name, *args[4:])
-    result = _rows(kind, out, output, source, counts)
+    result = _rows(out, output, source, counts)
     return result if splits is None else (result, kind.counts(counts))
 
 

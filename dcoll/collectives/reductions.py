@@ -84,7 +84,7 @@ def allreduce_(
     comm = comm_of(process_set)
     if compression is not Compression.none:
         return cast(T, on_communicator.start_allreduce(comm, tensor, compression, options, in_place=True).wait())
-    return cast(T, on_communicator.allreduce_sync_(comm, tensor, *options))
+    return cast(T, on_communicator.allreduce_sync(comm, tensor, *options, in_place=True))
 
 
 @inline("allreduce", starts=True)
@@ -134,29 +134,20 @@ def grouped_allreduce(
 ) -> list[T]:
     """allreduce() of a list of tensors as one operation, which succeeds or fails as a whole."""
     op = _op(average, op)
-    options = (process_set, op, name or "", prescale_factor, postscale_factor)
+    options = (op, name or "", prescale_factor, postscale_factor)
     if compression is Compression.none:
-        return cast(list[T], _reduce_group(tensors, *options))
+        return cast(list[T], _reduce_group(tensors, process_set, *options, ""))
     sent, codec, wide = grouped.encoded(tensors, compression, op)
-    return wide(_reduce_group(sent, *options, codec))
+    return wide(_reduce_group(sent, process_set, *options, codec))
 
 
-def _reduce_group(
-    tensors: Sequence[Any],
-    process_set: ProcessSet,
-    op: ReduceOp,
-    name: str,
-    prescale: float,
-    postscale: float,
-    codec: str = "",
-) -> Any:
-    comm = comm_of(process_set)
-    out = grouped.allreduce_sync(comm, tensors, op, name, prescale, postscale, codec, False, True)
+def _reduce_group(tensors: Sequence[Any], process_set: ProcessSet, *options: Any) -> Any:
+    out = grouped.allreduce_sync(comm_of(process_set), tensors, *options, carries=True)
     if out is not None:
         return out
     from dcoll.collectives import autograd
 
-    return autograd.grouped_allreduce(list(tensors), process_set, op, name, prescale, postscale, codec)
+    return list(autograd.grouped_allreduce(process_set, *options, *tensors))
 
 
 @inline("allreduce", in_place=True, grouped=True)
@@ -241,8 +232,7 @@ def reducescatter(
         out = autograd.reducescatter(sent, process_set, *options)
     else:
         out = on_communicator.reducescatter_sync(comm_of(process_set), sent, *options)
-    result: T = out if compression is Compression.none else compression.decompress(out, context)
-    return result
+    return cast(T, out if compression is Compression.none else compression.decompress(out, context))
 
 
 @inline("reducescatter", starts=True)
@@ -281,7 +271,7 @@ def _scatter_group(tensors: Sequence[Any], process_set: ProcessSet, *options: An
         return out
     from dcoll.collectives import autograd
 
-    return autograd.grouped_reducescatter(list(tensors), process_set, *options)
+    return list(autograd.grouped_reducescatter(process_set, *options, *tensors))
 
 
 @inline("reducescatter", starts=True, grouped=True)

@@ -26,7 +26,7 @@ def agree_on_kinds(
         (0, 0) if g is None else (0, g.sparse_dim()) if g.is_sparse and not sparse_as_dense else (1, 0) for g in grads
     ]
     found = torch.tensor(kinds, dtype=torch.int32, device="cpu")
-    on_communicator.allreduce_sync_(comm, found, Max, "new gradients")
+    on_communicator.allreduce_sync(comm, found, Max, "new gradients", in_place=True)
     agreed = [(dense, dim) for dense, dim in found.tolist()]
     for p, (dense, dim) in zip(params, agreed, strict=True):
         if dense and dim:
@@ -120,7 +120,7 @@ class SparseGradients:
             ],
             device="cpu",
         )
-        on_communicator.allreduce_sync_(comm, told, Sum, "sparse gradients")
+        on_communicator.allreduce_sync(comm, told, Sum, "sparse gradients", in_place=True)
         agreed: list[list[int]] = told.tolist()
         return agreed
 
@@ -166,7 +166,7 @@ class SparseAsDense:
         if unknown:
             here = [-1 if p.grad is None else self._here.get(id(p), 0) for p in unknown]
             dims = torch.tensor(here, device="cpu")
-            on_communicator.allreduce_sync_(comm, dims, Max, "sparse gradients")
+            on_communicator.allreduce_sync(comm, dims, Max, "sparse gradients", in_place=True)
             self._dims.update((id(p), dim) for p, dim in zip(unknown, dims.tolist(), strict=True) if dim >= 0)
         made = []
         for p, grad in zip(params, reduced, strict=True):

@@ -105,8 +105,8 @@ def densely(comm: _C.Communicator, rows: Rows, universe: int, name: str) -> Step
     values[rows.keys] = rows.values
     used = torch.zeros(universe, dtype=torch.uint8, device=rows.keys.device)
     used[rows.keys] = 1
-    flags = on_communicator.allreduce_(comm, used, Max, f"{name}, rows in use")
-    yield on_communicator.allreduce_(comm, values, Sum, name)
+    flags = on_communicator.allreduce(comm, used, Max, f"{name}, rows in use", in_place=True)
+    yield on_communicator.allreduce(comm, values, Sum, name, in_place=True)
     yield flags
     keys = used.nonzero().flatten()
     return Rows(keys, values[keys])

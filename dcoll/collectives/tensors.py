@@ -4,6 +4,7 @@ The core knows neither torch nor NumPy, and this module imports neither: whoever
 library. Each library has one Kind; collectives look it up by the tensor's type and are otherwise the same for both.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -95,25 +96,22 @@ class TorchKind(Kind):
         return _C.OnDevice(comm, _C.EMULATED_DEVICE) if self._emulates else comm
 
     def dense(self, tensor: Any) -> Any:
-        if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is self._strided:
-            if tensor.is_contiguous() and not tensor.is_neg():
-                # A tangent of torch.autograd.forward_ad may be zeros without memory.
-                return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
-            return tensor.detach().contiguous().resolve_neg()
-        raise self._unsupported(tensor)
-
-    writable = dense
-
-    def _unsupported(self, tensor: Any) -> ArgumentError:
         if tensor.layout is not self._strided:
-            return ArgumentError(
+            raise ArgumentError(
                 f"got a tensor with layout {tensor.layout}, but dcoll takes dense ones: pass tensor.to_dense(), or its "
                 "indices and values separately"
             )
-        return ArgumentError(
-            f"got a tensor on device {tensor.device}, but dcoll's collectives work on tensors of the CPU and of CUDA: "
-            "pass tensor.cpu()"
-        )
+        if not (tensor.is_cpu or tensor.is_cuda):
+            raise ArgumentError(
+                f"got a tensor on device {tensor.device}, but dcoll's collectives work on tensors of the CPU and of "
+                "CUDA: pass tensor.cpu()"
+            )
+        if tensor.is_contiguous() and not tensor.is_neg():
+            # A tangent of torch.autograd.forward_ad may be zeros without memory.
+            return tensor if tensor.data_ptr() != 0 or tensor.numel() == 0 else tensor.detach().clone()
+        return tensor.detach().contiguous().resolve_neg()
+
+    writable = dense
 
     def store(self, tensor: Any, values: Any) -> None:
         tensor.detach().copy_(values)
@@ -205,16 +203,12 @@ class NumpyKind(Kind):
 
 
 KINDS: dict[type, Kind] = {}
-_by_library: dict[str, Kind] = {}
 
 
+@functools.cache
 def library(name: str) -> Kind:
     """The kind of "torch" or "numpy", which is imported."""
-    kind = _by_library.get(name)
-    if kind is None:
-        kind = TorchKind(sys.modules["torch"]) if name == "torch" else NumpyKind(sys.modules["numpy"])
-        _by_library[name] = kind
-    return kind
+    return TorchKind(sys.modules["torch"]) if name == "torch" else NumpyKind(sys.modules["numpy"])
 
 
 def kind_of(tensor: object) -> Kind:

@@ -309,12 +309,10 @@ class PowerSGD(OptimizersCompressor):
     """
 
     def __init__(self, rank: int = 4, min_compression_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ArgumentError(f"Compression.powersgd got rank {rank!r}, but takes a whole number of 1 or more")
-        for name, number in (("seed", seed), ("start_step", start_step)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        for name, number, least in (("rank", rank, 1), ("seed", seed, 0), ("start_step", start_step, 0)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ArgumentError(
-                    f"Compression.powersgd got {name} {number!r}, but takes a whole number of 0 or more"
+                    f"Compression.powersgd got {name} {number!r}, but takes a whole number of {least} or more"
                 )
         if not _is_number(min_compression_rate) or not min_compression_rate >= 1:
             raise ArgumentError(

@@ -69,7 +69,7 @@ def interfaces() -> dict[str, str]:
             except OSError:
                 continue  # it has none
             if address[0] != 127:
-                prefix = bin(int.from_bytes(mask, "big")).count("1")
+                prefix = int.from_bytes(mask, "big").bit_count()
                 found[name] = f"{socket.inet_ntoa(address)}/{prefix}"
     return found
 

@@ -18,20 +18,8 @@ PACKAGE = Path(__file__).parents[1]
 PLUGIN = PACKAGE / "libdcoll_mpi.so"
 _ASK_TIMEOUT_S = 60
 # What launchers tell a rank. A process that was asked something would take itself for that rank.
-_LAUNCHER_PREFIXES = (
-    "OMPI_COMM",
-    "OMPI_MCA",
-    "OMPI_UNIVERSE",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "HYDI_",
-    "MPI_LOCAL",
-    "SLURM_",
-    "TORCHELASTIC_",
-    "RANK",
-    "WORLD_SIZE",
-    "MASTER_",
+_OF_LAUNCHERS = re.compile(
+    "OMPI_(COMM|MCA|UNIVERSE)|PMIX_|PMI_|PRTE_|HYDI_|MPI_LOCAL|SLURM_|TORCHELASTIC_|RANK|WORLD_SIZE|MASTER_"
 )
 
 
@@ -57,7 +45,7 @@ def examine() -> list[Finding]:
 
 def ask(*command: str) -> tuple[int, str]:
     """Exit status and output of a command, which does not belong to this process's job; 127 when it cannot be run."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    env = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.match(name)}
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False,

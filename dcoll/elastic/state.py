@@ -97,10 +97,7 @@ def set_handler_registry(registry: Registry) -> None:
 
 
 def _handler_of(value: Any) -> StateHandler | None:
-    for kind, handler in _registry:
-        if isinstance(value, kind):
-            return handler(value)
-    return None
+    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
 class TorchState(ObjectState):

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 
 from dcoll import _C
@@ -9,22 +10,10 @@ from dcoll import _C
 # Beside the settings: read when dcoll is built, and by its tests.
 _NO_SETTINGS = frozenset({"DCOLL_MPI", "DCOLL_CUDA", "DCOLL_UCX", "DCOLL_REQUIRE_GPU"})
 
-# Read when Horovod is built.
-_HOROVOD_BUILD = (
-    "HOROVOD_WITH",
-    "HOROVOD_GPU",
-    "HOROVOD_CUDA_HOME",
-    "HOROVOD_NCCL",
-    "HOROVOD_ROCM",
-    "HOROVOD_BUILD_",
-    "HOROVOD_CMAKE",
-    "HOROVOD_DEBUG",
-    "HOROVOD_CPU_",
-    "HOROVOD_ALLOW_",
-    "HOROVOD_JOBS",
+_HOROVOD_ELSEWHERE = re.compile(
+    "HOROVOD_(WITH|GPU|CUDA_HOME|NCCL|ROCM|BUILD_|CMAKE|DEBUG|CPU_|ALLOW_|JOBS"  # read when Horovod is built
+    "|SPARK_|RAY_|CCL_|ENABLE_XLA_OPS|MPI_)"  # of the frameworks and launchers that dcoll is not for
 )
-# Of the frameworks and launchers that dcoll is not for.
-_HOROVOD_ELSEWHERE = ("HOROVOD_SPARK_", "HOROVOD_RAY_", "HOROVOD_CCL_", "HOROVOD_ENABLE_XLA_OPS", "HOROVOD_MPI_")
 
 
 def note(environ: Mapping[str, str]) -> str:
@@ -36,7 +25,7 @@ def note(environ: Mapping[str, str]) -> str:
         if not name.startswith("HOROVOD_") or not environ[name]:
             continue
         if name not in table:
-            if not name.startswith((*_HOROVOD_BUILD, *_HOROVOD_ELSEWHERE)):
+            if not _HOROVOD_ELSEWHERE.match(name):
                 unknown.append(name + _nearest(name, table))
             continue
         setting, instead = table[name]

@@ -238,14 +238,10 @@ def ranks_in_world(mpi_comm: Any) -> list[int]:
 
 def _ranks_of(mpi_comm: Any, whole: _C.Communicator) -> list[int]:
     """The ranks in the job of an mpi4py communicator's members, ascending."""
-    in_world = objects.allgather_object(whole, _own_world_rank(), "process set")
-    return sorted(in_world.index(rank) for rank in ranks_in_world(mpi_comm))
-
-
-def _own_world_rank() -> int:
     from mpi4py import MPI
 
-    return int(MPI.COMM_WORLD.Get_rank())
+    in_world = objects.allgather_object(whole, int(MPI.COMM_WORLD.Get_rank()), "process set")
+    return sorted(in_world.index(rank) for rank in ranks_in_world(mpi_comm))
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

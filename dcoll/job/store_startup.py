@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from dcoll import _C
 from dcoll.errors import ArgumentError, DcollError, TimeoutError
@@ -41,10 +42,16 @@ def open_store(launcher: Launcher, env: Mapping[str, str] = os.environ) -> _C.Bo
     # An agent keeps its store when it starts the ranks again.
     prefix = f"dcoll/{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
 
-    def get(key: str) -> bytes | None:
-        return store.get(prefix + key) if store.check([prefix + key]) else None
+    return meet(store, prefix, rank, size)
 
-    return _C.open_store(rank, size, lambda key, value: store.set(prefix + key, value), get)  # type: ignore[arg-type]
+
+def meet(store: Any, prefix: str, rank: int, size: int) -> _C.Bootstrap:
+    """A job whose ranks meet in one of torch's stores, where the names of their keys begin so."""
+
+    def get(key: str) -> bytes | None:
+        return bytes(store.get(prefix + key)) if store.check([prefix + key]) else None
+
+    return _C.open_store(rank, size, lambda key, value: store.set(prefix + key, value), get)
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -57,13 +57,9 @@ def shift(reference: list[dict[Key, tuple[float, float]]], other: list[dict[Key,
     No rank knows that all have entered before the last has: every operation bounds the difference of the clocks from
     both sides, by the latency of its agreement at best. Clocks drift, so bounds that cross are averaged.
     """
-    lows: list[float] = []
-    highs: list[float] = []
-    for mine in reference:
-        for theirs in other:
-            for key in mine.keys() & theirs.keys():
-                lows.append(mine[key][0] - theirs[key][1])
-                highs.append(mine[key][1] - theirs[key][0])
+    shared = [(mine[key], theirs[key]) for mine in reference for theirs in other for key in mine.keys() & theirs.keys()]
+    lows = [entered - all_had for (entered, _), (_, all_had) in shared]
+    highs = [all_had - entered for (_, all_had), (entered, _) in shared]
     if not lows:
         return 0.0
     low, high = max(lows), min(highs)

@@ -6,7 +6,6 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dcoll import _C
@@ -17,25 +16,13 @@ from dcoll.job.lifecycle import Lifecycle
 from dcoll.job.process_sets import REGISTRY, ProcessSet, global_process_set, ranks_in_world
 
 
-@dataclass(frozen=True)
-class Cross:
-    """The ranks with this process's local rank, one per node: Horovod's cross communicator."""
-
-    rank: int
-    size: int
-
-    @staticmethod
-    def of(comm: _C.Communicator) -> "Cross":
-        locals_of = Counter(comm.nodes)
-        peers = [node for node in sorted(locals_of) if locals_of[node] > comm.local_rank]
-        return Cross(peers.index(comm.node), len(peers))
-
-
 class World:
     """The state of this process in the job."""
 
     comm: _C.Communicator | None = None
-    cross = Cross(0, 1)
+    cross = 0, 1
+    """This process's number among the ranks with its local rank, one per node, and how many those are: Horovod's cross
+    communicator."""
     lifecycle: Lifecycle | None = None  # from the first init() on: MPI cannot be initialised twice
 
 
@@ -101,7 +88,9 @@ def init_through(job: _C.Bootstrap | None) -> None:
 def _enter(lifecycle: Lifecycle, job: _C.Bootstrap | None) -> None:
     connected = _C.connect_world(job)
     lifecycle.join(connected)
-    WORLD.cross = Cross.of(connected)
+    locals_of = Counter(connected.nodes)
+    peers = [node for node in sorted(locals_of) if locals_of[node] > connected.local_rank]
+    WORLD.cross = peers.index(connected.node), len(peers)
     WORLD.comm = connected
     _C.set_job(connected)
     REGISTRY.open(connected, job)
@@ -218,13 +207,13 @@ def local_size() -> int:
 def cross_rank() -> int:
     """This node's number among the nodes that have a process with this local rank."""
     communicator()
-    return WORLD.cross.rank
+    return WORLD.cross[0]
 
 
 def cross_size() -> int:
     """How many nodes have a process with this local rank."""
     communicator()
-    return WORLD.cross.size
+    return WORLD.cross[1]
 
 
 def is_homogeneous() -> bool:

@@ -161,7 +161,9 @@ class DeviceReducer(BucketReducer):
             for i in self._elsewhere(pieces):
                 pieces[i].copy_(self.gradients[i])
             codec = self._codec_of(unit)
-            handle = on_communicator.allreduce_(self._comm, flat, self._op, name, *self._scales, codec=codec)
+            handle = on_communicator.allreduce(
+                self._comm, flat, self._op, name, *self._scales, codec=codec, in_place=True
+            )
             self._sent.append((unit, self._note(handle), found, []))
             return
         compression = self._compression_of(unit)

@@ -1,6 +1,7 @@
 """The buckets of a GradientSync: which Reducer they are in, and the views that are the parameters' gradients."""
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,39 +43,29 @@ AnyReducer = _C.Reducer | PythonReducer | HostReducer
 """The core's Reducer, or one in Python with the same methods."""
 
 
+@dataclass
 class Layout:
     """How gradients are put together and what they are on their way: the options of every Reducer of an optimizer."""
 
-    def __init__(
-        self,
-        label: str,
-        op: ReduceOp,
-        bucket_bytes: int,
-        first_bucket_bytes: int,
-        predivide: float,
-        compression: Any = NoneCompressor,
-        group_of: Callable[[Sequence[torch.Tensor]], list[int]] = lambda _: [],
-    ) -> None:
-        """group_of: the group of each of the parameters, or nothing: put together by size."""
-        self.label = label
-        self.op = op
-        self.predivide = predivide
-        self._bucket_bytes = bucket_bytes
-        self._first_bucket_bytes = first_bucket_bytes
-        self._compression = compression
-        self._group_of = group_of
-        self._states: MutableMapping[torch.Tensor, power_sgd.MatrixState] = (
-            WeakIdKeyDictionary()
-        )  # of parameters, for PowerSGD: Reducers come and go
+    label: str
+    op: ReduceOp
+    bucket_bytes: int
+    first_bucket_bytes: int
+    predivide: float
+    compression: Any
+    group_of: Callable[[Sequence[torch.Tensor]], list[int]]
+    """The group of each of the parameters, or nothing: put together by size."""
+    _states: MutableMapping[torch.Tensor, power_sgd.MatrixState] = field(default_factory=WeakIdKeyDictionary)
+    """Of parameters, for PowerSGD: Reducers come and go."""
 
     @property
     def scheduled(self) -> bool:
         """Whether what is sent depends on how many rounds there were."""
-        return any(getattr(self._compression, steps, 0) for steps in ("start_step", "warmup_steps"))
+        return any(getattr(self.compression, steps, 0) for steps in ("start_step", "warmup_steps"))
 
     def reducer(self, comm: _C.Communicator, params: list[torch.Tensor], names: list[str]) -> AnyReducer:
         """A Reducer for the parameters. Collective: the same ones on every rank."""
-        groups = self._group_of(params)
+        groups = self.group_of(params)
         layout = [
             f"{n}: {p.dtype} {list(p.shape)} strides {p.stride()}" + (f" group {groups[i]}" if groups else "")
             for i, (n, p) in enumerate(zip(names, params, strict=True))
@@ -86,12 +77,12 @@ class Layout:
             "Build the same model with the same options everywhere.",
         )
         pre, post = 1.0 / self.predivide, self.predivide
-        sizes = self._bucket_bytes, self._first_bucket_bytes
-        wire = wire_dtype_of(self._compression)
-        codec = codec_for_buckets(self._compression)
+        sizes = self.bucket_bytes, self.first_bucket_bytes
+        wire = wire_dtype_of(self.compression)
+        codec = codec_for_buckets(self.compression)
         called = [f"{name} of {self.label}" for name in names]
         options = ReducerOptions(comm, params, called, self.op, pre, post, groups, *sizes, self.label)
-        compression = self._compression
+        compression = self.compression
         has_float32 = any(p.dtype is torch.float32 for p in params)
         if isinstance(compression, PowerSGD) or (codec.get("codec") and has_float32):
             comm.tell_uncompressed()
@@ -134,7 +125,7 @@ def agree_on_order(comm: _C.Communicator, reducer: AnyReducer, label: str, knows
     if knows_none:
         order.fill_(-1)
     try:
-        on_communicator.broadcast_(comm, order, 0, f"bucket order of {label}").wait()
+        on_communicator.broadcast(comm, order, 0, f"bucket order of {label}", in_place=True).wait()
     except JoinedError:
         return None
     found: list[int] = order.tolist()

@@ -168,7 +168,9 @@ class PythonReducer:
                 self._receive()
             used = torch.ones(len(self.gradients), dtype=torch.uint8, device="cpu")
             used[missing] = 0
-            handle = self._note(on_communicator.allreduce_(self._comm, used, Max, "which gradients there are"))
+            handle = self._note(
+                on_communicator.allreduce(self._comm, used, Max, "which gradients there are", in_place=True)
+            )
             if not self._receives_alone:
                 self._receive()
             self._wait(handle)

@@ -267,6 +267,8 @@ def _check_arguments(optimizer: Any, op: Any, compression: Any, predivide: float
         raise wrong_op(op, (Average, Sum, Adasum))
     if predivide != 1.0 and op is not Average:
         raise ArgumentError("gradient_predivide_factor not supported with op != Average")
+    if predivide <= 0:
+        raise ArgumentError(f"gradient_predivide_factor is {predivide}, but must be positive")
     check_compression(compression)
     if op is Adasum:
         check_adasum(compression)

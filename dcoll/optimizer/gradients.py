@@ -22,7 +22,7 @@ from dcoll.optimizer.backward import NO_TASK, graph_task, hook, is_nested, runni
 from dcoll.optimizer.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
 from dcoll.optimizer.failed_rounds import NO_END, FailedRounds
 from dcoll.optimizer.late_gradients import LateGradients, late_ones
-from dcoll.optimizer.optimizer_arguments import check_options, check_passes
+from dcoll.optimizer.optimizer_arguments import check_passes
 from dcoll.optimizer.owners import check, take_over
 
 _NO_BACKWARD = -2  # no graph task has this number
@@ -55,7 +55,7 @@ class GradientSync(FailedRounds):
         any_thread: backward may run on other threads than this one; not where ranks are threads.
         present_comm: the job's communicator now, which changes when the job is left (None) and joined again.
         """
-        check_options(op, passes, predivide)
+        check_passes(passes)
         self.comm = comm
         self._present_comm = present_comm
         self.name_of = name_of
@@ -188,7 +188,7 @@ class GradientSync(FailedRounds):
                 p.grad = view.zero_()
             else:
                 self._in_bucket(i, as_it_is=True)
-            on_communicator.allreduce_sync_(self.comm, view, self.op, self._called(p), 1.0 / scale, scale)
+            on_communicator.allreduce_sync(self.comm, view, self.op, self._called(p), 1.0 / scale, scale, in_place=True)
 
     def _called(self, p: torch.Tensor) -> str:
         """What a collective for it alone is called."""

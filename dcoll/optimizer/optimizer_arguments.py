@@ -1,6 +1,7 @@
 """The arguments of DistributedOptimizer: what is allowed, and what it means."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,15 +9,13 @@ import torch
 
 from dcoll import _C
 from dcoll.errors import ArgumentError
-from dcoll.ops import Average, ReduceOp, Sum, wrong_op
 
 Groups = Callable[[Sequence[torch.Tensor]], list[int]]
 
 
 def find_duplicates(names: Iterable[Any]) -> set[Any]:
     """Those that are there more than once."""
-    seen: set[Any] = set()
-    return {name for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
+    return {name for name, count in Counter(names).items() if count > 1}
 
 
 class Names:
@@ -35,9 +34,7 @@ class Names:
                 f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
             )
         self._optimizer = optimizer  # whose list of groups load_state_dict() replaces
-        self._given: dict[int, str] = {}
-        for name, p in pairs:
-            self._given.setdefault(id(p), name)
+        self._given = {id(p): name for name, p in reversed(pairs)}  # of several names the first
         self._keep_alive = [p for _, p in pairs]  # an id is only a name while its object lives
         if named_parameters is None:
             for g, group in enumerate(optimizer.param_groups):
@@ -69,16 +66,6 @@ class Names:
 def check_passes(passes: int) -> None:
     if passes < 1:
         raise ArgumentError(f"backward_passes_per_step is {passes}, but must be at least 1")
-
-
-def check_options(op: ReduceOp, passes: int, predivide: float) -> None:
-    if op is not Average and op is not Sum:
-        raise wrong_op(op, (Average, Sum))
-    check_passes(passes)
-    if predivide <= 0 or (predivide != 1.0 and op is not Average):
-        raise ArgumentError(
-            f"gradient_predivide_factor is {predivide} with op={op.name}, but must be positive, and needs op=Average"
-        )
 
 
 def groups_of(optimizer: torch.optim.Optimizer, num_groups: int, groups: Any) -> Groups | None:

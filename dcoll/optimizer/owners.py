@@ -3,36 +3,27 @@
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcoll.collectives.sparse import SparseGradients
 from dcoll.collectives.tensors import code_of
 from dcoll.errors import ArgumentError
 from dcoll.optimizer.backward import stop_watching
 
-
-class Owner(Protocol):
-    """A GradientSync."""
-
-    params: list[torch.Tensor]
-    sparse: SparseGradients
-    name_of: Callable[[torch.Tensor], str]
-
-    def release(self) -> None: ...
-
+if TYPE_CHECKING:
+    from dcoll.optimizer.gradients import GradientSync
 
 _OF_ANOTHER = (
     "already belongs to another DistributedOptimizer, which also has other parameters: make both with the same options "
     "and process set, or give them separate parameters, or delete that one first"
 )
 
-_owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of its Owner
-_heirs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # Owner -> who replaced it
-_users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # Owner -> how many optimizers
-_options: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # Owner -> the optimizer's it is of
+_owners = WeakIdKeyDictionary()  # parameter -> weakref.ref of its owner, a GradientSync
+_heirs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # owner -> who replaced it
+_users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # owner -> how many optimizers
+_options: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # owner -> the optimizer's it is of
 
 
 def _owner_of(p: torch.Tensor) -> Any:
@@ -101,11 +92,11 @@ def check(p: torch.Tensor, name_of: Callable[[torch.Tensor], str]) -> None:
         raise ArgumentError(f"parameter {name_of(p)}: {error}") from None
 
 
-def take_over(owner: Owner, params: Sequence[torch.Tensor]) -> None:
+def take_over(owner: "GradientSync", params: Sequence[torch.Tensor]) -> None:
     """Two hooks on a parameter would reduce its gradient twice: a new owner must replace the old one altogether."""
     mine = {id(p) for p in params}
     for p in params:
-        before: Owner | None = _owner_of(p)
+        before: GradientSync | None = _owner_of(p)
         if before is None or before is owner:
             continue
         if any(id(q) not in mine for q in [*before.params, *before.sparse.params]):

@@ -98,7 +98,7 @@ class _Pack:
         raw = [t.reshape(-1).view(torch.uint8) for t in self._dense]
         self._raw = raw
         self._packed = raw[0] if len(raw) == 1 else torch.cat(raw)
-        self._handle = on_communicator.broadcast_(comm, self._packed, root, "broadcast_parameters")
+        self._handle = on_communicator.broadcast(comm, self._packed, root, "broadcast_parameters", in_place=True)
 
     def finish(self) -> None:
         self._handle.wait()

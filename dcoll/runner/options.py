@@ -9,41 +9,29 @@ from pathlib import Path
 from typing import Any
 
 # horovodrun's options that need nothing here: accepted, so that a command line goes on working, and explained.
-NOT_NEEDED = {
-    "--disable-cache": "dcollrun caches nothing",
+WITH_VALUE = {
     "--cycle-time-ms": "there is no cycle: a collective starts when it is called",
     "--cache-capacity": "buckets need no negotiation, so there is no cache of responses",
-    "--hierarchical-allgather": "dcoll chooses the algorithm",
-    "--no-hierarchical-allgather": "dcoll chooses the algorithm",
-    "--autotune": "the cost model chooses, and buckets follow the order in which gradients become ready",
-    "--no-autotune": "there is no autotuning",
     "--autotune-log-file": "there is no autotuning",
     "--autotune-warmup-samples": "there is no autotuning",
     "--autotune-steps-per-sample": "there is no autotuning",
     "--autotune-bayes-opt-max-samples": "there is no autotuning",
     "--autotune-gaussian-process-noise": "there is no autotuning",
-    "--mpi": "dcollrun always starts ranks with MPI's mpirun",
-    "--mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
-    "--no-mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
     "--num-nccl-streams": "NCCL chooses its own streams",
-    "--tcp": "NCCL chooses its own network; --mpi-args chooses MPI's network",
     "--gloo-timeout-seconds": "dcoll does not use Gloo; DCOLL_TIMEOUT is the deadline of a wait",
     "--start-timeout": "dcoll's ranks meet within DCOLL_TIMEOUT, or say who is missing",
 }
-WITH_VALUE = frozenset(
-    [
-        "--cycle-time-ms",
-        "--cache-capacity",
-        "--autotune-log-file",
-        "--autotune-warmup-samples",
-        "--autotune-steps-per-sample",
-        "--autotune-bayes-opt-max-samples",
-        "--autotune-gaussian-process-noise",
-        "--num-nccl-streams",
-        "--gloo-timeout-seconds",
-        "--start-timeout",
-    ]
-)
+NOT_NEEDED = WITH_VALUE | {
+    "--disable-cache": "dcollrun caches nothing",
+    "--hierarchical-allgather": "dcoll chooses the algorithm",
+    "--no-hierarchical-allgather": "dcoll chooses the algorithm",
+    "--autotune": "the cost model chooses, and buckets follow the order in which gradients become ready",
+    "--no-autotune": "there is no autotuning",
+    "--mpi": "dcollrun always starts ranks with MPI's mpirun",
+    "--mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
+    "--no-mpi-threads-disable": "dcoll needs no more than MPI_THREAD_SERIALIZED",
+    "--tcp": "NCCL chooses its own network; --mpi-args chooses MPI's network",
+}
 
 # horovodrun's options that cannot be had: the error says what to do instead.
 _FIXED_RANKS = "the ranks of a job are those that mpirun starts; use -np, -H and --hostfile"

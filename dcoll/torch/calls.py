@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from dcoll import _C
+from dcoll.collectives.handle import Handles
 from dcoll.collectives.tensors import kind_of
 from dcoll.errors import ArgumentError, DcollError
 from dcoll.torch.memory import Finish
-from dcoll.torch.work import DONE, Done, Handles, Started, Work
+from dcoll.torch.work import DONE, Done, Started, Work
 
 _EMULATES = _C.emulates_device()
 _c10d: Any = torch._C._distributed_c10d
@@ -164,6 +165,10 @@ class Calls:
         if not begun:
             return Done(tensors)
         return Work(Handles([one._handle for one in begun]), tensors)
+
+    def _each(self, call: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
+        works = [call(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._together(works, list(outputs))
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch = []  # what an exception has left there is nobody's: torch's manager does not end after one

@@ -13,6 +13,7 @@ from dcoll.errors import ArgumentError, DcollError, PeerError, TimeoutError
 from dcoll.job.find_launcher import find_launcher
 from dcoll.job.lifecycle import GROUPS, LEAVING, leave_group
 from dcoll.job.process_sets import REGISTRY
+from dcoll.job.store_startup import meet
 from dcoll.job.world import WORLD, init, init_through, mpi_enabled, shutdown
 
 _LOG = logging.getLogger(__name__)
@@ -104,12 +105,8 @@ def _through(store: Any, rank: int, size: int) -> None:
     # not come about too, which leave letters there. Where only some ranks have tried the others count differently, and
     # need another store.
     prefix = f"{store.add(f'groups/{rank}', 1)}/"
-
-    def get(key: str) -> bytes | None:
-        return bytes(store.get(prefix + key)) if store.check([prefix + key]) else None
-
     _C.make_ender()
-    init_through(_C.open_store(rank, size, lambda key, value: store.set(prefix + key, value), get))
+    init_through(meet(store, prefix, rank, size))
 
 
 def is_first(size: int) -> bool:

@@ -1,6 +1,6 @@
 """broadcast, all_gather, gather, scatter and all_to_all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,6 @@ class Movement(Calls):
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.all_gather_single, outputs, inputs, opts)
-
-    _each: Callable[..., Work]
 
     # --- gather and scatter: exchanges in which one rank has all or gets all
 

@@ -1,6 +1,6 @@
 """all_reduce, reduce and reduce_scatter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -150,7 +150,3 @@ class Reductions(Calls):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)
-
-    def _each(self, call: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
-        works = [call(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
-        return self._together(works, list(outputs))

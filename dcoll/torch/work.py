@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcoll.collectives.handle import Handle
+from dcoll.collectives.handle import Handle, Handles
 
 _SLICE_S, _SHORT_SLICE_S = 0.05, 0.002
 _LONG_CALLBACK_S = 0.05
@@ -54,8 +54,7 @@ class Started(Handle):
     @property
     def source(self) -> int:
         """Of a message: the rank that sent it."""
-        core: Any = self._core
-        return int(core.source)
+        return self._core.source
 
 
 _FINISHING = threading.Lock()
@@ -154,35 +153,6 @@ class Work(dist.Work):
     def _complete(self) -> None:
         begun, self._begun = self._begun, None
         begun.set_result(None)
-
-
-class Handles:
-    """Several collectives as one."""
-
-    def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = handles
-
-    def wait(self, timeout: float | None = None, spins: bool = True) -> None:
-        """timeout: of all together. The first error, once all have ended: who waits would come again at once."""
-        begin = time.monotonic()
-        left = timeout
-        first: Exception | None = None
-        for handle in self._handles:
-            try:
-                handle.wait(left, spins)
-            except Exception as error:
-                first = first or error
-            if timeout is not None:
-                left = max(0.0, begin + timeout - time.monotonic())
-        if first is not None:
-            raise first
-
-    def poll(self) -> bool:
-        return all([handle.poll() for handle in self._handles])  # every one: it is what brings them on
-
-    @property
-    def source(self) -> int:
-        return int(self._handles[-1].source)
 
 
 class Done(Work):

@@ -174,6 +174,8 @@ def check_arguments_are_where_horovod_has_them() -> None:
     assert optimizer.backward_passes_per_step == 1
     with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
         distributed(model, gradient_predivide_factor=2.0, op=hvd.Sum)
+    with pytest.raises(ValueError, match="gradient_predivide_factor is 0, but must be positive"):
+        distributed(model, gradient_predivide_factor=0)
     for wrong in (hvd.Max, 0, 2, True, "sum"):
         with pytest.raises(ValueError, match="op is"):
             distributed(model, op=wrong)

@@ -1,5 +1,6 @@
 """All-reduce on 1 to 8 ranks: every dtype, operator and size, in and out of place, compared exactly."""
 
+import functools
 import threading
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_every_op_and_size(n: int, dtype: torch.dtype) -> None:
                 got = on_communicator.allreduce_sync(comm, mine, op, "", 1.0, 1.0)
                 assert torch.equal(got, want), f"{op.name} of {count}: got {got}, want {want}"
                 assert torch.equal(mine, inputs[comm.rank]), "the input changed"
-                handle = on_communicator.allreduce_(comm, mine, op, "", 1.0, 1.0)
+                handle = on_communicator.allreduce(comm, mine, op, "", 1.0, 1.0, in_place=True)
                 assert handle.wait() is mine
                 assert torch.equal(mine, want), f"{op.name} of {count} in place: got {mine}, want {want}"
 
@@ -44,7 +45,7 @@ def test_large(n: int) -> None:
         mapped = torch.frombuffer(comm.alloc(count * 4), dtype=torch.float32)
         mapped.copy_(inputs[comm.rank])
         for mine in (inputs[comm.rank].clone(), mapped):
-            on_communicator.allreduce_sync_(comm, mine, Sum, "", 1.0, 1.0)
+            on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0, in_place=True)
             assert torch.equal(mine, reduced(inputs, Sum))
 
     run_ranks(n, body)
@@ -62,7 +63,7 @@ def test_layouts_keep_shape_strides_and_values(n: int) -> None:
             again = on_communicator.allreduce(comm, mine, Sum, "", 1.0, 1.0).wait()
             assert torch.equal(again, want), name
             before = mine.stride()
-            on_communicator.allreduce_sync_(comm, mine, Sum, "", 1.0, 1.0)
+            on_communicator.allreduce_sync(comm, mine, Sum, "", 1.0, 1.0, in_place=True)
             assert torch.equal(mine, want), name
             assert mine.stride() == before, name
 
@@ -100,7 +101,7 @@ def test_numpy(name: str) -> None:
             assert type(got) is np.ndarray
             assert got.dtype == mine.dtype
             np.testing.assert_array_equal(got, want)
-            on_communicator.allreduce_(comm, mine, Sum, "", 1.0, 1.0).wait()
+            on_communicator.allreduce(comm, mine, Sum, "", 1.0, 1.0, in_place=True).wait()
             np.testing.assert_array_equal(mine, want)
 
     run_ranks(n, body)
@@ -142,7 +143,7 @@ def test_autograd_notices_an_overwritten_value() -> None:
         x = torch.ones(3, requires_grad=True)
         saved = x.detach().clone()
         loss = (x * saved).sum()
-        on_communicator.allreduce_sync_(comm, saved, Sum, "", 1.0, 1.0)
+        on_communicator.allreduce_sync(comm, saved, Sum, "", 1.0, 1.0, in_place=True)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
@@ -172,7 +173,8 @@ def test_result_has_no_history() -> None:
 )
 def test_what_cannot_be_reduced_says_why(tensor: object, text: str) -> None:
     def body(comm: _C.Communicator) -> None:
-        for start in (on_communicator.allreduce_sync, on_communicator.allreduce_sync_, on_communicator.allreduce):
+        in_place = functools.partial(on_communicator.allreduce_sync, in_place=True)
+        for start in (on_communicator.allreduce_sync, in_place, on_communicator.allreduce):
             with pytest.raises(ArgumentError, match=text):
                 start(comm, tensor, Sum, "", 1.0, 1.0)
 
@@ -192,7 +194,7 @@ def test_wrong_arguments() -> None:
         frozen = np.ones(3)
         frozen.flags.writeable = False
         with pytest.raises(ArgumentError, match="read-only"):
-            on_communicator.allreduce_sync_(comm, frozen, Sum, "", 1.0, 1.0)
+            on_communicator.allreduce_sync(comm, frozen, Sum, "", 1.0, 1.0, in_place=True)
         assert on_communicator.allreduce_sync(comm, frozen, Sum, "", 1.0, 1.0).sum() == 3 * comm.size
 
     run_ranks(2, body)

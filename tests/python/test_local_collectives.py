@@ -41,7 +41,7 @@ def test_broadcast(n: int) -> None:
                     got = on_communicator.broadcast(comm, mine, root, "").wait()
                     assert torch.equal(got, want)
                     assert torch.equal(mine, sample(comm.rank, count, dtype, Sum)), "the input changed"
-                    assert on_communicator.broadcast_(comm, mine, root, "").wait() is mine
+                    assert on_communicator.broadcast(comm, mine, root, "", in_place=True).wait() is mine
                     assert torch.equal(mine, want)
 
     run_ranks(n, body)
@@ -52,7 +52,7 @@ def test_broadcast_layouts() -> None:
         base = [sample(rank, 120, torch.float32, Sum).view(2, 3, 4, 5) for rank in range(2)]
         for name, mine in layouts(base[comm.rank]).items():
             assert torch.equal(on_communicator.broadcast(comm, mine, 1, "").wait(), base[1]), name
-            on_communicator.broadcast_(comm, mine, 1, "").wait()
+            on_communicator.broadcast(comm, mine, 1, "", in_place=True).wait()
             assert torch.equal(mine, base[1]), name
 
     run_ranks(2, body)
@@ -281,7 +281,7 @@ def test_ctrl_c_leaves_the_memory_of_a_call_to_the_core(what: str) -> None:
         watched.append(weakref.ref(data))
         calling.set()
         if what == "array":
-            on_communicator.broadcast_sync_(comm, data, 1, "")
+            on_communicator.broadcast_sync(comm, data, 1, "", in_place=True)
         else:
             assert objects.allgather_bytes(comm, data, "") == [bytes(100_000)] * 2
 

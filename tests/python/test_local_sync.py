@@ -44,7 +44,7 @@ def test_sync_forms(n: int, kind: Callable[[torch.Tensor], Any]) -> None:
             assert torch.equal(torch.as_tensor(on_communicator.broadcast_sync(comm, kind(mine), n - 1, "")),
                                integers(n - 1, rows, 3))  # fmt: skip
             target = kind(mine)
-            assert on_communicator.broadcast_sync_(comm, target, 0, "") is target
+            assert on_communicator.broadcast_sync(comm, target, 0, "", in_place=True) is target
             assert torch.equal(torch.as_tensor(target), integers(0, rows, 3))
             comm.barrier_sync()
 

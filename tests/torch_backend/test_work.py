@@ -78,7 +78,7 @@ class Unfinished:
 def test_several_operations_have_one_limit() -> None:
     given: list[float] = []
 
-    def wait(timeout: float | None, spins: bool) -> None:
+    def wait(timeout: float | None) -> None:
         given.append(-1.0 if timeout is None else timeout)
         time.sleep(0.02)
 
