@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError, DcollError, text_of
 from dcoll.runner import command_lines
 from dcoll.runner.channel import Channel, reachable_names
 from dcoll.runner.hosts import UsageError, is_local
@@ -103,7 +103,7 @@ def _pickled(what: Any) -> bytes:
         return pickled(what)
     except Exception as error:  # whatever pickling raised
         raise ArgumentError(
-            f"the function and its arguments cannot be pickled ({type(error).__name__}: {error}); "
+            f"the function and its arguments cannot be pickled ({text_of(error)}); "
             "`pip install cloudpickle` for functions of scripts and lambdas"
         ) from error
 
@@ -179,7 +179,7 @@ class _Job:
                     self._results[int(rank)] = channel.receive()
                     channel.send(b"")
         except (OSError, ValueError) as error:
-            self._broken = f"{type(error).__name__}: {error}"
+            self._broken = text_of(error)
 
     def _outcome(self, status: int) -> list[Any]:
         import pickle
