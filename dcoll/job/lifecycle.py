@@ -135,7 +135,7 @@ class Lifecycle:
         cause, status = error, int(error is not None)
         if isinstance(error, SystemExit):
             cause, status = _cause_of(error), _status_of(error.code)
-        if status == 0:
+        if cause is None or status == 0:
             return self._at_exit()
         self.fail(text_of(cause), status)
         time.sleep(GRACE_S / 2)  # the process may end at once now, and the others have to hear first

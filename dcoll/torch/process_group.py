@@ -118,8 +118,9 @@ class Collectives(Reductions, Movement, Messages):
     def _tell_of_error(self, *comms: Any) -> None:
         """Who still calls something then hears why this rank left: destroy_process_group() stands in many a finally."""
         error = sys.exc_info()[1]
-        for comm in comms if error is not None else ():
-            comm.note_refused(text_of(error))
+        if error is not None:
+            for comm in comms:
+                comm.note_refused(text_of(error))
 
 
 for _name in COLLECTIVES:
