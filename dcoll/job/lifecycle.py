@@ -30,7 +30,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from dcoll import _C
-from dcoll.errors import DcollError
+from dcoll.errors import DcollError, text_of
 from dcoll.job import environment
 from dcoll.job.process_sets import REGISTRY
 
@@ -123,7 +123,7 @@ class Lifecycle:
         self.job.abort_after(FOLLOW_S + STAGGER_S * min(self.job.rank, 1) if follows else first, exit_code)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        self.fail(f"{kind.__name__}: {value}", INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        self.fail(text_of(value), INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
         self._next_hook(kind, value, trace)
         _flush()  # while there is time: what still runs at exit may hang
 
@@ -135,9 +135,9 @@ class Lifecycle:
         cause, status = error, int(error is not None)
         if isinstance(error, SystemExit):
             cause, status = _cause_of(error), _status_of(error.code)
-        if status == 0:
+        if cause is None or status == 0:
             return self._at_exit()
-        self.fail(f"{type(cause).__name__}: {cause}", status)
+        self.fail(text_of(cause), status)
         time.sleep(GRACE_S / 2)  # the process may end at once now, and the others have to hear first
 
     def _at_exit(self) -> None:
@@ -148,8 +148,9 @@ class Lifecycle:
         try:
             self.leave(REGISTRY.communicators())
         except DcollError as error:
-            print(f"dcoll: {error}", file=sys.stderr)
             self._failed = True
+            with contextlib.suppress(Exception):
+                print(f"dcoll: {error}", file=sys.stderr)
         if self.job is None:
             return
         _flush()
@@ -166,8 +167,10 @@ class Lifecycle:
 
 
 def _flush() -> None:
+    """As far as it goes. A stream that is closed, whose disk is full or that is no file keeps nobody from ending the
+    job; Python itself reports what cannot be written, when it ends."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with contextlib.suppress(Exception):
             stream.flush()
 
 
@@ -189,7 +192,7 @@ def _notice_errors_of_child(lifecycle: Lifecycle) -> None:
     def print_exc(*args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]
         if _is_end_of_child(sys._getframe(1)) and error is not None:
-            lifecycle.fail(f"{type(error).__name__}: {error}", 1)
+            lifecycle.fail(text_of(error), 1)
         print_error(*args, **kwargs)
 
     traceback.print_exc = print_exc
@@ -215,7 +218,7 @@ def _notice_exits(lifecycle: Lifecycle) -> None:
             uncaught = caller is None and threading.get_ident() == main_thread
             cause, status = self if uncaught else _cause_of(self), _status_of(self.code)
             if (uncaught or _is_end_of_child(caller)) and status != 0:
-                lifecycle.fail(f"{'SystemExit' if cause is self else type(cause).__name__}: {cause}", status)
+                lifecycle.fail(text_of(SystemExit(self.code) if cause is self else cause), status)
 
     def exit(status: object = None, /) -> NoReturn:
         raise Exit(status)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcoll import _C
-from dcoll.errors import DcollError, MismatchError
+from dcoll.errors import DcollError, MismatchError, text_of
 
 try:
     from cloudpickle import dumps  # type: ignore[import-untyped,unused-ignore]
@@ -48,11 +48,7 @@ def _pickled_or_why(obj: Any) -> tuple[bytes, Exception | None]:
     try:
         return dumps(obj), None
     except Exception as error:
-        try:
-            text = f"{type(error).__name__}: {error}"
-        except Exception:  # of a class whose __str__ fails
-            text = type(error).__name__
-        return text.encode(errors="backslashreplace"), error
+        return text_of(error).encode(), error
 
 
 def _could_not_pickle(what: str, rank: int, text: bytes | bytearray) -> DcollError:

@@ -56,6 +56,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                 "data loader's worker: it runs the rank's script again, but for what is below "
                 '`if __name__ == "__main__":`. Call init() there'
             )
+        _open_standard_streams()
         WORLD.lifecycle = Lifecycle(_begin())
     if WORLD.lifecycle.job is not None:
         os.environ[_TAKEN] = place_in(os.environ)
@@ -80,9 +81,19 @@ def _runs_a_ranks_script_again() -> bool:
 def init_through(job: _C.Bootstrap | None) -> None:
     """init() of ranks that meet through somebody else's store, which may be another one each time. None: of one."""
     if WORLD.lifecycle is None:
+        _open_standard_streams()
         WORLD.lifecycle = Lifecycle(job)
     WORLD.lifecycle.job = job
     _enter(WORLD.lifecycle, job)
+
+
+def _open_standard_streams() -> None:
+    """The core and MPI write to standard error. Where it was closed, the next socket to another rank would be that."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
 
 
 def _enter(lifecycle: Lifecycle, job: _C.Bootstrap | None) -> None:

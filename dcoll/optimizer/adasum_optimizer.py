@@ -21,7 +21,7 @@ from dcoll.collectives import on_communicator
 from dcoll.collectives.tensors import CODES, code_of, library
 from dcoll.compression.codecs import NoneCompressor, wire_dtype_of
 from dcoll.compression.residuals import shaped_like
-from dcoll.errors import DcollError
+from dcoll.errors import DcollError, text_of
 from dcoll.ops import Adasum
 from dcoll.optimizer.backward import Failure, watch
 from dcoll.optimizer.optimizer_arguments import check_passes
@@ -137,7 +137,7 @@ class DeltaSync:
             result = local_step()
         except BaseException as error:
             if self.passes > 1 or not self._failed:  # it may have been a backward in a closure
-                comm.refuse(f"its step raised {type(error).__name__}: {error}")
+                comm.refuse(f"its step raised {text_of(error)}")
             self._failed = ""
             self._go_back()
             raise

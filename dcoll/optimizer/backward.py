@@ -10,6 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
+from dcoll.errors import text_of
+
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="Hooked")
@@ -90,7 +92,7 @@ class Failure:
 
     def __init__(self, error: BaseException, roots: Sequence[Any], leaves: Sequence[Any]) -> None:
         self.number = running()
-        self.reason = f"its backward raised {type(error).__name__}: {error}"
+        self.reason = f"its backward raised {text_of(error)}"
         self._roots = roots
         self._leaves = leaves
 

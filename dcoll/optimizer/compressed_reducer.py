@@ -16,7 +16,7 @@ from dcoll.collectives import grouped, on_communicator
 from dcoll.collectives.handle import Handle
 from dcoll.collectives.stats import Cost, note_cost
 from dcoll.compression.codecs import StatefulCompressor
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, text_of
 from dcoll.ops import Average, Max, ReduceOp
 from dcoll.optimizer.host_reducer import has_streams
 
@@ -182,7 +182,7 @@ class PythonReducer:
                     note_cost(self._comm, name, cost)
             return unused
         except BaseException as error:  # of a compressor of the user's, on this rank alone
-            why = f"reducing its gradients raised {type(error).__name__}: {error}"
+            why = f"reducing its gradients raised {text_of(error)}"
             on_communicator.refuse(self._comm, self._calls_left(), why)
             raise
         finally:

@@ -16,7 +16,7 @@ from dcoll import _C, gradient_errors
 from dcoll.collectives import on_communicator
 from dcoll.collectives.sparse import SparseAsDense, SparseGradients, agree_on_kinds
 from dcoll.compression.codecs import NoneCompressor
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, text_of
 from dcoll.ops import Average, ReduceOp, Sum
 from dcoll.optimizer.backward import NO_TASK, graph_task, hook, is_nested, running, untraced, watch
 from dcoll.optimizer.buckets import AnyReducer, Layout, Views, agree_on_order, new_label
@@ -313,7 +313,7 @@ class GradientSync(FailedRounds):
             missing = self._bring_in_all()
             began_empty = not self._ordered and len(self._reducer.missing()) == len(self.params)
         except BaseException as error:
-            self.throw_away(f"reducing its gradients raised {type(error).__name__}: {error}")
+            self.throw_away(f"reducing its gradients raised {text_of(error)}")
             raise
         try:
             self._reduce(missing, began_empty)

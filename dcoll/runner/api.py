@@ -6,16 +6,15 @@ import contextlib
 import errno
 import os
 import socket
+import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError, DcollError, text_of
 from dcoll.runner import command_lines
 from dcoll.runner.channel import Channel, reachable_names
 from dcoll.runner.hosts import UsageError, is_local
@@ -55,10 +54,11 @@ def run(
     """Call func(*args, **kwargs) on num_proc ranks that dcollrun starts, and return their results in rank order.
 
     The function, which calls dcoll.init() itself, its arguments and its results are pickled, by cloudpickle where that
-    is installed. An exception on a rank ends the job; DcollError names the rank and the exception. hosts: as dcollrun's
-    -H. mpi_args: more arguments for mpirun, in one string. executable: the Python of the ranks. hostfile, ssh_port,
-    ssh_identity_file, network_interfaces, output_filename and verbose are dcollrun's. The other arguments are
-    horovod.run's, to be left out: they choose between things that are fixed here.
+    is installed. Ranks read nothing from the caller's standard input. An exception on a rank ends the job; DcollError
+    names the rank and the exception. hosts: as dcollrun's -H. mpi_args: more arguments for mpirun, in one string.
+    executable: the Python of the ranks. hostfile, ssh_port, ssh_identity_file, network_interfaces, output_filename and
+    verbose are dcollrun's. The other arguments are horovod.run's, to be left out: they choose between things that are
+    fixed here.
 
     With ranks on other hosts the caller listens on a TCP port while the job runs. Who connects must hold the job's key,
     which mpirun hands to the ranks; the function and its results are then sent unencrypted. So the hosts, their users
@@ -100,12 +100,31 @@ def _pickled(what: Any) -> bytes:
     from dcoll.job.objects import pickled
 
     try:
-        return pickled(what)
+        with _main_by_value():
+            return pickled(what)
     except Exception as error:  # whatever pickling raised
         raise ArgumentError(
-            f"the function and its arguments cannot be pickled ({type(error).__name__}: {error}); "
+            f"the function and its arguments cannot be pickled ({text_of(error)}); "
             "`pip install cloudpickle` for functions of scripts and lambdas"
         ) from error
+
+
+@contextlib.contextmanager
+def _main_by_value() -> Iterator[None]:
+    """In a process that multiprocessing has spawned the script is no __main__, but ranks cannot import it either."""
+    main = sys.modules["__main__"]
+    try:
+        import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        cloudpickle = None
+    if main.__name__ != "__mp_main__" or cloudpickle is None:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
 
 
 class _Job:
@@ -130,19 +149,19 @@ class _Job:
             mpirun = command_lines.find_mpirun()
         except UsageError as error:
             raise ArgumentError(f"run(): {error}") from None
-        with tempfile.TemporaryDirectory(prefix="dcoll-run-") as folder:
-            listener, address = _listen(job, folder)
-            job.exported |= {"_DCOLL_RUN_ADDRESS": address, "_DCOLL_RUN_KEY": self._key.hex()}
-            job.exported["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-            server = threading.Thread(target=self._serve, args=(listener, task), daemon=True)
-            server.start()
-            try:
-                status = cli.start(job, mpirun, args.verbose)
-            finally:
-                # Ranks end when the caller has what they sent: who is connected now is none, or was killed.
-                listener.shutdown(socket.SHUT_RDWR)
-                server.join()
-                listener.close()
+        listener, address = _listen(job)
+        job.exported |= {"_DCOLL_RUN_ADDRESS": address, "_DCOLL_RUN_KEY": self._key.hex()}
+        job.exported["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        server = threading.Thread(target=self._serve, args=(listener, task), daemon=True)
+        server.start()
+        try:
+            # mpirun would read all of the caller's standard input, which is the program's, or a session's next lines.
+            status = cli.start(job, mpirun, args.verbose, stdin=subprocess.DEVNULL)
+        finally:
+            # Ranks end when the caller has what they sent: who is connected now is none, or was killed.
+            listener.shutdown(socket.SHUT_RDWR)
+            server.join()
+            listener.close()
         return self._outcome(status)
 
     def _serve(self, listener: socket.socket, task: bytes) -> None:
@@ -179,7 +198,7 @@ class _Job:
                     self._results[int(rank)] = channel.receive()
                     channel.send(b"")
         except (OSError, ValueError) as error:
-            self._broken = f"{type(error).__name__}: {error}"
+            self._broken = text_of(error)
 
     def _outcome(self, status: int) -> list[Any]:
         import pickle
@@ -198,11 +217,11 @@ class _Job:
         return [pickle.loads(self._results[rank]) for rank in range(self._ranks)]
 
 
-def _listen(job: command_lines.Job, folder: str) -> tuple[socket.socket, str]:
-    """Where the ranks find this process: in the file system while all are here, else at a port of every interface."""
+def _listen(job: command_lines.Job) -> tuple[socket.socket, str]:
+    """Where the ranks find this process: by an abstract name while all are here, else at a port of every interface."""
     if not job.remote:
-        path = str(Path(folder) / "socket")
-        return socket.create_server(path, family=socket.AF_UNIX), path
+        name = f"dcoll-run-{os.urandom(16).hex()}"  # no file: TMPDIR may be longer than a socket's name
+        return socket.create_server(f"\0{name}", family=socket.AF_UNIX), f"@{name}"
     names = reachable_names([host.name for host in job.hosts if not is_local(host.name)])
     if not names:
         raise ArgumentError(

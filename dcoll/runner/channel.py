@@ -87,10 +87,10 @@ def _proof(key: bytes, side: str, nonce: bytes) -> bytes:
 
 
 def connect(address: str, key: bytes) -> Channel:
-    """To the process that called run(). address: a socket's path, or host,host,...:port."""
-    if address.startswith("/"):
+    """To the process that called run(). address: @ and an abstract socket's name, or host,host,...:port."""
+    if address.startswith("@"):
         local = socket.socket(socket.AF_UNIX)
-        local.connect(address)
+        local.connect(address.replace("@", "\0", 1))
         return Channel(local, key, "rank", SILENCE_SECONDS)
     hosts, _, port = address.rpartition(":")
     failures = []

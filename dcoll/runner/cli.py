@@ -74,23 +74,23 @@ def exported(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not _NOT_EXPORTED.match(name)}
 
 
-def start(job: command_lines.Job, mpirun: command_lines.Mpirun, verbose: bool) -> int:
-    """Run the job with that launcher; its exit status."""
+def start(job: command_lines.Job, mpirun: command_lines.Mpirun, verbose: bool, stdin: int | None = None) -> int:
+    """Run the job with that launcher; its exit status. stdin: as Popen's."""
     command = mpirun.command(job)
     if verbose:
         print(shlex.join(command), file=sys.stderr, flush=True)
     if job.output_folder and mpirun.kind == "hydra":
         for rank in range(job.ranks):
             (job.output_folder / f"rank.{rank}").mkdir(parents=True, exist_ok=True)
-    return run(command, command_lines.environment(mpirun, job))
+    return run(command, command_lines.environment(mpirun, job), stdin)
 
 
-def run(command: list[str], env: dict[str, str]) -> int:
+def run(command: list[str], env: dict[str, str], stdin: int | None = None) -> int:
     """Run the launcher, pass SIGINT and SIGTERM on to it, and return its exit status (128 + n after signal n).
 
     On another thread than the main one, which alone has signals, it only waits.
     """
-    process = subprocess.Popen(command, env=env)
+    process = subprocess.Popen(command, env=env, stdin=stdin)
     before = {}
     heard = 0
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 
+from dcoll.errors import text_of
 from dcoll.job.objects import pickled
 from dcoll.runner.channel import Channel, connect
 
@@ -26,7 +27,7 @@ def main() -> None:
         func, args, kwargs = pickle.loads(task)
         result = pickled(func(*args, **kwargs))
     except Exception as error:
-        hand_in(connect(address, key), "error", rank, f"{type(error).__name__}: {error}".encode(errors="replace"))
+        hand_in(connect(address, key), "error", rank, text_of(error).encode())
         raise
     hand_in(connect(address, key), "result", rank, result)
 

@@ -10,7 +10,7 @@ import torch
 from dcoll import _C
 from dcoll.collectives.handle import Handles
 from dcoll.collectives.tensors import kind_of
-from dcoll.errors import ArgumentError, DcollError
+from dcoll.errors import ArgumentError, DcollError, text_of
 from dcoll.torch.memory import Finish
 from dcoll.torch.work import DONE, Done, Started, Work
 
@@ -71,7 +71,7 @@ def collective(name: str, call: Callable[..., Work]) -> Callable[..., Work]:
             work = call(self, *args)
         except Exception as error:
             if isinstance(error, ArgumentError) or not isinstance(error, DcollError):
-                self._comm.note_refused(f"{type(error).__name__}: {error}")
+                self._comm.note_refused(text_of(error))
             raise
         opts = args[at] if len(args) > at else None
         if work is not DONE and opts is not None and opts.timeout > NO_TIME and not isinstance(work, Done):

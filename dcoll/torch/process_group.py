@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcoll.errors import ArgumentError
+from dcoll.errors import ArgumentError, text_of
 from dcoll.job.lifecycle import GROUPS
 from dcoll.job.world import shutdown
 from dcoll.torch import groups
@@ -118,8 +118,9 @@ class Collectives(Reductions, Movement, Messages):
     def _tell_of_error(self, *comms: Any) -> None:
         """Who still calls something then hears why this rank left: destroy_process_group() stands in many a finally."""
         error = sys.exc_info()[1]
-        for comm in comms if error is not None else ():
-            comm.note_refused(f"{type(error).__name__}: {error}")
+        if error is not None:
+            for comm in comms:
+                comm.note_refused(text_of(error))
 
 
 for _name in COLLECTIVES:

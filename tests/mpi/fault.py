@@ -40,6 +40,23 @@ def exception() -> None:
         hvd.allreduce(np.ones(1000), name="work")
 
 
+def exception_without_text() -> None:
+    """Its class cannot make one."""
+
+    class Textless(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    if hvd.rank() == 1:
+        raise Textless
+    work_for_ever()
+
+
+def stdout_is_closed() -> None:
+    hvd.barrier()
+    sys.stdout.close()
+
+
 def exception_in_training() -> None:
     """As a user would see it: in the middle of an epoch, the others inside backward()."""
     import torch

@@ -26,6 +26,7 @@ def fault(kind: str, n: int, *options: str, **env: str) -> Finished:
     [
         ("exception", "rank 1: RuntimeError: the data ran out", "auto"),
         ("exception", "rank 1: RuntimeError: the data ran out", "mpi"),
+        ("exception_without_text", "rank 1: Textless\n", "auto"),
         ("exception_in_training", "rank 0: KeyError: 'no such batch'", "auto"),
         ("exception_before_anything", "rank 1: FileNotFoundError: data.bin", "auto"),
         ("exception_before_anything", "rank 1: FileNotFoundError: data.bin", "mpi"),
@@ -136,6 +137,11 @@ def test_a_failure_that_all_ranks_caught_ends_with_0(kind: str, transport: str, 
     assert done.stdout.count("caught") == 3, done.text
     assert "still ran" not in done.stderr, done.text
     assert done.returncode == 0, done.text
+
+
+def test_a_closed_stdout_keeps_nobody_from_the_end() -> None:
+    done = fault("stdout_is_closed", 2)
+    assert (done.returncode, done.stderr) == (0, ""), done.text
 
 
 def test_the_interpreters_own_end_takes_as_long_as_it_takes() -> None:

@@ -1,6 +1,7 @@
 """Timelines of real jobs, Horovod's variables in them, and dcoll.run()."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -114,6 +115,48 @@ def test_run_returns_results_and_names_the_rank_that_failed(tmp_path: Path) -> N
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "got run(): rank 1: KeyError: 'no such thing' (its output has the traceback)" in done.stdout
+
+
+RUN_SPAWNED = """
+import multiprocessing, sys
+import dcoll
+
+def work(base):
+    import dcoll as hvd
+    hvd.init()
+    return base + hvd.rank()
+
+def child(results):
+    results.put(dcoll.run(work, (3,), np=2))
+
+if __name__ == "__main__":
+    spawning = multiprocessing.get_context("spawn")
+    results = spawning.SimpleQueue()
+    process = spawning.Process(target=child, args=(results,))
+    process.start()
+    process.join()
+    print(*([] if results.empty() else results.get()))
+"""
+
+
+def test_run_in_a_process_that_was_spawned(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    find_mpirun()
+    script = tmp_path / "script.py"
+    script.write_text(RUN_SPAWNED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "3 4\n", done.stderr
+
+
+def test_run_leaves_standard_input_to_the_program_and_needs_no_short_tmpdir(tmp_path: Path) -> None:
+    find_mpirun()
+    (folder := tmp_path / ("long" * 25)).mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "import dcoll; print(dcoll.run(max, (3, 4), np=2), input())"],
+        env=os.environ | {"TMPDIR": str(folder)},
+        input="the program's\n", capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout == "[4, 4] the program's\n", done.stderr
 
 
 @pytest.mark.parametrize(

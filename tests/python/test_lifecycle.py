@@ -1,9 +1,13 @@
 """Which ends of a process count as failures (tests/mpi/test_mpi_faults.py: what they do to a job)."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from dcoll.errors import text_of
 
 BEGIN = """
 import os, sys
@@ -36,6 +40,7 @@ RAW_THREAD = "import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\nti
         ("sys.exit(3)", "SystemExit: 3, 3", 3),
         ("leave('no data')", "SystemExit: no data, 1", 1),
         ("exit(3)", "SystemExit: 3, 3", 3),
+        ("leave('no \\udcff')", "SystemExit: no \\udcff, 1", 1),
         ("quit('no data')", "SystemExit: no data, 1", 1),
         (CLEANED_UP, "SystemExit: 3, 3", 3),
         (IN_ANOTHER_ERROR, "SystemExit: 3, 3", 3),
@@ -54,6 +59,31 @@ RAW_THREAD = "import _thread, time\n_thread.start_new_thread(sys.exit, (3,))\nti
 def test_exits(code: str, told: str, status: int) -> None:
     done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == (told, status), done.stderr
+
+
+def test_any_error_has_a_text_that_ranks_can_be_told() -> None:
+    class Textless(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    assert text_of(Textless()) == "Textless"
+    assert text_of(ValueError(os.fsdecode(b"caf\xe9"))) == "ValueError: caf\\udce9"
+
+
+CLOSED = """
+import os, sys
+from pathlib import Path
+for number in range(3):
+    os.close(number)
+import dcoll
+dcoll.init()
+Path(sys.argv[1]).write_text(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+"""
+
+
+def test_a_closed_standard_stream_does_not_become_a_socket(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path / "found")], timeout=60, check=True)
+    assert (tmp_path / "found").read_text() == "/dev/null /dev/null /dev/null"
 
 
 NO_THREAD = """

@@ -242,7 +242,7 @@ def test_results_of_any_size_arrive(server: Server) -> None:
 
 
 @pytest.mark.parametrize("own", ["localhost", "localhost.localdomain", "node1"])
-def test_other_hosts_get_no_name_of_the_loopback(own: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_hosts_get_no_name_of_the_loopback(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel.socket, "gethostname", lambda: own)
     monkeypatch.setattr(channel.socket, "getfqdn", lambda: own)
     loopback = [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.1.1", 9))]  # as Debian's /etc/hosts has it
@@ -251,9 +251,9 @@ def test_other_hosts_get_no_name_of_the_loopback(own: str, monkeypatch: pytest.M
     assert channel.reachable_names(["there"]) == expected
     job = Job(["x"], 1, [Host("there", 1)])
     if expected:
-        listener, address = api._listen(job, str(tmp_path))
+        listener, address = api._listen(job)
         listener.close()
         assert address.startswith("node1:")
     else:
         with pytest.raises(dcoll.ArgumentError, match="no address but those of the loopback"):
-            api._listen(job, str(tmp_path))
+            api._listen(job)
