@@ -34,7 +34,7 @@ class Simulation {
         n_(static_cast<uint32_t>(machine.seats.size())),
         bytes_(slice_bytes),
         rounds_(rounds),
-        num_lanes_(lanes),
+        num_lanes_(std::min(lanes, rounds)),
         cpu_free_(machine.simulated, 0.0) {
     uint32_t cards = 0, racks = 0;
     for (uint32_t rank = 0; rank < machine.simulated; ++rank) {
@@ -47,7 +47,7 @@ class Simulation {
     racks_up_.resize(racks);
     racks_down_.resize(racks);
     for (uint32_t program = 0; program < programs_.size(); ++program) add_lanes(program);
-    fifos_.resize(fifo_ids_.size() * lanes);
+    fifos_.resize(fifo_ids_.size() * num_lanes_);
   }
 
   // Until the last rank has finished.
@@ -138,7 +138,7 @@ class Simulation {
 
   // Each runs every num_lanes_-th round, on messages of its own.
   void add_lanes(uint32_t program) {
-    for (uint32_t number = 0; number < std::min(num_lanes_, rounds_); ++number) {
+    for (uint32_t number = 0; number < num_lanes_; ++number) {
       lanes_.push_back({program, number, (rounds_ - number + num_lanes_ - 1) / num_lanes_});
     }
   }
