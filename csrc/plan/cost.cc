@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <queue>
-#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -120,7 +119,7 @@ class Simulation {
 
   void add_rank(uint32_t rank) {
     const Schedule& schedule = schedules_[stands_in() ? 0 : rank];
-    std::set<uint32_t> senders;
+    std::vector<uint32_t> senders;
     for (uint32_t c = 0; c < schedule.channels.size(); ++c) {
       const Channel& channel = schedule.channels[c];
       if (channel.steps.empty()) continue;
@@ -129,11 +128,13 @@ class Simulation {
         program.in.push_back(receives(step.op) ? fifo(peer(rank, step.peer), rank, c) : kNone);
         program.out.push_back(sends(step.op) ? fifo(rank, peer(rank, destination(step)), send_channel(channel, c))
                                              : kNone);
-        if (receives(step.op)) senders.insert(step.peer);
+        if (receives(step.op)) senders.push_back(step.peer);
       }
       programs_.push_back(std::move(program));
     }
-    fan_in_.push_back(senders.empty() ? 0.0 : static_cast<double>(senders.size() - 1));
+    std::sort(senders.begin(), senders.end());
+    const auto distinct = std::unique(senders.begin(), senders.end()) - senders.begin();
+    fan_in_.push_back(distinct == 0 ? 0.0 : static_cast<double>(distinct - 1));
   }
 
   // Each runs every num_lanes_-th round, on messages of its own.

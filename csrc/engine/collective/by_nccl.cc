@@ -5,10 +5,8 @@
 #include <map>
 #include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "base/hash.h"
 #include "base/number.h"
 #include "base/ranks_text.h"

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "engine/collective/by_nccl.h"
 #include "engine/collective/choose_path.h"
 #include "engine/collective/device_work.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/reduce.h"
 
 namespace dcoll {
 
