@@ -92,7 +92,6 @@ class Meeting final : public Pollable {
     });
     return own_.has_met || own_.why[0] != '\0' || seconds_between(begin_, now) > kTellSeconds;
   }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   NcclState& nccl_;
@@ -121,7 +120,6 @@ class UnderNccl final : public Pollable {
     staging_.checked([&] { or_abort(nccl_, [&] { settled = nccl_.comm->settled(); }); });
     return settled && (until_ == Until::kBegun || staging_.arrived());
   }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   NcclState& nccl_;

@@ -19,7 +19,6 @@ class Arrival final : public Pollable {
  public:
   explicit Arrival(Staging& staging) : staging_(staging) {}
   bool poll(bool& /*moved*/) override { return staging_.arrived(); }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   Staging& staging_;
