@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-
 namespace dcoll {
 
 TwoShot::TwoShot(Board& board, const ReduceJob& job, const kernels::Reduction& reduction)
