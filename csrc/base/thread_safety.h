@@ -3,7 +3,6 @@
 // and 3.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 

@@ -27,7 +27,6 @@ void bind_memory(pybind11::module_& m);
 void bind_on_device(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_world(pybind11::module_& m);
-void bind_timeline(pybind11::module_& m);
 void bind_reducer(pybind11::module_& m);
 void bind_gradient_hook(pybind11::module_& m);
 void bind_operand(pybind11::module_& m);

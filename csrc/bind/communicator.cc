@@ -11,6 +11,7 @@
 #include "bind/constants.h"
 #include "bind/inline_call.h"
 #include "bind/on_device.h"
+#include "engine/watch/timeline.h"
 
 namespace py = pybind11;
 
@@ -310,6 +311,21 @@ py::dict encoded_costs(const Communicator& comm) {
   return all;
 }
 
+// The timeline of the process: engine/watch/timeline.h.
+void bind_timeline(py::module_& m) {
+  using namespace py::literals;
+  m.def(
+      "start_timeline",
+      [](const Communicator& comm, const std::string& path, bool mark_cycles) {
+        comm.check_process();
+        comm.timeline().start(path, mark_cycles);
+      },
+      "comm"_a, "path"_a, "mark_cycles"_a = false, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "stop_timeline", [](const Communicator& comm) { comm.timeline().stop(); }, "comm"_a,
+      py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 Communicator* communicator_of(PyObject* object) {
@@ -389,6 +405,7 @@ void bind_communicator(py::module_& m) {
   auto device = py::reinterpret_borrow<py::class_<OnDevice>>(m.attr("OnDevice"));
   bind_collectives(comm, device);
   bind_points(comm, device);
+  bind_timeline(m);
 }
 
 }  // namespace dcoll::bind

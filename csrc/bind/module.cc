@@ -51,7 +51,6 @@ PYBIND11_MODULE(_C, m) {
   dcoll::bind::bind_on_device(m);
   dcoll::bind::bind_communicator(m);
   dcoll::bind::bind_world(m);
-  dcoll::bind::bind_timeline(m);
   dcoll::bind::bind_reducer(m);
   dcoll::bind::bind_gradient_hook(m);
   dcoll::bind::bind_operand(m);

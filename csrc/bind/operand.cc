@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "bind/bind.h"
-#include "bind/dlpack.h"
 #include "bind/shared_results.h"
 
 namespace py = pybind11;

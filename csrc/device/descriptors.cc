@@ -3,8 +3,6 @@
 #include <poll.h>
 #include <sys/random.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <map>

@@ -89,9 +89,11 @@ inline constexpr int kEmulated = 1 << 10;  // and all above: the same device by 
 inline bool is_emulated(int number) { return number >= kEmulated; }
 
 // Lives as long as the process. ArgumentError: there is none of that number, with the reason.
-Device& device_of(int number);
+Device& cuda_device(int number);
+Device& emulated_device();
+inline Device& device_of(int number) { return is_emulated(number) ? emulated_device() : cuda_device(number); }
 // "cuda" or "emulated": the same for all numbers of a kind.
-const char* kind_name(int number);
+inline const char* kind_name(int number) { return number == kHost ? "cpu" : is_emulated(number) ? "emulated" : "cuda"; }
 
 inline constexpr unsigned char kPoison = 0xCD;
 // For tests: from now on the emulated device fails as CUDA's do, for good, when it has begun so many more copies and
@@ -105,9 +107,5 @@ void let_emulated_compute(bool computes);
 void place_emulated(const std::string& place);
 // For tests: has a stream of the emulated device do this, late, as a kernel.
 void put_into_emulated(Stream stream, std::function<void()> kernel);
-
-// The devices there are, for device.cc.
-Device& cuda_device(int number);
-Device& emulated_device();
 
 }  // namespace dcoll::device

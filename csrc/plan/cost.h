@@ -2,9 +2,9 @@
 // cost follows from it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/settings.h"
 #include "plan/schedule.h"
@@ -25,27 +25,29 @@ double predict_us(std::span<const Schedule> all_ranks, uint64_t bytes, const Top
 
 // ---- what simulations share (cost.cc, simulate.cc) ----
 
-// One direction of a link: a token bucket, kept as the moment at which its reserve will be whole again (GCRA).
-struct Direction {
-  double whole_at = 0.0;
-
-  // When a message that could pass at `now` begins to.
-  double pass(double now, double cost_us, double reserve_us) {
-    const double begin = std::max(now, whole_at - reserve_us);
-    whole_at = std::max(whole_at, now) + cost_us;
-    return begin;
-  }
+// Where a rank sits. Its messages to other nodes pass a card of its node's.
+struct Seat {
+  uint32_t node = 0, card = 0, rack = 0;
 };
 
-// run(rounds), a number of microseconds. Once the pipeline is full every further round adds the same time: beyond five
-// per lane, it is the difference between that many and two, both run.
-template <typename Run>
-double extrapolate(uint64_t rounds, uint32_t lanes, const Run& run) {
-  const uint32_t few = 2 * lanes, many = 5 * lanes;
-  if (rounds <= many) return run(static_cast<uint32_t>(rounds));
-  const double at_many = run(many);
-  const double pace = (at_many - run(few)) / (many - few);
-  return at_many + static_cast<double>(rounds - many) * pace;
-}
+// Ranks 0 .. simulated-1 are simulated; rank r acts as rank r % simulated, whose card and uplink it has.
+struct Machine {
+  const Constants& constants;
+  std::vector<Seat> seats;  // by rank
+  uint32_t simulated = 0;
+  double flows_per_card = 1;
+  double oversubscription = 1, cards_per_rack = 1;  // an uplink carries what its cards do, divided by this
+  double spine_alpha_us = 0;                        // what a message to another rack takes longer
+  double compression = 1, encode_us_per_byte = 0, decode_us_per_byte = 0;  // of what passes cards
+};
+
+struct Run {
+  double us = 0;
+  uint64_t events = 0;  // steps executed
+};
+
+// As predict_us(). schedules: of all ranks; or one of a rank that stands for all, whose peers are then shifted.
+Run simulate_on(const Machine& machine, std::span<const Schedule> schedules, double bytes, uint64_t slice_bytes,
+                uint32_t lanes, double before_us = 0);
 
 }  // namespace dcoll::plan

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "plan/algorithms.h"
 #include "plan/cost.h"
@@ -31,10 +30,9 @@ struct Cluster {
   // On links between nodes: messages are `compression` times shorter, and each side spends this much on a byte of them.
   double compression = 1;
   double encode_us_per_byte = 0, decode_us_per_byte = 0;
-  Topology constants;  // the link models and gamma; who sits where is said above
+  Constants constants;  // the link models and gamma
 
   uint32_t num_ranks() const { return nodes * ranks_per_node; }
-  Topology topology() const;
 };
 
 enum class Method : uint8_t { kAuto, kEveryRank, kOneGroup };

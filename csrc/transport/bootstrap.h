@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ranks_text.h"
 #include "transport/meeting.h"
 #include "transport/start_up.h"
 #include "transport/transport.h"
@@ -30,10 +31,16 @@ class Bootstrap {
 
   // Each waits for the other ranks no longer than StartUp says, and throws what keeps them away. Collective over all
   // ranks; before the exchanges, and again for every communicator.
-  void meet(const StartUp& start);
+  void meet(const StartUp& start) {
+    start_ = start;
+    meeting_->meet(start_, ranks_below(static_cast<size_t>(size_)));
+  }
   // This rank takes no part in the exchanges that the others still wait for; they throw PeerError with its words.
   void leave(const std::string& why) noexcept { meeting_->leave(why); }
-  void broadcast(void* data, size_t bytes, int root);
+  void broadcast(void* data, size_t bytes, int root) {
+    const std::vector<std::byte> all = all_gather(data, bytes);
+    std::memcpy(data, all.data() + bytes * static_cast<size_t>(root), bytes);
+  }
   // size() * bytes, in rank order.
   std::vector<std::byte> all_gather(const void* data, size_t bytes) {
     return meeting_->all_gather(start_, data, bytes);

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <fstream>
 #include <set>
-#include <string_view>
 
 #include "base/hash.h"
 #include "base/ranks_text.h"

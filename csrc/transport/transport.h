@@ -22,7 +22,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,7 +34,7 @@ inline constexpr int kMaxChannels = 8;
 // Channel used by the engine's own handshakes and small exchanges, never by schedules.
 inline constexpr int kControlChannel = kMaxChannels;
 // What one sequence of collectives uses. There are two: channels 0 .. kLaneChannels-1, and the same again for the lane
-// of operations that meet by name (lane.h).
+// of operations that meet by name (engine/communicator/named_lane.h).
 inline constexpr int kLaneChannels = kMaxChannels + 1;
 inline constexpr int kNamesChannel = 2 * kLaneChannels;      // which names are ready, and in which order they run
 inline constexpr int kNotesChannel = kNamesChannel + 1;      // what ranks ask each other about a stall

@@ -78,7 +78,7 @@ class Window {
   virtual size_t arena_bytes() const = 0;                   // the same on every rank
   virtual std::string rank_name(int local_rank) const = 0;  // for messages
   virtual BoardEntry& board(int local_rank) = 0;
-  virtual BoardEntry& lane_board(int local_rank) = 0;  // of the second sequence of collectives (lane.h)
+  virtual BoardEntry& lane_board(int local_rank) = 0;  // of the second sequence of collectives (named_lane.h)
   // Wakes every peer that sleeps in Transport::wait. Call after completing a post on the board (the last arriver does:
   // nobody can go on before, so waking anybody earlier only costs system calls and context switches).
   virtual void notify_all() = 0;

@@ -23,7 +23,9 @@ Cluster cluster(uint32_t nodes, uint32_t ranks_per_node) {
 }
 
 double predicted(const Algorithm& algorithm, const Cluster& c, uint64_t bytes, const SimulateOptions& options = {}) {
-  return predict_us(build_all(algorithm, c.num_ranks()), bytes, c.topology(), options.slice_bytes, options.lanes);
+  Topology topology = Topology::blocks(c.num_ranks(), c.ranks_per_node);
+  static_cast<Constants&>(topology) = c.constants;
+  return predict_us(build_all(algorithm, c.num_ranks()), bytes, topology, options.slice_bytes, options.lanes);
 }
 
 double off(double a, double b) { return a == b ? 0.0 : std::abs(a - b) / b; }

@@ -1,8 +1,6 @@
 #include "engine/board/agreement.h"
 
-#include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "base/error.h"
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <map>
-#include <utility>
 
 #include "base/error.h"
 #include "kernels/cast.h"

@@ -1,7 +1,6 @@
 #include "engine/buckets/grouped.h"
 
 #include <algorithm>
-#include <functional>
 #include <span>
 #include <utility>
 

@@ -5,10 +5,8 @@
 #include <map>
 #include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "base/hash.h"
 #include "base/number.h"
 #include "base/ranks_text.h"
@@ -94,7 +92,6 @@ class Meeting final : public Pollable {
     });
     return own_.has_met || own_.why[0] != '\0' || seconds_between(begin_, now) > kTellSeconds;
   }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   NcclState& nccl_;
@@ -123,7 +120,6 @@ class UnderNccl final : public Pollable {
     staging_.checked([&] { or_abort(nccl_, [&] { settled = nccl_.comm->settled(); }); });
     return settled && (until_ == Until::kBegun || staging_.arrived());
   }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   NcclState& nccl_;

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "base/error.h"
 #include "base/ranks_text.h"

@@ -37,53 +37,31 @@ double neutral(ReduceOp op, double prescale) {
   return 0;
 }
 
-template <typename T>
-void fill_integers(std::byte* to, const Called& call, T least, T greatest) {
+// The bits of the same for integers and bool.
+uint64_t neutral_bits(const Called& call) {
+  const bool is_signed = call.dtype == DType::kInt8 || call.dtype == DType::kInt16 || call.dtype == DType::kInt32 ||
+                         call.dtype == DType::kInt64;
+  const uint64_t top = uint64_t{1} << (8 * dtype_bytes(call.dtype) - 1);
+  uint64_t least = is_signed ? top : 0, greatest = call.dtype == DType::kBool ? 1 : ~least;
   if (call.prescale < 0) std::swap(least, greatest);
-  const T value = call.op == ReduceOp::kMin       ? greatest
-                  : call.op == ReduceOp::kMax     ? least
-                  : call.op == ReduceOp::kProduct ? T{1}
-                  : call.op == ReduceOp::kBitAnd  ? static_cast<T>(~T{})
-                                                  : T{};
-  for (size_t i = 0; i < call.count; ++i) std::memcpy(to + i * sizeof value, &value, sizeof value);
-}
-
-template <typename T>
-void fill_integers(std::byte* to, const Called& call) {
-  fill_integers(to, call, std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
+  return call.op == ReduceOp::kMin       ? greatest
+         : call.op == ReduceOp::kMax     ? least
+         : call.op == ReduceOp::kProduct ? 1
+         : call.op == ReduceOp::kBitAnd  ? ~uint64_t{0}
+                                         : 0;
 }
 
 void fill_neutral(std::byte* to, const Called& call) {
-  switch (call.dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat32:
-    case DType::kFloat64: {
-      const double value = neutral(call.op, call.prescale);
-      const size_t bytes = dtype_bytes(call.dtype);
-      if (call.count > 0) kernels::cast(to, call.dtype, &value, DType::kFloat64, 1);
-      for (size_t i = 1; i < call.count; ++i) std::memcpy(to + i * bytes, to, bytes);
-      return;
-    }
-    case DType::kInt8:
-      return fill_integers<int8_t>(to, call);
-    case DType::kUInt8:
-      return fill_integers<uint8_t>(to, call);
-    case DType::kInt32:
-      return fill_integers<int32_t>(to, call);
-    case DType::kInt64:
-      return fill_integers<int64_t>(to, call);
-    case DType::kBool:
-      return fill_integers<uint8_t>(to, call, 0, 1);
-    case DType::kInt16:
-      return fill_integers<int16_t>(to, call);
-    case DType::kUInt16:
-      return fill_integers<uint16_t>(to, call);
-    case DType::kUInt32:
-      return fill_integers<uint32_t>(to, call);
-    case DType::kUInt64:
-      return fill_integers<uint64_t>(to, call);
+  const size_t bytes = dtype_bytes(call.dtype);
+  if (call.count == 0) return;
+  if (is_floating(call.dtype)) {
+    const double value = neutral(call.op, call.prescale);
+    kernels::cast(to, call.dtype, &value, DType::kFloat64, 1);
+  } else {
+    const uint64_t bits = neutral_bits(call);
+    std::memcpy(to, &bits, bytes);  // the lowest come first on every machine that this is built for
   }
+  for (size_t i = 1; i < call.count; ++i) std::memcpy(to + i * bytes, to, bytes);
 }
 
 bool is_zero(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAverage; }

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "engine/collective/by_nccl.h"
 #include "engine/collective/choose_path.h"
 #include "engine/collective/device_work.h"
@@ -21,7 +19,6 @@ class Arrival final : public Pollable {
  public:
   explicit Arrival(Staging& staging) : staging_(staging) {}
   bool poll(bool& /*moved*/) override { return staging_.arrived(); }
-  void waiting_for(std::vector<int>& /*ranks*/) const override {}
 
  private:
   Staging& staging_;

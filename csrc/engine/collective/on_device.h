@@ -20,7 +20,6 @@
 
 #include "engine/collective/fabric.h"
 #include "engine/core/operation.h"
-#include "engine/core/staging.h"
 #include "engine/core/task.h"
 
 namespace dcoll {

@@ -11,14 +11,11 @@
 //     Setup        who is in it, and what was configured: nothing of it changes
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "engine/collective/handshake.h"
 #include "engine/communicator/on_the_spot.h"
 #include "engine/core/scratch.h"
 

@@ -7,12 +7,43 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "engine/collective/join.h"
-#include "transport/lane.h"
+#include "transport/group_transport.h"
 
 namespace dcoll {
+namespace {
+
+// The window once more, with a board of its own: operands mapped for one sequence are mapped for the other. The second
+// board is looked at record by record also where the first has an arrival tree, which would need a second set of groups
+// and of words to sleep on.
+class LaneWindow final : public Window {
+ public:
+  explicit LaneWindow(std::shared_ptr<Window> main) : main_(std::move(main)) {}
+
+  int local_rank() const override { return main_->local_rank(); }
+  int local_size() const override { return main_->local_size(); }
+  std::byte* base(int local_rank) const override { return main_->base(local_rank); }
+  size_t arena_bytes() const override { return main_->arena_bytes(); }
+  std::string rank_name(int local_rank) const override { return main_->rank_name(local_rank); }
+  BoardEntry& board(int local_rank) override { return main_->lane_board(local_rank); }
+  BoardEntry& lane_board(int local_rank) override { return main_->lane_board(local_rank); }
+  void notify_all() override { main_->notify_all(); }
+  const std::vector<std::vector<int>>& groups() const override { return no_groups_; }
+  ArrivalGroup& group(int group) override { return main_->group(group); }
+  void release_groups(uint64_t ticket) override { main_->release_groups(ticket); }
+  std::byte* alloc(size_t bytes) override { return main_->alloc(bytes); }
+  void free(std::byte* block) override { main_->free(block); }
+
+ private:
+  const std::shared_ptr<Window> main_;
+  const std::vector<std::vector<int>> no_groups_;
+};
+
+}  // namespace
 
 // The names themselves travel on a channel of the transport, not of the lane.
-NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)), peers_(main.size) {
+NamedLane::NamedLane(const Fabric& main)
+    : transport_(std::make_unique<GroupTransport>(*main.transport, kLaneChannels, kLaneChannels + kControlChannel)),
+      peers_(main.size) {
   fabric_.transport = transport_.get();
   static_cast<FabricSettings&>(fabric_) = main;
   if (main.nccl != nullptr) fabric_.nccl = std::make_unique<NcclState>(main.nccl->demanded, main.nccl->patience_s);
@@ -21,7 +52,7 @@ NamedLane::NamedLane(const Fabric& main) : transport_(make_lane(*main.transport)
   static_cast<plan::Constants&>(fabric_.topology) = {};
   fabric_.topology.shared_cores = main.topology.shared_cores;
   names_ = main.transport;
-  if (main.window != nullptr) fabric_.window = make_lane(main.window);
+  if (main.window != nullptr) fabric_.window = std::make_shared<LaneWindow>(main.window);
   if (main.board != nullptr) fabric_.connect_slots();
   if (const Hierarchy* levels = main.hierarchy.get(); levels != nullptr) {
     fabric_.hierarchy = std::make_unique<Hierarchy>(*transport_, fabric_.window, levels->map(), fabric_.topology,

@@ -1,5 +1,6 @@
 // Operations that meet by name: ranks may submit them in different orders. They are a second sequence of collectives
-// beside the ordered one, over channels and a board of their own (transport/lane.h), whose order rank 0 decides:
+// beside the ordered one, whose order rank 0 decides. It has channels and a board of its own, but the same memory,
+// messages, doorbell and failures: it costs nothing to have, and one wait sleeps on both.
 //
 //   1. A rank that submits a name tells rank 0 that it is ready.
 //   2. Rank 0 appends a name to the order once every rank is ready for it, and tells everybody.
@@ -21,7 +22,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <string>
 #include <unordered_map>
 #include <vector>
 

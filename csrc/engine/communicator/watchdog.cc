@@ -1,8 +1,6 @@
 // Deadlines, and peers that have ended.
 #include "engine/communicator/watchdog.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/number.h"
 #include "base/ranks_text.h"

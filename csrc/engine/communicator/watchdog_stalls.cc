@@ -8,7 +8,6 @@
 #include "base/ranks_text.h"
 #include "base/thread.h"
 #include "engine/communicator/watchdog.h"
-#include "engine/watch/failure.h"
 
 namespace dcoll {
 namespace {

@@ -7,7 +7,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <new>
 #include <optional>

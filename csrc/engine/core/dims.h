@@ -3,7 +3,6 @@
 // and none no more than that it is one; so only two and more are compared, and only they cost anything.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>

@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <new>
-#include <string>
 #include <system_error>
 #include <vector>
 

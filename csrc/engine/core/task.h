@@ -17,11 +17,13 @@ class Pollable {
   // wait that sees no movement for DCOLL_TIMEOUT is a failure.
   virtual bool poll(bool& moved) = 0;
   // The ranks whose action is missing; empty when it waits for none in particular.
-  virtual void waiting_for(std::vector<int>& ranks) const = 0;
+  virtual void waiting_for(std::vector<int>& /*ranks*/) const {}
   // Whether those ranks may well be waiting themselves, for a rank that only they can name. Then they are given time to
   // say so first.
   virtual bool waits_indirectly() const { return false; }
 };
+
+class Nested;
 
 class Task {
  public:
@@ -37,8 +39,9 @@ class Task {
 
     // co_await pollable: suspends until it is finished; not at all when it finishes at once. The Pollable must be a
     // local variable of the coroutine.
+    template <typename Awaited>
     struct Awaiter {
-      Pollable& pollable;
+      Awaited pollable;
       bool await_ready() {
         bool moved = false;
         return pollable.poll(moved);
@@ -46,11 +49,10 @@ class Task {
       void await_suspend(std::coroutine_handle<promise_type> self) { self.promise().awaited = &pollable; }
       void await_resume() {}
     };
-    Awaiter await_transform(Pollable& pollable) { return Awaiter{pollable}; }
+    Awaiter<Pollable&> await_transform(Pollable& pollable) { return {pollable}; }
 
     // co_await task: a task within a collective, until that is finished.
-    struct TaskAwaiter;
-    TaskAwaiter await_transform(Task task);
+    Awaiter<Nested> await_transform(Task task);
   };
 
   Task() = default;
@@ -105,17 +107,7 @@ class Nested final : public Pollable {
   Task task_;
 };
 
-struct Task::promise_type::TaskAwaiter {
-  Nested nested;
-  bool await_ready() {
-    bool moved = false;
-    return nested.poll(moved);
-  }
-  void await_suspend(std::coroutine_handle<promise_type> self) { self.promise().awaited = &nested; }
-  void await_resume() {}
-};
-
-inline Task::promise_type::TaskAwaiter Task::promise_type::await_transform(Task task) {
+inline Task::promise_type::Awaiter<Nested> Task::promise_type::await_transform(Task task) {
   return {Nested(std::move(task))};
 }
 

@@ -6,7 +6,6 @@
 
 #include "base/types.h"
 #include "plan/algorithms.h"
-#include "plan/hierarchical.h"
 
 namespace dcoll {
 namespace {

@@ -1,7 +1,6 @@
 #include "engine/node/node_all_reduce.h"
 
 #include "engine/core/timeline_record.h"
-#include "kernels/reduce.h"
 
 namespace dcoll {
 Span NodeAllReduce::own_slice(const Call& call) const {

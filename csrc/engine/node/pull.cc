@@ -1,6 +1,5 @@
 #include "engine/node/pull.h"
 
-#include <algorithm>
 #include <new>
 #include <string>
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/reduce.h"
-
 namespace dcoll {
 
 TwoShot::TwoShot(Board& board, const ReduceJob& job, const kernels::Reduction& reduction)

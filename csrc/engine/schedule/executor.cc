@@ -1,6 +1,5 @@
 #include "engine/schedule/executor.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "kernels/reduce.h"

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <vector>
 
 #include "base/error.h"
 #include "base/thread_safety.h"

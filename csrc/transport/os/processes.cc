@@ -11,9 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <utility>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/ranks_text.h"

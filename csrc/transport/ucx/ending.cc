@@ -1,7 +1,6 @@
 // The end of a UCX transport: what is under way is let go of, and the connections are closed.
 #include <sched.h>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
