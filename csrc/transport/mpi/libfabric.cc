@@ -1,7 +1,6 @@
 #include "transport/mpi/libfabric.h"
 
 #include <dlfcn.h>
-#include <mpi.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,6 +8,8 @@
 #include <regex>
 #include <string>
 #include <system_error>
+
+#include "transport/mpi/requests.h"
 
 namespace dcoll::mpi {
 
