@@ -2,10 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <string>
 #include <system_error>
 
@@ -29,10 +29,10 @@ bool has_fabric() {
 }
 
 bool names_btls(const fs::path& settings) {
-  static const std::regex kLine(R"(\s*btl\s*=.*)");
   std::ifstream file(settings);
   for (std::string line; std::getline(file, line);) {
-    if (std::regex_match(line, kLine)) return true;
+    std::erase_if(line, [](unsigned char c) { return std::isspace(c) != 0; });
+    if (line.starts_with("btl=")) return true;
   }
   return false;
 }
