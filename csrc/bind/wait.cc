@@ -14,7 +14,6 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
   constexpr double kLookForSignalsSeconds = 0.1;
   const auto begin = Clock::now();
   operation.waiter.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
-  if (operation.done.load(std::memory_order_acquire)) comm.wait_for(operation, 0);  // its name is free from now on
   while (!operation.done.load(std::memory_order_acquire)) {
     const double left = timeout_s < 0 ? kLookForSignalsSeconds : timeout_s - seconds_between(begin, Clock::now());
     if (left <= 0) throw TimeoutError(comm.unfinished_text(operation, timeout_s));
@@ -25,6 +24,7 @@ void wait_interruptibly(Communicator& comm, Operation& operation, double timeout
     }
     if (!done && PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
+  comm.wait_for(operation, 0);  // whoever ended it, and when: its name is free from now on
   if (operation.error) std::rethrow_exception(operation.error);
 }
 
