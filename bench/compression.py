@@ -40,6 +40,17 @@ JOB = "job"
 AUTO_TRIES = 33  # after so many calls of a size Compression.auto has decided (Trial::calls_each_way)
 
 
+def methods(text: str) -> str:
+    known = (*METHODS, "powersgd")
+    for name in text.split(","):
+        if name.removeprefix("auto-") not in known:
+            raise argparse.ArgumentTypeError(
+                f"got {name!r}; allowed are {', '.join(known)} and auto- before one of these. Plain, not compressed, "
+                "is measured beside them"
+            )
+    return text
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="{kernels,lab}")  # JOB is not for users
@@ -51,7 +62,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     lab.add_argument("--rates", default="100mbit,1gbit,10gbit,unshaped", help="of each host's link, in turn")
     lab.add_argument("--sizes", default="1M,16M,64M", help=f"of the buffer, in bytes, or {GRADIENTS}")
     lab.add_argument(
-        "--methods", default=",".join(METHODS), help="names in dcoll.Compression; auto-int8: auto(lossy='int8')"
+        "--methods",
+        type=methods,
+        default=",".join(METHODS),
+        help="names in dcoll.Compression; auto-int8: auto(lossy='int8')",
     )
     lab.add_argument("--timeout", type=at_least(1), default=900, help="seconds for the job of a rate")
     for command in (kernels, lab):

@@ -44,6 +44,12 @@ def test_the_job_of_a_lab_is_no_command_for_users(capsys):
     assert compression.parse([compression.JOB, "out", "4", "1", "int8"]).command == compression.JOB
 
 
+def test_what_is_no_method_is_refused_with_what_is_allowed(capsys):
+    with pytest.raises(SystemExit):
+        compression.parse(["lab", "--methods", "auto-int8,plain"])
+    assert "got 'plain'; allowed are fp16, bf16, int8, topk, powersgd" in capsys.readouterr().err
+
+
 class Host:
     """A lab whose hosts have programs of this test's: `timeout` ends as it is told, whatever it was to run."""
 
