@@ -41,12 +41,11 @@ AUTO_TRIES = 33  # after so many calls of a size Compression.auto has decided (T
 
 
 def methods(text: str) -> str:
-    known = (*METHODS, "powersgd")
+    known = (*METHODS, "powersgd", *(f"auto-{name}" for name in METHODS))
     for name in text.split(","):
-        if name.removeprefix("auto-") not in known:
+        if name not in known:
             raise argparse.ArgumentTypeError(
-                f"got {name!r}; allowed are {', '.join(known)} and auto- before one of these. Plain, not compressed, "
-                "is measured beside them"
+                f"got {name!r}; allowed are {', '.join(known)}. Plain, not compressed, is measured beside them"
             )
     return text
 

@@ -44,10 +44,11 @@ def test_the_job_of_a_lab_is_no_command_for_users(capsys):
     assert compression.parse([compression.JOB, "out", "4", "1", "int8"]).command == compression.JOB
 
 
-def test_what_is_no_method_is_refused_with_what_is_allowed(capsys):
+@pytest.mark.parametrize("name", ["plain", "auto", "auto-powersgd"])
+def test_what_is_no_method_is_refused_with_what_is_allowed(name, capsys):
     with pytest.raises(SystemExit):
-        compression.parse(["lab", "--methods", "auto-int8,plain"])
-    assert "got 'plain'; allowed are fp16, bf16, int8, topk, powersgd" in capsys.readouterr().err
+        compression.parse(["lab", "--methods", f"powersgd,auto-int8,{name}"])
+    assert f"got '{name}'; allowed are fp16, bf16, int8, topk, powersgd, auto-fp16" in capsys.readouterr().err
 
 
 class Host:
