@@ -100,7 +100,7 @@ globals()[sys.argv[2]]()
     ],
 )
 def test_one_node_says_once_that_it_compresses_nothing(asked: str, does: str, lines: int) -> None:
-    done = launch(2, "-c", ONE_NODE, asked, does)
+    done = launch(2, "-c", ONE_NODE, asked, does, preloaded=True)
     assert done.returncode == 0, done.text
     assert len(re.findall(r"\[dcoll warning rank 0.*nothing is compressed inside one node", done.stderr)) == lines
     assert done.stderr.count("[dcoll") == lines, done.text
