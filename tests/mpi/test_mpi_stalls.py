@@ -113,5 +113,6 @@ def test_the_end_is_told_to_all_in_the_same_words(tmp_path: Path, env: dict[str,
     told = {rank: re.findall(rf"<{rank}> step 0: (.*)", log) for rank in range(3)}
     assert all(len(lines) == 1 for lines in told.values()), log
     assert told[0] == told[1] == told[2], log
-    verb = "made no progress for" if "STALL_THREADS" in env else "stalls for"
+    # Whose driver does not get a core in time hears the watchdog's words.
+    verb = "made no progress for" if "STALL_THREADS" in env else "(stalls|made no progress) for"
     assert re.match(rf"allreduce 'loss 0' .* {verb} .* DCOLL_STALL_SHUTDOWN_TIME .*ends the job", told[0][0]), told
