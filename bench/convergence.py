@@ -101,7 +101,7 @@ def save(document: dict[str, Any], path: Path | None) -> None:
 
 
 def methods_for(task: str, methods: list[str]) -> list[str]:
-    return [name for name in methods if task == WITH_ADAMW or not METHODS[name].freezes]
+    return [name for name in methods if task == WITH_ADAMW or not METHODS[name].needs_adamw]
 
 
 def missing_runs(args: argparse.Namespace, task: str, runs: list[Run]) -> list[tuple[str, int]]:

@@ -134,6 +134,10 @@ def train(task: Any, method: str, seed: int, steps: int) -> dict[str, Any]:
     if METHODS[method].freezes:
         how["freeze_step"] = quarter(steps)
         optimizer = FrozenAdamW(optimizer.param_groups, **how)
+    if METHODS[method].beta1 is not None:
+        how["beta1"] = METHODS[method].beta1
+        for group in optimizer.param_groups:
+            group["betas"] = (how["beta1"], group["betas"][1])
     compression = METHODS[method].make(steps)
     how |= vars(compression) if not isinstance(compression, type) else {}
     if METHODS[method].takes_momentum:

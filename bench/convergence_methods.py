@@ -1,7 +1,8 @@
 """The methods that bench/convergence.py compares: a compressor for each, made anew for every run.
 
 A quarter of a run's steps is top-k's warm-up. "late": in so many gradients travel as they are, as torch's
-start_powerSGD_iter has it; "frozen": and AdamW's second moments stay what they are from then on, as in 1-bit Adam.
+start_powerSGD_iter has it; "frozen": and AdamW's second moments stay what they are from then on, as in 1-bit Adam;
+"beta": AdamW's first moment forgets sooner, since what comes late has a memory of its own.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,13 @@ class Method:
     takes_momentum: bool = False
     """The compressor has the momentum, in place of the optimizer."""
     freezes: bool = False
-    """AdamW's second moments stay; it is not for tasks with another optimizer."""
+    """AdamW's second moments stay."""
+    beta1: float | None = None
+    """AdamW's first beta, in place of the task's."""
+
+    @property
+    def needs_adamw(self) -> bool:
+        return self.freezes or self.beta1 is not None
 
 
 def quarter(steps: int) -> int:
@@ -37,6 +44,8 @@ def powersgd(steps: int) -> Any:
 
 
 PLAIN = "none"
+SHORT_BETA = 0.6
+"""PowerSGD's best first beta of 0.9, 0.8, 0.6, 0.5, 0.3 and 0."""
 METHODS = {
     PLAIN: Method(lambda _: Compression.none, "#000000"),
     "fp16": Method(lambda _: Compression.fp16, "#0077b6"),
@@ -58,4 +67,9 @@ METHODS = {
     "powersgd-late": Method(powersgd, "#3a0ca3"),
     "powersgd-frozen": Method(powersgd, "#4895ef", freezes=True),
     "frozen": Method(lambda _: Compression.none, "#606c38", freezes=True),
+    "beta": Method(lambda _: Compression.none, "#8a817c", beta1=SHORT_BETA),
+    "topk-beta": Method(lambda _: Compression.topk(ratio=0.01), "#ff7096", beta1=SHORT_BETA),
+    "topk-late-beta": Method(topk, "#a4133c", beta1=SHORT_BETA),
+    "powersgd-beta": Method(lambda _: Compression.powersgd(rank=4), "#b388eb", beta1=SHORT_BETA),
+    "powersgd-late-beta": Method(powersgd, "#5a189a", beta1=SHORT_BETA),
 }
